@@ -27,14 +27,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 HELD_OUT = Path(__file__).parents[1] / "recipes/quickstart/heldout.jsonl"
 MAX_NEW_TOKENS = 14
 WORKED = re.compile(r".\d{10}")
-WORKED = re.compile(r".\d{10}")
 SAMPLING = {"temperature": 1.0, "top_k": 0}
 
 
 def answers(
     model: torch.nn.Module, tokenizer: object, prompts: list[str], sample: bool
 ) -> list[tuple[str, bool]]:
-    """(text, whether the model ended it) for each prompt; all prompts have the same length."""
+    """Returns (text, whether the model ended it) for each prompt.
+
+    All prompts must have the same length in tokens.
+
+    sample: whether to sample at temperature 1; else answers are greedy.
+    """
     inputs = tokenizer(prompts, return_tensors="pt", return_token_type_ids=False)
     with torch.inference_mode():
         ids = model.generate(
@@ -50,24 +54,30 @@ def answers(
 
 
 def score(directory: Path, seed: int) -> dict[str, float]:
-    """Shares between 0 and 1, and the seconds it took."""
+    """Returns the shares of right and worked answers, between 0 and 1, and the seconds it took.
+
+    directory: of the model and its tokenizer.
+    seed: of the sampled answers.
+    """
     began_s = time.perf_counter()
     rows = [json.loads(line) for line in HELD_OUT.read_text().splitlines()]
-    prompts, sums = [row["prompt"] for row in rows], [row["answer"] for row in rows]
+    prompts = [row["prompt"] for row in rows]
+    sums = [row["answer"] for row in rows]
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     torch.manual_seed(seed)
-    told: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for mode in ("greedy", "sampled"):
-        found = answers(model, tokenizer, prompts, sample=mode == "sampled")
+        completions = answers(model, tokenizer, prompts, sample=mode == "sampled")
         right = [
-            ended and text[-2:] == total for (text, ended), total in zip(found, sums, strict=True)
+            ended and text[-2:] == total
+            for (text, ended), total in zip(completions, sums, strict=True)
         ]
-        told[f"{mode}_accuracy"] = sum(right) / len(right)
-        told[f"{mode}_worked_share"] = sum(
-            WORKED.fullmatch(text) is not None for text, _ in found
-        ) / len(found)
-    return told | {"seconds": time.perf_counter() - began_s}
+        shares[f"{mode}_accuracy"] = sum(right) / len(right)
+        shares[f"{mode}_worked_share"] = sum(
+            WORKED.fullmatch(text) is not None for text, _ in completions
+        ) / len(completions)
+    return shares | {"seconds": time.perf_counter() - began_s}
 
 
 def main() -> int:

@@ -49,6 +49,12 @@ BALANCERS: dict[str, Callable[[], Balancer]] = {
 
 
 def samples(kind: str, count: int, seed: int) -> Work:
+    """Returns work with random lengths, in groups of eight.
+
+    kind: a key of KINDS.
+    count: number of samples.
+    seed: of the draw.
+    """
     lengths = KINDS[kind](np.random.default_rng(seed).standard_normal(count)).astype(np.int64)
     prompt = np.minimum(lengths // 4, 512)
     return Work(
@@ -57,7 +63,10 @@ def samples(kind: str, count: int, seed: int) -> Work:
 
 
 def most_over_mean(costs: np.ndarray, parts: Sequence[Sequence[int]]) -> float:
-    """Of the loads of all parts; the parts must hold every item once."""
+    """Returns the largest load of a part over the mean load.
+
+    Raises AssertionError unless the parts hold every item once.
+    """
     if sorted(i for part in parts for i in part) != list(range(len(costs))):
         raise AssertionError("an assignment does not hold every sample once")
     loads = np.array([costs[list(part)].sum() for part in parts])
@@ -65,10 +74,13 @@ def most_over_mean(costs: np.ndarray, parts: Sequence[Sequence[int]]) -> float:
 
 
 def evenness(draws: int) -> tuple[list[Claim], float, float]:
-    """Claims of every kind, number of ranks and balancer; the worst of the default and of two
-    levels at 512 ranks.
+    """Returns claims for every kind of lengths, number of ranks and balancer.
+
+    Besides, returns the worst number of the default balancer and that of two levels, at 512 ranks.
     """
-    claims, worst, worst_two_level = [], 1.0, 1.0
+    claims = []
+    worst = 1.0
+    worst_two_level = 1.0
     for kind in KINDS:
         for ranks in RANKS:
             for each in SAMPLES_PER_RANK:
@@ -86,10 +98,8 @@ def evenness(draws: int) -> tuple[list[Claim], float, float]:
                         row["two_level"] = most_over_mean(costs, assign.lists(placed, ranks))
                         row["local_only"] = most_over_mean(costs, local_only(costs, ranks))
                         if row["floor"] == 1.0:
-                            worst, worst_two_level = (
-                                max(worst, row["default"]),
-                                max(worst_two_level, row["two_level"]),
-                            )
+                            worst = max(worst, row["default"])
+                            worst_two_level = max(worst_two_level, row["two_level"])
                     rows.append(row)
                 for name in rows[0]:
                     value = float(np.mean([row[name] for row in rows]))
@@ -100,47 +110,54 @@ def evenness(draws: int) -> tuple[list[Claim], float, float]:
 
 
 def local_only(costs: np.ndarray, ranks: int) -> list[list[int]]:
-    """Each controller balances its own consecutive samples: what two levels are compared with."""
-    found: list[list[int]] = []
+    """Balances each controller's own consecutive samples, to compare two levels with."""
+    assignment: list[list[int]] = []
     for mine in np.array_split(np.arange(len(costs)), CONTROLLERS):
         placed = assign.evened_out(costs[mine], ranks // CONTROLLERS)
-        found += [mine[part].tolist() for part in assign.lists(placed, ranks // CONTROLLERS)]
-    return found
+        assignment += [mine[part].tolist() for part in assign.lists(placed, ranks // CONTROLLERS)]
+    return assignment
 
 
 def planner_ms(kind: str, rounds: int = 15) -> float:
-    """Least processor time of planning 16,384 samples for 512 ranks: other processes only add to
-    it.
+    """Returns the least processor time of planning 16,384 samples for 512 ranks, in ms.
+
+    It is the least, since other processes only add to it.
     """
-    work, balancer, found = samples(kind, 16384, 0), Cost(COST), []
+    work = samples(kind, 16384, 0)
+    balancer = Cost(COST)
+    durations_s = []
     for _ in range(rounds):
         began_s = time.process_time()
         balancer.split(work, 512)
-        found.append(time.process_time() - began_s)
-    return 1000 * min(found)
+        durations_s.append(time.process_time() - began_s)
+    return 1000 * min(durations_s)
 
 
 def lockstep(kind: str, ranks: int = 64) -> dict[str, float]:
-    """What ranks take that wait for each other in every micro-batch, over what they take on
-    average.
-    """
+    """Returns the time of ranks that wait for each other in every micro-batch, over their mean."""
     work = samples(kind, ranks * 32, 0)
-    costs, parts = Cost(COST).costs(work), Cost(COST).split(work, ranks)
+    costs = Cost(COST).costs(work)
+    parts = Cost(COST).split(work, ranks)
     even = micro_batches(work.lengths, costs, parts, BUDGET_TOKENS[kind])
-    given = [first_come(work.lengths, part, BUDGET_TOKENS[kind]) for part in parts]
-    return {"even": waited(costs, even), "first_come": waited(costs, given)}
+    first_come_batches = [first_come(work.lengths, part, BUDGET_TOKENS[kind]) for part in parts]
+    return {"even": waited(costs, even), "first_come": waited(costs, first_come_batches)}
 
 
 def first_come(lengths: np.ndarray, items: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    found: list[list[int]] = []
+    """Packs items in order into micro-batches of at most ``budget_tokens``."""
+    batches: list[list[int]] = []
     for item in items:
-        if not found or lengths[[*found[-1], item]].sum() > budget_tokens:
-            found.append([])
-        found[-1].append(item)
-    return found
+        if not batches or lengths[[*batches[-1], item]].sum() > budget_tokens:
+            batches.append([])
+        batches[-1].append(item)
+    return batches
 
 
 def waited(costs: np.ndarray, ranks: Sequence[Sequence[Sequence[int]]]) -> float:
+    """Returns the time over the mean of ranks that wait for each other in every micro-batch.
+
+    ranks: rank -> micro-batches -> indexes of samples.
+    """
     slots = max(map(len, ranks))
     table = np.array(
         [[costs[list(slot)].sum() for slot in part] + [0.0] * (slots - len(part)) for part in ranks]
@@ -152,17 +169,21 @@ def waited(costs: np.ndarray, ranks: Sequence[Sequence[Sequence[int]]]) -> float
 
 
 def learned(noise: float, steps: int = 60, ranks: int = 8) -> tuple[float, float, float]:
-    """R2, told by the balancer, of seconds that are off by ``noise``; then the truth's imbalance
-    before and after.
+    """Returns R2 of the learned costs, and the imbalance before and after they are learned.
 
     The machine spends far more on attention than the prior says: a hidden size of 512.
+
+    noise: relative standard deviation of the measured seconds.
     """
-    draw, balancer = np.random.default_rng(0), Cost(COST)
+    draw = np.random.default_rng(0)
+    balancer = Cost(COST)
     truth = Cost(CostConfig(hidden_size=512))
-    r2, imbalances = 0.0, []
+    r2 = 0.0
+    imbalances = []
     for step in range(steps):
         work = samples("rl16k", int(draw.integers(6, 24)) * ranks, 1000 + step)
-        parts, true = balancer.split(work, ranks), truth.costs(work) * 1e-5
+        parts = balancer.split(work, ranks)
+        true = truth.costs(work) * 1e-5
         imbalances.append(most_over_mean(true, parts))
         seconds = (0.1 + np.array([true[part].sum() for part in parts])) * draw.normal(
             1, noise, ranks
@@ -179,14 +200,14 @@ def main() -> int:
     add_options(parser)
     args = parser.parse_args()
     even, worst, worst_two_level = evenness(args.draws)
-    r2, before, after = learned(0.03)
+    r2, imbalance_before, imbalance_after = learned(0.03)
     claims = [
         Claim("max_over_mean_512_ranks_default", worst, "worst draw", 1.02, "<="),
         Claim("max_over_mean_two_level_64_controllers", worst_two_level, "worst draw", 1.01, "<="),
         Claim("planner_ms_16384", max(map(planner_ms, KINDS)), "ms of processor", 50, "<="),
         Claim("cost_r2_noise_3_percent", r2, "R2", 0.9, ">="),
-        Claim("learned_max_over_mean_before", before, "max / mean"),
-        Claim("learned_max_over_mean_after", after, "max / mean", 1.02, "<="),
+        Claim("learned_max_over_mean_before", imbalance_before, "max / mean"),
+        Claim("learned_max_over_mean_after", imbalance_after, "max / mean", 1.02, "<="),
     ]
     for kind in KINDS:
         claims += [

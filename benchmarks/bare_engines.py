@@ -27,7 +27,8 @@ if (
     stand_in()
 
 
-def vllm(told: dict[str, Any]) -> Sample:
+def vllm(job: dict[str, Any]) -> Sample:
+    """Starts vLLM and returns a function that samples the batch once."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -43,7 +44,7 @@ def vllm(told: dict[str, Any]) -> Sample:
 
     torch.set_num_threads(1)
     llm = LLM(
-        model=told["model"],
+        model=job["model"],
         dtype="float32",
         enforce_eager=True,
         block_size=32,
@@ -53,49 +54,50 @@ def vllm(told: dict[str, Any]) -> Sample:
         disable_log_stats=True,
     )
 
-    def sample(turn: int) -> int:
+    def sample(round_number: int) -> int:
         parameters = [
             SamplingParams(
                 temperature=1.0,
-                max_tokens=told["actions"],
+                max_tokens=job["actions"],
                 logprobs=0,
                 flat_logprobs=True,  # numbers, not an object for each token
-                seed=1000 * turn + i,
+                seed=1000 * round_number + i,
                 detokenize=False,
             )
-            for i in range(len(told["prompts"]))
+            for i in range(len(job["prompts"]))
         ]
-        found = llm.generate(told["prompts"], parameters, use_tqdm=False)
-        assert all(len(o.outputs[0].logprobs) == len(o.outputs[0].token_ids) for o in found)
-        return sum(len(output.outputs[0].token_ids) for output in found)
+        outputs = llm.generate(job["prompts"], parameters, use_tqdm=False)
+        assert all(len(o.outputs[0].logprobs) == len(o.outputs[0].token_ids) for o in outputs)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     return sample
 
 
-def torch(told: dict[str, Any]) -> Sample:
+def torch(job: dict[str, Any]) -> Sample:
+    """Loads the model with transformers and returns a function that samples the batch once."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(told["model"], dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(told["model"], padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(job["model"], padding_side="left")
 
-    def sample(turn: int) -> int:
-        torch.manual_seed(turn)
-        encoded = tokenizer(told["prompts"], return_tensors="pt", padding=True)
+    def sample(round_number: int) -> int:
+        torch.manual_seed(round_number)
+        encoded = tokenizer(job["prompts"], return_tensors="pt", padding=True)
         start = encoded.input_ids.shape[1]
         with torch.no_grad():
-            found = model.generate(
+            outputs = model.generate(
                 **encoded,
                 do_sample=True,
                 top_k=0,
                 temperature=1.0,
-                max_new_tokens=told["actions"],
+                max_new_tokens=job["actions"],
                 return_dict_in_generate=True,
                 output_logits=True,
             )
-        ids = found.sequences[:, start:]
-        logp = torch.stack(found.logits, 1).log_softmax(-1).gather(2, ids[..., None])
+        ids = outputs.sequences[:, start:]
+        logp = torch.stack(outputs.logits, 1).log_softmax(-1).gather(2, ids[..., None])
         assert bool(torch.isfinite(logp).all())
         ended = (ids == tokenizer.eos_token_id).cumsum(1)
         return int(((ended == 0) | ((ended == 1) & (ids == tokenizer.eos_token_id))).sum())
@@ -103,12 +105,15 @@ def torch(told: dict[str, Any]) -> Sample:
     return sample
 
 
-def sglang(told: dict[str, Any]) -> Sample:
-    """SGLang's Engine in this process, with the stand-ins and settings that it needs on a CPU."""
+def sglang(job: dict[str, Any]) -> Sample:
+    """Starts SGLang's Engine and returns a function that samples the batch once.
+
+    It has the stand-ins and settings that SGLang needs on a CPU.
+    """
     import sglang as engine
 
-    made = engine.Engine(
-        model_path=told["model"],
+    llm = engine.Engine(
+        model_path=job["model"],
         device="cpu",
         dtype="float32",
         attention_backend="torch_native",
@@ -118,25 +123,26 @@ def sglang(told: dict[str, Any]) -> Sample:
         log_level="error",
     )
 
-    def sample(turn: int) -> int:
-        parameters = {"temperature": 1.0, "max_new_tokens": told["actions"]}
-        found = made.generate(
-            told["prompts"], [parameters] * len(told["prompts"]), return_logprob=True
+    def sample(round_number: int) -> int:
+        parameters = {"temperature": 1.0, "max_new_tokens": job["actions"]}
+        outputs = llm.generate(
+            job["prompts"], [parameters] * len(job["prompts"]), return_logprob=True
         )
-        return sum(output["meta_info"]["completion_tokens"] for output in found)
+        return sum(output["meta_info"]["completion_tokens"] for output in outputs)
 
     return sample
 
 
 def main(engine: str) -> None:
-    told = json.loads(sys.stdin.readline())
+    """Reads the job, starts the engine and samples once for every further line."""
+    job = json.loads(sys.stdin.readline())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an engine prints is not an answer
-    sample = {"vllm": vllm, "torch": torch, "sglang": sglang}[engine](told)
+    sample = {"vllm": vllm, "torch": torch, "sglang": sglang}[engine](job)
     print(json.dumps({"ready": engine}), file=answers, flush=True)
-    for turn, _ in enumerate(sys.stdin):
+    for round_number, _ in enumerate(sys.stdin):
         began_s = time.perf_counter()
-        tokens = sample(turn)
+        tokens = sample(round_number)
         print(
             json.dumps({"seconds": time.perf_counter() - began_s, "tokens": tokens}),
             file=answers,

@@ -58,6 +58,7 @@ DISTRIBUTIONS = ["gcore-core", "gcore-torch", "safetensors", "torch", "xxhash"]
 
 
 def save_model(directory: Path, millions: int) -> None:
+    """Writes a random Llama of about so many million parameters, and a tokenizer."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=1024,
@@ -96,7 +97,14 @@ def make_records() -> list[TrainRecord]:
 
 
 class Rig:
-    """A trainer and its checkpoints. ``step`` is the number of the next one."""
+    """A trainer and its checkpoints.
+
+    engine, trainer: the trainer's two parts.
+    checkpoints: where it saves.
+    step: the number of the next step.
+    torch_file: where ``torch.save`` writes.
+    digests: step -> hashes of the state that was saved.
+    """
 
     def __init__(self, millions: int, folder: Path) -> None:
         save_model(folder / "model", millions)
@@ -109,64 +117,73 @@ class Rig:
         self.trainer = SavingTrainer(config, context, self.engine)
         self.checkpoints = Checkpoints(folder)
         self.step = 0
-        self.other = folder / "torch.pt"
+        self.torch_file = folder / "torch.pt"
         self.digests: dict[int, dict[str, int]] = {}
         self._records = make_records()
-        self._beside = ThreadPoolExecutor(1)
+        self._executor = ThreadPoolExecutor(1)
 
     def train(self, steps: int = 1) -> None:
+        """Trains for some steps."""
         for _ in range(steps):
             self.trainer.prepare(self._records, frozenset())
             self.trainer.train(self.step, np.linspace(-1, 1, len(self._records)), 1, 1)
             self.step += 1
 
-    def held(self) -> dict[str, int]:
-        """Hashes of what the trainer has now."""
+    def digests_of_state(self) -> dict[str, int]:
+        """Returns name -> hash of what the trainer has now."""
         return {
             key: xxhash.xxh3_64_intdigest(to_bytes(tensor).data)
             for key, tensor in self.engine.rows().items()
         }
 
     def save(self) -> None:
+        """Saves and commits a checkpoint while training waits."""
         self.trainer.save(self.checkpoints.begin(self.step) / PART)
         self.checkpoints.commit(self.step, FACTS)
 
     def torch_save(self) -> None:
-        with self.other.open("wb") as file:
+        """Saves the same tensors with ``torch.save``, on the disk."""
+        with self.torch_file.open("wb") as file:
             torch.save(self.engine.rows(), file)
             file.flush()
             os.fsync(file.fileno())
 
     def save_beside(self, steps: int) -> float:
-        """Seconds of the stall."""
+        """Saves a checkpoint while training goes on; returns the seconds of the stall.
+
+        steps: steps that are trained meanwhile.
+        """
         saved = self.step
         directory = self.checkpoints.begin(saved)
         waited_s = self.engine.staging.waited_s
         stall_s = seconds(lambda: self.trainer.begin_save(directory / PART))
-        self.train(before := math.ceil(0.6 * steps))
+        self.train(steps_before_finish := math.ceil(0.6 * steps))
         stall_s += seconds(self.trainer.finish_save)
-        committed = self._beside.submit(self.checkpoints.commit, saved, FACTS)
-        self.train(steps - before)
+        committed = self._executor.submit(self.checkpoints.commit, saved, FACTS)
+        self.train(steps - steps_before_finish)
         committed.result()
         return stall_s + self.engine.staging.waited_s - waited_s
 
     def check(self, saved: int) -> None:
-        """The checkpoint verifies, and what the trainer loads from it has the bits that it had."""
+        """Ends the benchmark unless what the trainer loads has the bits that were saved."""
         expected = self.digests[saved]
         self.trainer.load(self.checkpoints.open(saved).path / PART)
-        if self.held() != expected or self.trainer.version != saved:
+        if self.digests_of_state() != expected or self.trainer.version != saved:
             raise SystemExit("what was loaded is not what was saved")
 
     def bytes_of_last(self) -> int:
+        """Returns the bytes of the last checkpoint."""
         return self.checkpoints.open().manifest.nbytes
 
     def clear(self) -> None:
+        """Removes everything that was saved."""
         shutil.rmtree(self.checkpoints.directory, ignore_errors=True)
-        self.other.unlink(missing_ok=True)
+        self.torch_file.unlink(missing_ok=True)
         os.sync()
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """Runs ``work`` and returns the seconds it took."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
@@ -175,51 +192,62 @@ def seconds(work: Callable[[], object]) -> float:
 def measure(
     millions: int, rounds: int, folder: Path
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of each part of every round that counts; and steps, bytes."""
+    """Returns the seconds of each part of every round that counts, and (steps, bytes) as facts."""
     rig = Rig(millions, folder)
     rig.train(2)
-    step_s, save_s = seconds(rig.train), seconds(rig.save)
+    step_s = seconds(rig.train)
+    save_s = seconds(rig.save)
     steps = max(4, math.ceil(2.5 * save_s / step_s))
     facts = {"steps": float(steps)}
-    found: dict[str, list[float]] = {}
+    seconds_of_part: dict[str, list[float]] = {}
     for i in range(rounds + WARM):
         last = i == rounds + WARM - 1
         rig.clear()
         times = {"plain": seconds(lambda: rig.train(steps))}
         rig.clear()
-        rig.digests[rig.step] = rig.held() if last else {}
+        rig.digests[rig.step] = rig.digests_of_state() if last else {}
         for name in ("sync", "torch.save") if i % 2 else ("torch.save", "sync"):
             times[name] = seconds(rig.save if name == "sync" else rig.torch_save)
             os.sync()
-        facts |= {"bytes": rig.bytes_of_last(), "torch_bytes": rig.other.stat().st_size}
+        facts |= {"bytes": rig.bytes_of_last(), "torch_bytes": rig.torch_file.stat().st_size}
         if last:
             rig.check(rig.step)
         rig.clear()
         saved = rig.step
-        rig.digests[saved] = rig.held() if last else {}
+        rig.digests[saved] = rig.digests_of_state() if last else {}
         began_s = time.perf_counter()
         times["stall"] = rig.save_beside(steps)
         times["async"] = time.perf_counter() - began_s
         if last:
             rig.check(saved)
-        print(f"{millions} M, round {i}: {told(times)}", file=sys.stderr, flush=True)
+        print(f"{millions} M, round {i}: {timings_text(times)}", file=sys.stderr, flush=True)
         for name, value in times.items():
-            found.setdefault(name, []).extend([value] if i >= WARM else [])
+            seconds_of_part.setdefault(name, []).extend([value] if i >= WARM else [])
     rig.clear()
-    return found, facts
+    return seconds_of_part, facts
 
 
-def told(times: dict[str, float]) -> str:
+def timings_text(times: dict[str, float]) -> str:
+    """Returns the seconds of a round in one line."""
     return ", ".join(f"{name} {value:.3f}" for name, value in times.items())
 
 
-def claims_of(millions: int, found: dict[str, list[float]], facts: dict[str, float]) -> list[Claim]:
-    middle = {name: statistics.median(values) for name, values in found.items()}
-    cost = [one - other for one, other in zip(found["async"], found["plain"], strict=True)]
+def claims_of(
+    millions: int, seconds_of_part: dict[str, list[float]], facts: dict[str, float]
+) -> list[Claim]:
+    middle = {name: statistics.median(values) for name, values in seconds_of_part.items()}
+    cost = [
+        with_save - without
+        for with_save, without in zip(
+            seconds_of_part["async"], seconds_of_part["plain"], strict=True
+        )
+    ]
     size = f"_{millions}M"
-    ratio, large = "ratio", millions >= 200
+    ratio = "ratio"
+    large = millions >= 200
     saving = middle["sync"] / middle["torch.save"]
-    stall, total = middle["stall"] / middle["sync"], statistics.median(cost) / middle["sync"]
+    stall = middle["stall"] / middle["sync"]
+    total = statistics.median(cost) / middle["sync"]
     return [
         Claim(f"async_stall_over_sync_save{size}", stall, ratio, 0.1, "<="),
         Claim(f"async_total_cost_over_sync_save{size}", total, ratio, 0.5 if large else None, "<="),
@@ -233,7 +261,7 @@ def claims_of(millions: int, found: dict[str, list[float]], facts: dict[str, flo
         ),
         Claim(f"stall_ms{size}", middle["stall"] * 1000, "ms"),
         Claim(f"sync_save_s{size}", middle["sync"], "s"),
-        Claim(f"sync_save_s_middle_half{size}", spread(found["sync"]), "s"),
+        Claim(f"sync_save_s_middle_half{size}", spread(seconds_of_part["sync"]), "s"),
         Claim(f"torch_save_s{size}", middle["torch.save"], "s"),
         Claim(f"total_cost_s{size}", statistics.median(cost), "s"),
         Claim(f"total_cost_s_middle_half{size}", spread(cost), "s"),
@@ -244,7 +272,7 @@ def claims_of(millions: int, found: dict[str, list[float]], facts: dict[str, flo
 
 
 def spread(values: list[float]) -> float:
-    """Width of the middle half."""
+    """Returns the width of the middle half of the values."""
     low, _, high = statistics.quantiles(values, n=4)
     return high - low
 

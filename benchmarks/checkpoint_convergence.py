@@ -49,15 +49,29 @@ WAIT_S = 900.0
 
 
 class Study:
+    """Runs of the quickstart with several ways of saving.
+
+    folder: where runs and models lie.
+    steps: steps of each run.
+    kills: how often a run was killed.
+    """
+
     def __init__(self, folder: Path, steps: int) -> None:
-        self._folder, self._steps = folder, steps
-        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "G_CORE_CACHE": str(folder / "cache")}
-        self._environment = {**os.environ, **own}
+        self._folder = folder
+        self._steps = steps
+        settings = {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "G_CORE_CACHE": str(folder / "cache"),
+        }
+        self._environment = {**os.environ, **settings}
         self.kills = 0
 
     def run(self, seed: int, way: str) -> tuple[float, float]:
-        """Held-out accuracy of the final weights, and the seconds from its first step to its
-        last.
+        """Returns the held-out accuracy of the final weights, and the seconds from first to last
+        step.
+
+        way: a key of WAYS.
         """
         every, killed = WAYS[way]
         directory = self._folder / f"{way}-{seed}"
@@ -85,11 +99,14 @@ class Study:
             "time_unix_s"
         ]
 
-    def _start(self, words: list[str], directory: Path, kill_at: int | None) -> None:
-        """Runs to the end, or kills every process once step ``kill_at`` is written down."""
+    def _start(self, arguments: list[str], directory: Path, kill_at: int | None) -> None:
+        """Runs to the end, or kills every process once step ``kill_at`` is written down.
+
+        arguments: those of g-core.
+        """
         log = directory.with_suffix(".log")
         with log.open("ab") as output:
-            command = [sys.executable, "-m", "gcore_core", *words]
+            command = [sys.executable, "-m", "gcore_core", *arguments]
             process = subprocess.Popen(
                 command, env=self._environment, stdout=output, stderr=output, start_new_session=True
             )
@@ -99,17 +116,17 @@ class Study:
             ):
                 if time.monotonic() > until_s:
                     os.killpg(process.pid, signal.SIGKILL)
-                    sys.exit(f"{' '.join(words)} did not end; see {log}")
+                    sys.exit(f"{' '.join(arguments)} did not end; see {log}")
                 time.sleep(0.1)
             if kill_at is None:
                 if process.wait():
                     sys.exit(
-                        f"{' '.join(words)} ended with "
+                        f"{' '.join(arguments)} ended with "
                         f"{process.returncode}:\n{log.read_text()[-2000:]}"
                     )
             elif process.poll() is not None:
                 sys.exit(
-                    f"{' '.join(words)} ended before it was killed:\n{log.read_text()[-2000:]}"
+                    f"{' '.join(arguments)} ended before it was killed:\n{log.read_text()[-2000:]}"
                 )
             else:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -118,6 +135,7 @@ class Study:
 
 
 def _steps_done(directory: Path) -> int:
+    """Returns the number of steps that the run has written down."""
     metrics = directory / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") - 1 if metrics.exists() else 0
 
@@ -127,7 +145,7 @@ def claims_of(
 ) -> list[Claim]:
     spread = max(max(accuracy["none"]) - min(accuracy["none"]), LEAST_SPREAD)
     mean = {way: statistics.mean(values) for way, values in accuracy.items()}
-    apart = {way: abs(mean[way] - mean["none"]) / spread for way in WAYS if way != "none"}
+    distances = {way: abs(mean[way] - mean["none"]) / spread for way in WAYS if way != "none"}
     return [
         *(Claim(f"accuracy_mean_{way}", value, "share, greedy") for way, value in mean.items()),
         *(
@@ -137,7 +155,7 @@ def claims_of(
         Claim("accuracy_between_seeds", spread, "share, largest less smallest without a save"),
         *(
             Claim(f"accuracy_{way}_apart_over_between_seeds", v, "ratio", 1.0, "<=")
-            for way, v in apart.items()
+            for way, v in distances.items()
         ),
         *(
             Claim(f"seconds_{way}", statistics.median(values), "s, all steps but one")
@@ -156,16 +174,17 @@ def main() -> int:
     add_options(parser)
     args = parser.parse_args()
     first, end = map(int, args.seeds.split(":"))
-    accuracy, seconds = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    accuracy = defaultdict[str, list[float]](list)
+    seconds = defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(folder), args.steps)
         for seed in range(first, end):
             ways = list(WAYS)
             for way in ways[seed % 4 :] + ways[: seed % 4]:
-                found, took_s = study.run(seed, way)
-                accuracy[way].append(found)
+                held_out, took_s = study.run(seed, way)
+                accuracy[way].append(held_out)
                 seconds[way].append(took_s)
-                print(f"seed {seed}, {way}: {found:.4f}, {took_s:.1f} s", file=sys.stderr)
+                print(f"seed {seed}, {way}: {held_out:.4f}, {took_s:.1f} s", file=sys.stderr)
         claims = claims_of(accuracy, seconds, study.kills)
     return publish("checkpoint_convergence", claims, args, DISTRIBUTIONS)
 

@@ -71,13 +71,16 @@ SIZES = {"0.1GB": 100_000_000, "0.5GB": 500_000_000, "1GB": 1_000_000_000, "2GB"
 READ = "1GB"  # the size for which it is measured with reward and trainer that read it, too
 RECORDS = 256  # of a step, whatever its size is
 STEPS = 4
-GROUP, PROMPTS = 16, 512
-SKEWED, FACTOR = 8, 4
+GROUP = 16
+PROMPTS = 512
+SKEWED = 8
+FACTOR = 4
 DISTRIBUTIONS = ["gcore-core", "gcore-sim", "msgspec", "numpy", "xxhash"]
 Metrics = list[dict[str, float]]  # of each step, from the state before the first one on
 
 
 def note(text: str) -> None:
+    """Prints a line with the time and the machine's load to standard error."""
     print(
         f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}  {text}",
         file=sys.stderr,
@@ -91,7 +94,13 @@ def note(text: str) -> None:
 def job(
     shards: int, prompts: int, group: int, *, ranks: int = 4, replicas: int = 4, hosts: int = 4
 ) -> dict[str, Any]:
-    """A job of emulated backends that spend no time; prompts and answers of 16 tokens."""
+    """Returns a job of emulated backends that spend no time; prompts and answers have 16 tokens.
+
+    shards: controllers.
+    prompts, group: groups of a step, and records of each.
+    ranks, replicas: devices of the trainer and of the generators.
+    hosts: processes that the emulated workers share.
+    """
     return {
         "run": {"name": "controllers", "steps": STEPS},
         "launcher": {"use": "sim/crowd", "config": {"processes": hosts}},
@@ -112,11 +121,15 @@ def job(
 
 @contextlib.contextmanager
 def ran(plan: dict[str, Any], *command: str) -> Iterator[Path]:
-    """The directory of a run of ``plan`` by ``g-core run``, or by another command of g-core."""
+    """Yields the directory of a run of ``plan``; ends the benchmark when the run fails.
+
+    command: the command of g-core; by default ``run``.
+    """
     with tempfile.TemporaryDirectory(prefix="controllers-") as folder:
-        file, directory = Path(folder) / "job.yaml", Path(folder) / "run"
+        file = Path(folder) / "job.yaml"
+        directory = Path(folder) / "run"
         file.write_text(json.dumps(plan))
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 sys.executable,
                 "-m",
@@ -129,23 +142,26 @@ def ran(plan: dict[str, Any], *command: str) -> Iterator[Path]:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        if done.returncode:
+        if process.returncode:
             raise SystemExit(
-                f"a run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
+                f"a run ended with {process.returncode}:\n"
+                f"{(process.stdout + process.stderr)[-2000:]}"
             )
         yield directory
 
 
 def metrics_of(directory: Path) -> Metrics:
+    """Returns the metrics of every step in a run's directory."""
     return [row["metrics"] for row in read_metrics(directory)]
 
 
 def medians(metrics: Metrics, name: str) -> float:
-    """Over all steps but the first."""
+    """Returns the median of a metric over all steps but the first."""
     return statistics.median(step[name] for step in metrics[2:])
 
 
 def memory_mib(metrics: Metrics) -> float:
+    """Returns the peak resident MiB of the largest controller."""
     return max(
         value for name, value in metrics[-1].items() if name.startswith("memory_mib/controller.")
     )
@@ -154,6 +170,11 @@ def memory_mib(metrics: Metrics) -> float:
 def with_payload(
     shards: int, prompts: int, group: int, nbytes: int, reads: bool = False
 ) -> Metrics:
+    """Runs a job whose records carry a payload; returns its metrics.
+
+    nbytes: bytes of one record's payload.
+    reads: whether reward and trainer go over every byte.
+    """
     plan = job(shards, prompts, group)
     plan["roles"]["rollout"]["config"]["payload"] = {"nbytes": nbytes}
     for reader in (plan["roles"]["policy"], plan["rewards"]["judged"]):
@@ -166,14 +187,15 @@ def with_payload(
 
 
 def payloads(rounds: int) -> list[Claim]:
-    """24 records a step, by two controllers, whatever their payload is."""
-    nbytes, memory = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    """Runs 24 records a step through two controllers, with each size of payload in PAYLOADS."""
+    nbytes = defaultdict[str, list[float]](list)
+    memory = defaultdict[str, list[float]](list)
     for _, (name, size) in itertools.product(range(rounds), PAYLOADS.items()):
         note(f"payload of {name}")
         metrics = with_payload(2, 6, 4, size)
         nbytes[name].append(medians(metrics, "controller/bytes_per_record"))
         memory[name].append(memory_mib(metrics))
-    mib = {name: statistics.median(found) for name, found in memory.items()}
+    mib = {name: statistics.median(peaks_mib) for name, peaks_mib in memory.items()}
     return [
         *(
             Claim(f"bytes_per_record_{p}", statistics.median(nbytes[p]), "bytes", 1000, "<=")
@@ -193,13 +215,18 @@ TAKE = Endpoint("take", bytes, int)
 
 
 def inline_worker(addresses: dict[str, str], secret: bytes, name: str, reads: bool) -> None:
-    """A producer of payload, and whoever is given it."""
-    made = np.random.default_rng(0).bytes(PART_BYTES)
-    digests = {size: xxhash.xxh3_64_intdigest(made[:size]) for size in (PART_BYTES, *last_parts())}
+    """Runs a process that produces payload, and that takes payload from the controller.
+
+    reads: whether it hashes what it takes and compares.
+    """
+    payload = np.random.default_rng(0).bytes(PART_BYTES)
+    digests = {
+        size: xxhash.xxh3_64_intdigest(payload[:size]) for size in (PART_BYTES, *last_parts())
+    }
 
     async def make(nbytes: int, call: Call) -> AsyncGenerator[bytes, None]:
         for start in range(0, nbytes, PART_BYTES):
-            yield made[: nbytes - start]
+            yield payload[: nbytes - start]
 
     async def take(part: bytes, call: Call) -> int:
         if reads and xxhash.xxh3_64_intdigest(part) != digests[len(part)]:
@@ -217,11 +244,18 @@ def inline_worker(addresses: dict[str, str], secret: bytes, name: str, reads: bo
     asyncio.run(main())
 
 
-def inline_controller(addresses: dict[str, str], secret: bytes, nbytes: int, told: Any) -> None:
-    """Tells (median seconds of a step, peak resident MiB)."""
+def inline_controller(
+    addresses: dict[str, str], secret: bytes, nbytes: int, connection: Any
+) -> None:
+    """Sends (median seconds of a step, peak resident MiB) over the connection.
+
+    nbytes: bytes of a step, which come from the producer and go to reward and trainer.
+    """
 
     async def step(network: RpcNetwork) -> float:
-        began_s, sending, taken = time.perf_counter(), asyncio.Semaphore(SENDING), 0
+        began_s = time.perf_counter()
+        sending = asyncio.Semaphore(SENDING)
+        nbytes_taken = 0
 
         async def give(name: str, part: bytes) -> int:
             async with sending:
@@ -234,10 +268,10 @@ def inline_controller(addresses: dict[str, str], secret: bytes, nbytes: int, tol
                 async for part in parts:
                     batch.append(part)
                     scored.append(group.create_task(give("reward", part)))
-        taken += sum(task.result() for task in scored)
-        taken += sum(await asyncio.gather(*(give("trainer", part) for part in batch)))
-        if taken != 2 * nbytes:
-            raise SystemExit(f"{taken} bytes were taken, not {2 * nbytes}")
+        nbytes_taken += sum(task.result() for task in scored)
+        nbytes_taken += sum(await asyncio.gather(*(give("trainer", part) for part in batch)))
+        if nbytes_taken != 2 * nbytes:
+            raise SystemExit(f"{nbytes_taken} bytes were taken, not {2 * nbytes}")
         return time.perf_counter() - began_s
 
     async def main() -> float:
@@ -247,45 +281,49 @@ def inline_controller(addresses: dict[str, str], secret: bytes, nbytes: int, tol
         return statistics.median(seconds)
 
     step_s = asyncio.run(main())
-    told.send((step_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    connection.send((step_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 
 def last_parts() -> set[int]:
+    """Returns the sizes of the last, smaller part of each size in SIZES."""
     return {size % PART_BYTES for size in SIZES.values()}
 
 
 @contextlib.contextmanager
 def tuned() -> Iterator[None]:
-    """Processes that start here are tuned as those of a run are: measured, it makes them faster."""
-    before = dict(os.environ)
+    """Tunes processes that start within the block as those of a run are, which makes them
+    faster.
+    """
+    environment = dict(os.environ)
     os.environ["GLIBC_TUNABLES"] = f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
 
 
 def inline_single(nbytes: int, reads: bool = False) -> tuple[float, float]:
-    """(seconds of a step, peak resident MiB of the controller)."""
+    """Returns (seconds of a step, peak resident MiB of the controller)."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="inline-") as folder:
-        names, secret = ("producer", "reward", "trainer"), os.urandom(32)
+        names = ("producer", "reward", "trainer")
+        secret = os.urandom(32)
         addresses = {name: f"unix:{folder}/{name}" for name in names}
         processes = [
             context.Process(target=inline_worker, args=(addresses, secret, name, reads))
             for name in names
         ]
-        here, there = context.Pipe()
+        receiver, sender = context.Pipe()
         processes.append(
-            context.Process(target=inline_controller, args=(addresses, secret, nbytes, there))
+            context.Process(target=inline_controller, args=(addresses, secret, nbytes, sender))
         )
         try:
             with tuned():
                 for process in processes:
                     process.start()
-            there.close()
-            step_s, peak_mib = here.recv()
+            sender.close()
+            step_s, peak_mib = receiver.recv()
         finally:
             for process in processes:
                 process.kill()
@@ -297,13 +335,13 @@ def inline_single(nbytes: int, reads: bool = False) -> tuple[float, float]:
 
 
 def verl(python: Path, nbytes: int, serialisation: str) -> dict[str, float] | None:
-    """What verl_controller.py tells; None where a step would need more memory than there is."""
+    """Returns what verl_controller.py prints; None where a step needs more memory than there is."""
     # measured: 6 x in the driver, the rest in workers and store
     if 10 * nbytes + 4e9 > psutil.virtual_memory().available:
         return None
-    own = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
+    settings = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
     with tempfile.TemporaryFile() as errors:
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 str(python),
                 str(Path(__file__).with_name("verl_controller.py")),
@@ -313,14 +351,14 @@ def verl(python: Path, nbytes: int, serialisation: str) -> dict[str, float] | No
             ],
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, **own},
+            env={**os.environ, **settings},
             timeout=600,
         )
-        lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
-        if done.returncode or not lines:
+        lines = [line for line in process.stdout.splitlines() if line.startswith(b"{")]
+        if process.returncode or not lines:
             errors.seek(0)
             raise SystemExit(
-                f"verl ended with {done.returncode}:\n{errors.read()[-2000:].decode()}"
+                f"verl ended with {process.returncode}:\n{errors.read()[-2000:].decode()}"
             )
     return dict(json.loads(lines[-1]))
 
@@ -329,53 +367,55 @@ VERL = {"verl": "", "verl_numpy": "numpy"}
 
 
 def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
-    """The same step by ours, by one controller with payload inline, and by verl; one after the
-    other for each size.
+    """Measures the same step by ours, by one controller with payload inline, and by verl.
+
+    They run one after the other for each size.
     """
-    seconds, memory = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    seconds = defaultdict[str, list[float]](list)
+    memory = defaultdict[str, list[float]](list)
     calls: list[float] = []
-    for turn, (name, size) in itertools.product(range(rounds), SIZES.items()):
+    for round_number, (name, size) in itertools.product(range(rounds), SIZES.items()):
         note(f"a step of {name}")
         metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS)
-        found = {
+        measured = {
             "ours": (medians(metrics, "seconds/step"), memory_mib(metrics)),
             "inline": inline_single(size),
         }
         if name == READ:
             metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS, reads=True)
-            found["ours_read"] = medians(metrics, "seconds/step"), memory_mib(metrics)
-            found["inline_read"] = inline_single(size, reads=True)
-        for rival, serialisation in VERL.items() if verl_python and turn == 0 else ():
-            if (told := verl(verl_python, size, serialisation)) is not None:
-                found[rival] = told["step_s"], told["memory_mib"]
-                calls.append(told["ray_call_s"])
-        for who, (step_s, peak_mib) in found.items():
-            seconds[f"{who}/{name}"].append(step_s)
-            memory[f"{who}/{name}"].append(peak_mib)
+            measured["ours_read"] = medians(metrics, "seconds/step"), memory_mib(metrics)
+            measured["inline_read"] = inline_single(size, reads=True)
+        for rival, serialisation in VERL.items() if verl_python and round_number == 0 else ():
+            if (result := verl(verl_python, size, serialisation)) is not None:
+                measured[rival] = result["step_s"], result["memory_mib"]
+                calls.append(result["ray_call_s"])
+        for design, (step_s, peak_mib) in measured.items():
+            seconds[f"{design}/{name}"].append(step_s)
+            memory[f"{design}/{name}"].append(peak_mib)
         note(
             ", ".join(
-                f"{who} {step_s:.2f} s {peak_mib:.0f} MiB"
-                for who, (step_s, peak_mib) in found.items()
+                f"{design} {step_s:.2f} s {peak_mib:.0f} MiB"
+                for design, (step_s, peak_mib) in measured.items()
             )
         )
     step_s = {name: statistics.median(values) for name, values in seconds.items()}
     peak_mib = {name: statistics.median(values) for name, values in memory.items()}
-    told_claims = []
+    claims = []
     for name in SIZES:
         labels = {"inline": f"time_{name}_inline_single_over_ours"} | {
             w: f"{w}_time_{name}_over_ours" for w in VERL
         }
-        for who, label in labels.items():
-            if f"{who}/{name}" in step_s:
+        for design, label in labels.items():
+            if f"{design}/{name}" in step_s:
                 bar = 10.0 if name == "1GB" else None
-                told_claims.append(
-                    Claim(label, step_s[f"{who}/{name}"] / step_s[f"ours/{name}"], "ratio", bar)
+                claims.append(
+                    Claim(label, step_s[f"{design}/{name}"] / step_s[f"ours/{name}"], "ratio", bar)
                 )
     growth = peak_mib["ours/2GB"] / peak_mib["ours/0.1GB"]
-    read = step_s[f"inline_read/{READ}"] / step_s[f"ours_read/{READ}"]
+    read_ratio = step_s[f"inline_read/{READ}"] / step_s[f"ours_read/{READ}"]
     return [
-        *told_claims,
-        Claim(f"time_{READ}_read_inline_single_over_ours", read, "ratio"),
+        *claims,
+        Claim(f"time_{READ}_read_inline_single_over_ours", read_ratio, "ratio"),
         Claim("memory_2GB_over_0.1GB", growth, "ratio", 1.05, "<="),
         *(Claim(f"step_s_{name.replace('/', '_')}", value, "s") for name, value in step_s.items()),
         *(
@@ -394,18 +434,24 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
 
 
 def cpu_s(metrics: dict[str, float]) -> float:
+    """Returns the processor seconds of all controllers so far."""
     return sum(
         value for name, value in metrics.items() if name.startswith("cpu_seconds/controller.")
     )
 
 
 def numbers(controllers: list[int], rounds: int) -> list[Claim]:
-    """The largest number runs in the first round only."""
-    spent, late = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
-    messages, seconds = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    """Measures what controllers cost for each number of them.
+
+    Numbers above 16 run in the first round only.
+    """
+    cpu_us = defaultdict[int, list[float]](list)
+    header_s = defaultdict[int, list[float]](list)
+    messages = defaultdict[int, list[float]](list)
+    seconds = defaultdict[int, list[float]](list)
     records = GROUP * PROMPTS
-    for turn, shards in itertools.product(range(rounds), controllers):
-        if turn and shards > 16:
+    for round_number, shards in itertools.product(range(rounds), controllers):
+        if round_number and shards > 16:
             continue
         note(f"{shards} controllers")
         with ran(job(shards, PROMPTS, GROUP, ranks=64, replicas=192)) as directory:
@@ -413,17 +459,17 @@ def numbers(controllers: list[int], rounds: int) -> list[Claim]:
             trace = [
                 line for line in read_trace(directory) if isinstance(line, Record) and line.step
             ]
-        spent[shards] += [
+        cpu_us[shards] += [
             (cpu_s(b) - cpu_s(a)) / records * 1e6 for a, b in itertools.pairwise(metrics[1:])
         ]
-        late[shards].append(float(np.percentile([r.finished_s - r.sent_s for r in trace], 99)))
+        header_s[shards].append(float(np.percentile([r.finished_s - r.sent_s for r in trace], 99)))
         messages[shards].append(medians(metrics, "controller/messages"))
         seconds[shards].append(medians(metrics, "seconds/step"))
         note(
-            f"{shards} controllers: {', '.join(f'{value:.0f}' for value in spent[shards])} us a "
+            f"{shards} controllers: {', '.join(f'{value:.0f}' for value in cpu_us[shards])} us a "
             "record"
         )
-    cost = {shards: statistics.median(values) for shards, values in spent.items()}
+    cost = {shards: statistics.median(values) for shards, values in cpu_us.items()}
     least = min(controllers)
     return [
         *(
@@ -441,15 +487,21 @@ def numbers(controllers: list[int], rounds: int) -> list[Claim]:
             for n in controllers[1:]
         ),
         *_each("controller_messages", messages, "messages a step"),
-        *_each("header_ms_p99", late, "ms", 1000),
+        *_each("header_ms_p99", header_s, "ms", 1000),
         *_each("step_s", seconds, "s"),
     ]
 
 
-def _each(name: str, found: dict[int, list[float]], unit: str, scale: float = 1) -> list[Claim]:
+def _each(
+    name: str, values_by_count: dict[int, list[float]], unit: str, scale: float = 1
+) -> list[Claim]:
+    """Returns a claim with the median for each number of controllers.
+
+    scale: factor from the values' unit to the claim's.
+    """
     return [
         Claim(f"{name}_c{n}", scale * statistics.median(values), unit)
-        for n, values in found.items()
+        for n, values in values_by_count.items()
     ]
 
 
@@ -457,8 +509,11 @@ def _each(name: str, found: dict[int, list[float]], unit: str, scale: float = 1)
 
 
 def emulated_s(change: Callable[[dict[str, Any]], None]) -> float:
-    """Seconds of a step of the emulated cluster: 8 shards, 32 ranks, 64 replicas, answers of about
-    2,500 tokens.
+    """Returns the seconds of a step of the emulated cluster, on virtual time.
+
+    It has 8 shards, 32 ranks, 64 replicas, and answers of about 2,500 tokens.
+
+    change: changes the settings of the data.
     """
     plan = job(SKEWED, 128, GROUP, ranks=32, replicas=64)
     plan["balance"] = {"use": "balance/cost"}
@@ -472,6 +527,7 @@ def emulated_s(change: Callable[[dict[str, Any]], None]) -> float:
 
 
 def skew() -> list[Claim]:
+    """Compares one shard with longer prompts to longer prompts everywhere."""
     note("a shard with longer prompts")
     as_long = (
         SKEWED - 1 + FACTOR
@@ -494,11 +550,14 @@ def skew() -> list[Claim]:
 
 
 def small_things() -> list[Claim]:
+    """Measures the hand-over of 64 MB and one small call."""
     note("hand-over")
-    found = asyncio.run(handover.measure(15))
+    median_s = asyncio.run(handover.measure(15))
     return [
-        Claim("handover_over_memcpy_64MB", found["memcpy"] / found["hand_over"], "ratio", 0.6),
-        Claim("rpc_small_call_ms_median", found["call"] * 1000, "ms", 0.7, "<="),
+        Claim(
+            "handover_over_memcpy_64MB", median_s["memcpy"] / median_s["hand_over"], "ratio", 0.6
+        ),
+        Claim("rpc_small_call_ms_median", median_s["call"] * 1000, "ms", 0.7, "<="),
     ]
 
 

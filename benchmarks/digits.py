@@ -51,12 +51,18 @@ from gcore_core.run.make_model import make_model
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/digits.yaml"
 DISTRIBUTIONS = ["gcore-core", "gcore-diffusion", "gcore-algorithms", "torch", "numpy"]
-DIGITS, OF_EACH = 10, 50
+DIGITS = 10
+OF_EACH = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Of 500 images: mean reward, share that the judge agrees with, coverage of held-out images."""
+    """What 500 images are worth.
+
+    reward: their mean reward.
+    judged: share whose digit the held-out judge sees in them.
+    coverage: share of held-out real images that are covered.
+    """
 
     reward: float
     judged: float
@@ -65,6 +71,13 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
+    """What one run has given.
+
+    wall_s, cpu_s: its seconds and processor seconds.
+    path_kl: that of its last step, in nats.
+    after: what the final weights draw.
+    """
+
     wall_s: float
     cpu_s: float
     path_kl: float
@@ -72,6 +85,7 @@ class Seed:
 
 
 def sampled(generator: DiffusionGenerator, count: int, *, greedy: bool) -> list[Finished]:
+    """Returns ``count`` finished samples, digit after digit, in the order of their ordinals."""
     requests = [
         SampleRequest(
             ordinal=i,
@@ -83,13 +97,18 @@ def sampled(generator: DiffusionGenerator, count: int, *, greedy: bool) -> list[
         for i in range(count)
     ]
     generator.submit(requests)
-    found: list[Finished] = []
-    while len(found) < count:
-        found += generator.step()
-    return sorted(found, key=lambda record: record.request.ordinal)
+    samples: list[Finished] = []
+    while len(samples) < count:
+        samples += generator.step()
+    return sorted(samples, key=lambda record: record.request.ordinal)
 
 
 def draw(weights: Path, taught: Path) -> Drawn:
+    """Returns the worth of the images that some weights draw by the deterministic sampler.
+
+    weights: directory of the model that draws.
+    taught: directory of the model before reinforcement learning, which has judge and real images.
+    """
     context = WorkerContext(role="rollout", model={"path": str(weights)})
     records = sampled(
         DiffusionGenerator(DiffusionGeneratorConfig(), context), DIGITS * OF_EACH, greedy=True
@@ -127,7 +146,9 @@ def draw(weights: Path, taught: Path) -> Drawn:
 
 
 def replay_gaps(weights: Path) -> tuple[float, float]:
-    """(in the same batches, in micro-batches of 7 transitions)."""
+    """Returns the largest gaps of log-probs: (in the same batches, in micro-batches of 7
+    transitions).
+    """
     context = WorkerContext(role="policy", model={"path": str(weights)})
     settings = DiffusionGeneratorConfig()
     records = [
@@ -141,8 +162,8 @@ def replay_gaps(weights: Path) -> tuple[float, float]:
         engine = DiffusionEngine(DiffusionTrainerConfig(**changes), context)
         engine.kernel = Kernel(noise=settings.noise, scale=settings.scale, prediction="flow")
         largest = 0.0
-        for chosen in rows_of:
-            rows = transitions(list(enumerate(chosen)), torch.device("cpu"), 1.0)
+        for batch in rows_of:
+            rows = transitions(list(enumerate(batch)), torch.device("cpu"), 1.0)
             (logp,) = engine.logprobs([rows], "policy")
             if logp is not None:
                 largest = max(largest, float((logp - rows.columns["rollout_logp"]).abs().max()))
@@ -155,28 +176,32 @@ def replay_gaps(weights: Path) -> tuple[float, float]:
 
 
 def only(record: TrainRecord, k: int) -> TrainRecord:
-    """The record as if its k-th stochastic step were its only one."""
-    own = record.columns
-    cut = {name: own[name][k : k + 1] for name in ("steps", "logp", "action_mask")}
-    return replace(record, columns={**own, **cut, "latents": own["latents"][k : k + 2]})
+    """Returns the record as if its k-th stochastic step were its only one."""
+    columns = record.columns
+    shortened = {name: columns[name][k : k + 1] for name in ("steps", "logp", "action_mask")}
+    return replace(
+        record, columns={**columns, **shortened, "latents": columns["latents"][k : k + 2]}
+    )
 
 
 def run(seed: int, folder: Path) -> Seed:
+    """Runs the recipe with a seed and measures what its final weights draw."""
     directory = folder / f"run-{seed}"
-    words = [f"run.seed={seed}", f"run.dir={directory}"]
+    overrides = [f"run.seed={seed}", f"run.dir={directory}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(folder / "cache")}
     began_s = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *words],
+    process = subprocess.run(
+        [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *overrides],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     wall_s = time.perf_counter() - began_s
-    if done.returncode:
+    if process.returncode:
         sys.exit(
-            f"seed {seed} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
+            f"seed {seed} ended with {process.returncode}:\n"
+            f"{process.stdout[-1000:]}{process.stderr[-2000:]}"
         )
     last = read_metrics(directory)[-1]["metrics"]
     taught = taught_in(folder)
@@ -189,6 +214,9 @@ def run(seed: int, folder: Path) -> Seed:
 
 
 def taught_in(folder: Path) -> Path:
+    """Returns the directory of the model before reinforcement learning; makes it if it is not
+    there.
+    """
     make = load_plan(RECIPE, []).config["roles"]["policy"]["model"]["make"]
     return make_model(make, folder / "cache/models", lambda *_: None)
 

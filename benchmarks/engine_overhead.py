@@ -58,11 +58,12 @@ CLAIMS = {
 
 
 def prompts(count: int) -> list[str]:
+    """Returns ``count`` prompts of one length."""
     return [f"{i % 10}+{i * 7 % 10}+{i * 3 % 10}=" * 4 for i in range(count)]
 
 
 class Bare:
-    """The engine in a process of its own, asked line by line."""
+    """The bare engine in a process of its own, asked line by line."""
 
     def __init__(self, engine: str, model: Path) -> None:
         count, actions, _ = SIZES[engine]
@@ -80,6 +81,7 @@ class Bare:
         self._ask(json.dumps({"model": str(model), "prompts": prompts(count), "actions": actions}))
 
     def _ask(self, line: str) -> dict[str, Any]:
+        """Sends a line and returns the answer. Raises RuntimeError when the process has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -89,18 +91,19 @@ class Bare:
         return dict(json.loads(answer))
 
     def round(self) -> float:
-        """Tokens per second."""
-        told = self._ask("go")
-        return float(told["tokens"] / told["seconds"])
+        """Samples the batch once and returns the tokens per second."""
+        answer = self._ask("go")
+        return float(answer["tokens"] / answer["seconds"])
 
     def close(self) -> None:
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
 
 
 @asynccontextmanager
 async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
-    """A generator worker with the prompts as its data, alone at a site of its own."""
+    """Yields a generator worker with the prompts as its data, alone at a site of its own."""
     count, actions, _ = SIZES[engine]
     (folder / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": p}) + "\n" for p in prompts(count))
@@ -130,15 +133,16 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
         )
     )
     job, _ = prepare(job_file, [], lambda steps: _Silent())
-    up, failures = asyncio.Event(), []
+    has_started = asyncio.Event()
+    failures = []
 
     async def hello(request: Hello, call: Call) -> Nothing:
-        up.set()
+        has_started.set()
         return Nothing()
 
     async def failed(request: RemoteFailure, call: Call) -> Nothing:
         failures.append(request)
-        up.set()
+        has_started.set()
         return Nothing()
 
     service = Service("supervisor")
@@ -147,26 +151,31 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
     async with LocalLauncher().site(job.names(), service, job.directory / "logs") as site:
         spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
         await site.agent.call(SPAWN, SpawnRequest([spec]))
-        await up.wait()
+        await has_started.wait()
         if failures:
             raise RuntimeError(f"{engine}: {failures[0]}")
         yield site.network.peer("rollout.0")
 
 
 class _Silent:
+    """A display that shows nothing."""
+
     def phase(self, *_: Any) -> None: ...
 
 
 def zero(record: Any) -> float:
+    """Rewards every record with 0."""
     return 0.0
 
 
 async def round_of(peer: Peer, engine: str, step: int) -> float:
-    """Tokens per second of one batch, from the request to the last header."""
+    """Returns the tokens per second of one batch, from the request to the last header."""
     count, actions, _ = SIZES[engine]
     leases = [Lease(step * count + i, i, 0, (0,)) for i in range(count)]
     request = GenerateRequest(step, 0, 0, TRAIN, leases, least=0)
-    tokens, records, began_s = 0, 0, time.perf_counter()
+    tokens = 0
+    records = 0
+    began_s = time.perf_counter()
     async for headers in peer.stream(GENERATE, request, deadline_s=600.0):
         records += len(headers)
         tokens += sum(header.n_actions for header in headers)
@@ -177,17 +186,18 @@ async def round_of(peer: Peer, engine: str, step: int) -> float:
 
 
 async def measure(engine: str, rounds: int, model: Path, folder: Path) -> tuple[float, float]:
-    """Median tokens per second (ours, bare); the first round only warms up."""
+    """Returns the median tokens per second (ours, bare); the first round only warms up."""
     bare = Bare(engine, model)
     try:
         async with worker(engine, model, folder) as peer:
-            found = [
-                (await round_of(peer, engine, turn), bare.round()) for turn in range(rounds + 1)
+            rates = [
+                (await round_of(peer, engine, round_number), bare.round())
+                for round_number in range(rounds + 1)
             ][1:]
     finally:
         bare.close()
-    ours, theirs = zip(*found, strict=True)
-    return statistics.median(ours), statistics.median(theirs)
+    our_rates, bare_rates = zip(*rates, strict=True)
+    return statistics.median(our_rates), statistics.median(bare_rates)
 
 
 def main() -> int:
@@ -204,9 +214,9 @@ def main() -> int:
         model = Path(folder) / "model"
         save_untrained(model)
         for engine in args.engines:
-            own = Path(folder) / engine
-            own.mkdir()
-            ours, bare = asyncio.run(measure(engine, args.rounds, model, own))
+            engine_folder = Path(folder) / engine
+            engine_folder.mkdir()
+            ours, bare = asyncio.run(measure(engine, args.rounds, model, engine_folder))
             claims += [
                 Claim(CLAIMS[engine], ours / bare, "ratio", SIZES[engine][2]),
                 Claim(f"{engine}_tokens_per_second", ours, "tokens/s, one thread"),

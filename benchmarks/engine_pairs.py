@@ -57,22 +57,24 @@ ALL = [
     "vllm:megatron-tp2",
     "sglang:megatron-pp2",
 ]
-#: Largest gap of one action, and share of actions more than 1e-4 apart.
-BAND, SHARE = 5e-4, 0.01
+#: Largest gap of one action's log-probs, in nats.
+BAND = 5e-4
+#: Largest share of actions whose log-probs are more than 1e-4 nats apart.
+SHARE = 0.01
 
 
 def interpreter(name: str) -> str:
-    """The interpreter of the venv ``name``; ends the benchmark when there is none."""
-    told = subprocess.run(
+    """Returns the interpreter of the venv ``name``; ends the benchmark when there is none."""
+    listing = subprocess.run(
         [sys.executable, "-m", "gcore_core", "venv", "list", "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
-    found = {row["name"]: row for row in json.loads(told.stdout)}
-    if name not in found or found[name]["state"] != "ready":
+    venvs = {row["name"]: row for row in json.loads(listing.stdout)}
+    if name not in venvs or venvs[name]["state"] != "ready":
         sys.exit(f"the venv {name} is not ready: g-core venv create {name} --cpu")
-    return str(found[name]["python"])
+    return str(venvs[name]["python"])
 
 
 _REAL = """
@@ -87,19 +89,21 @@ print(f"{name} {m.version(name)} {origin}")
 
 
 def library(name: str) -> str:
-    """Distribution, version and module file of an engine; the file is one that the distribution
-    installed.
+    """Returns distribution, version and module file of an engine.
+
+    Fails unless the file is one that the distribution installed.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [interpreter(name), "-c", _REAL, json.dumps(LIBRARIES[name])],
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def overrides(generator: str, trainer: str) -> list[str]:
+    """Returns the overrides of the recipe for a pair of generator and trainer."""
     engine = trainer.partition("-")[0]
     small = ["controller.config.prompts=8", "advantage.config.group_size=4", "evaluation.prompts=4"]
     if generator == "sglang":  # some 60 tokens a second on a CPU
@@ -129,15 +133,18 @@ def overrides(generator: str, trainer: str) -> list[str]:
 
 
 def run_pair(pair: str, folder: Path) -> tuple[RunResult, float]:
-    """What the pair's run says, and its seconds. Raises RuntimeError with the end of its output
-    when it fails.
+    """Returns the result of a pair's run and its seconds.
+
+    Raises RuntimeError with the end of its output when it fails.
+
+    pair: generator and trainer, as in "vllm:torch".
     """
     generator, _, trainer = pair.partition(":")
     began_s = time.perf_counter()
-    found = run_recipe(
+    result = run_recipe(
         RECIPE, folder / pair.replace(":", "-"), overrides(generator, trainer), LIMIT_S
     )
-    return found, time.perf_counter() - began_s
+    return result, time.perf_counter() - began_s
 
 
 def main() -> int:
@@ -147,9 +154,9 @@ def main() -> int:
     )
     add_options(parser)
     args = parser.parse_args()
-    known = [f"{generator}:{trainer}" for generator in GENERATORS for trainer in TRAINERS]
-    if unknown := sorted(set(args.pairs) - set(known)):
-        parser.error(f"no pair {unknown[0]}; there are {', '.join(known)}")
+    known_pairs = [f"{generator}:{trainer}" for generator in GENERATORS for trainer in TRAINERS]
+    if unknown := sorted(set(args.pairs) - set(known_pairs)):
+        parser.error(f"no pair {unknown[0]}; there are {', '.join(known_pairs)}")
     claims = []
     with tempfile.TemporaryDirectory() as folder:
         for pair in args.pairs:
@@ -157,14 +164,18 @@ def main() -> int:
             libraries = [
                 library(name) for name in (generator, trainer.partition("-")[0]) if name != "torch"
             ]
-            found, seconds = run_pair(pair, Path(folder))
-            print(f"{pair}: {seconds:.0f} s, gaps {found.gaps}", *libraries, file=sys.stderr)
-            if found.versions != list(range(STEPS + 1)) or len(found.gaps) != STEPS:
-                raise RuntimeError(f"{pair}: versions {found.versions}")
+            result, seconds = run_pair(pair, Path(folder))
+            print(f"{pair}: {seconds:.0f} s, gaps {result.gaps}", *libraries, file=sys.stderr)
+            if result.versions != list(range(STEPS + 1)) or len(result.gaps) != STEPS:
+                raise RuntimeError(f"{pair}: versions {result.versions}")
             claims += [
-                Claim(f"{pair} logprob_gap_max", max(found.gaps), "nats", BAND, "<="),
+                Claim(f"{pair} logprob_gap_max", max(result.gaps), "nats", BAND, "<="),
                 Claim(
-                    f"{pair} logprob_gap_share", max(found.shares), "of actions > 1e-4", SHARE, "<="
+                    f"{pair} logprob_gap_share",
+                    max(result.shares),
+                    "of actions > 1e-4",
+                    SHARE,
+                    "<=",
                 ),
                 Claim(f"{pair} seconds", seconds, "s, start included"),
             ]

@@ -1,22 +1,24 @@
-"""Measures handing 64 MB over: by one copy into a recycled slab, in place, and a small call.
+"""Measures handing 64 MB over by one copy into a recycled slab, in place, and a small call.
 
     python benchmarks/handover.py [--json] [--check] [--rounds 31]
 
-The node agent is a process of its own, reached over a unix socket; this process is a producer and
+The node agent is a process of its own, reached over a unix socket. This process is a producer and
 then a reader.
 
-handover_over_memcpy_64MB: ``numpy.copyto`` between two warm buffers over ``StoreWriter.put`` of one
-    array of the same size: asking the agent for a slab (one that was freed before, so its pages are
-    warm), the table of columns, the copy, its hash, the signature. Every round does both, one after
-    the other, with other bytes each time; medians.
+handover_over_memcpy_64MB: ``numpy.copyto`` between two warm buffers, over ``StoreWriter.put`` of
+    one array of the same size. The latter asks the agent for a slab (one that was freed before, so
+    its pages are warm), writes the table of columns, copies, hashes and signs. Every round does
+    both, one after the other, with other bytes each time. The claim is a ratio of medians.
 
-What the reader does is apart, since it runs in another process and at another time: opening the
-reference, which checks the MAC and the stamp in front of the content (reader_verify_ms); nothing is
-copied. Each round compares all bytes.
+reader_verify_ms: opening the reference, which checks the MAC and the stamp in front of the content.
+    It is not part of the hand-over, since it runs in another process and at another time. Nothing
+    is copied. Each round compares all bytes.
 
 in_place_notify_ms: asking for room and committing it, for a producer that writes into shared memory
-itself and hashes what it makes while it has it at hand; no byte of the payload is touched.
-in_place_notify_hashed_ms: the same for one that does not, so that commit reads all of it once more.
+    itself and hashes what it makes while it has it at hand. No byte of the payload is touched.
+
+in_place_notify_hashed_ms: the same for a producer without a hash, so that commit reads all of the
+    payload once more.
 
 rpc_small_call_ms_median: one call after the other to the agent's process, a few bytes each way.
 """
@@ -57,11 +59,12 @@ class Producer:
         self._site = site
         self._writer = StoreWriter(site.store, AGENT, site.secret, site.agent, OWNER)
         self._reader = StoreReader(site.store, AGENT, site.secret)
-        self._payload, self._other = (np.full(NBYTES, value, np.uint8) for value in (1, 2))
+        self._payload, self._copy = (np.full(NBYTES, value, np.uint8) for value in (1, 2))
         self._digest = 0
         self._step = 0
 
     async def begin(self) -> None:
+        """Begins a step: changes the payload and frees the slab of the step before."""
         self._step += 1
         self._payload += np.uint8(1)
         self._digest = xxhash.xxh3_64_intdigest(self._payload.data)
@@ -69,40 +72,48 @@ class Producer:
         await self.call(self._step)
 
     async def call(self, step: int = 0) -> None:
+        """Makes one small call to the agent."""
         await self._site.agent.call(RELEASE, ReleaseRequest(OWNER, {0: (0, step)}))
 
     async def memcpy(self) -> None:
-        np.copyto(self._other, self._payload)
+        """Copies the payload between two warm buffers."""
+        np.copyto(self._copy, self._payload)
 
     async def hand_over(self) -> None:
+        """Puts the payload into the store."""
         self._ref = await self._writer.put(self._step, SHARDS, [{"x": self._payload}])
 
     async def verify(self) -> None:
-        self._found = self._reader.open(self._ref)[0]["x"]
+        """Opens what was put, which checks its MAC and stamp."""
+        self._opened = self._reader.open(self._ref)[0]["x"]
 
     def check(self) -> None:
-        if self._found.tobytes() != self._payload.tobytes():
+        """Ends the benchmark when the reader has other bytes than the producer."""
+        if self._opened.tobytes() != self._payload.tobytes():
             raise SystemExit("the reader has other bytes than the producer")
-        del self._found
+        del self._opened
 
     async def in_place(self) -> None:
+        """Reserves room and commits it with a known hash."""
         (await self._writer.reserve(self._step, SHARDS, NBYTES, ("|u1", (NBYTES,)))).commit(
             self._digest
         )
 
     async def in_place_hashed(self) -> None:
+        """Reserves room and commits it without a hash, so that commit reads it all."""
         (await self._writer.reserve(self._step, SHARDS, NBYTES, ("|u1", (NBYTES,)))).commit()
 
 
 async def seconds(work: Callable[[], Awaitable[None]]) -> float:
+    """Awaits ``work`` and returns the seconds it took."""
     began_s = time.perf_counter()
     await work()
     return time.perf_counter() - began_s
 
 
 async def measure(rounds: int) -> dict[str, float]:
-    """Median seconds of each part; two rounds warm the pages."""
-    found: dict[str, list[float]] = {}
+    """Returns the median seconds of each part; two rounds before only warm the pages."""
+    seconds_of_part: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = LocalConfig(store_gib=0.5)
         async with LocalLauncher(config).site([], Service("supervisor"), Path(folder)) as site:
@@ -112,11 +123,11 @@ async def measure(rounds: int) -> dict[str, float]:
                     await producer.begin()
                     for name in parts:
                         taken_s = await seconds(getattr(producer, name))
-                        found.setdefault(name, []).extend([taken_s] if i > 1 else [])
+                        seconds_of_part.setdefault(name, []).extend([taken_s] if i > 1 else [])
                     if "verify" in parts:
                         producer.check()
-            found["call"] = [await seconds(producer.call) for _ in range(CALLS)]
-    return {name: statistics.median(values) for name, values in found.items()}
+            seconds_of_part["call"] = [await seconds(producer.call) for _ in range(CALLS)]
+    return {name: statistics.median(values) for name, values in seconds_of_part.items()}
 
 
 def main() -> int:
@@ -126,16 +137,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=31)
     add_options(parser)
     args = parser.parse_args()
-    found = asyncio.run(measure(args.rounds))
+    median_s = asyncio.run(measure(args.rounds))
     claims = [
-        Claim("handover_over_memcpy_64MB", found["memcpy"] / found["hand_over"], "ratio", 0.6),
-        Claim("handover_ms", found["hand_over"] * 1000, "ms"),
-        Claim("handover_gb_per_second", NBYTES / found["hand_over"] / 1e9, "GB/s"),
-        Claim("memcpy_gb_per_second", NBYTES / found["memcpy"] / 1e9, "GB/s"),
-        Claim("reader_verify_ms", found["verify"] * 1000, "ms"),
-        Claim("in_place_notify_ms", found["in_place"] * 1000, "ms", 1.0, "<="),
-        Claim("in_place_notify_hashed_ms", found["in_place_hashed"] * 1000, "ms"),
-        Claim("rpc_small_call_ms_median", found["call"] * 1000, "ms", 0.7, "<="),
+        Claim(
+            "handover_over_memcpy_64MB", median_s["memcpy"] / median_s["hand_over"], "ratio", 0.6
+        ),
+        Claim("handover_ms", median_s["hand_over"] * 1000, "ms"),
+        Claim("handover_gb_per_second", NBYTES / median_s["hand_over"] / 1e9, "GB/s"),
+        Claim("memcpy_gb_per_second", NBYTES / median_s["memcpy"] / 1e9, "GB/s"),
+        Claim("reader_verify_ms", median_s["verify"] * 1000, "ms"),
+        Claim("in_place_notify_ms", median_s["in_place"] * 1000, "ms", 1.0, "<="),
+        Claim("in_place_notify_hashed_ms", median_s["in_place_hashed"] * 1000, "ms"),
+        Claim("rpc_small_call_ms_median", median_s["call"] * 1000, "ms", 0.7, "<="),
     ]
     return publish("handover", claims, args, DISTRIBUTIONS)
 

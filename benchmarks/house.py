@@ -38,7 +38,14 @@ PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits", "gcore_core.tes
 
 @dataclass(frozen=True)
 class Text:
-    """Counts of some files. code: lines that are neither empty, comment nor docstring."""
+    """Counts over some files.
+
+    code: lines that are neither empty, comment nor docstring.
+    nodes: statements and expressions.
+    assignments: assignments, those to several names among them.
+    tuple_assignments: assignments of several values to several names.
+    own_line_comments: comments that have a line of their own.
+    """
 
     code: int
     nodes: int
@@ -49,7 +56,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Import:
-    """``module`` imports ``target``. on_load: when it is itself imported, and not for types."""
+    """One import of ``target`` by ``module``.
+
+    on_load: whether it happens when ``module`` is imported, and not for types alone.
+    """
 
     module: str
     target: str
@@ -57,17 +67,18 @@ class Import:
 
 
 def packages() -> list[Path]:
-    """The package of the core and of every plugin."""
+    """Returns the package of the core and of every plugin."""
     inits = sorted(ROOT.glob("plugins/*/gcore_*/__init__.py"))
     return [ROOT / "gcore_core", *(file.parent for file in inits)]
 
 
 def files_of(folders: Iterable[Path]) -> list[Path]:
+    """Returns all Python files in these folders, sorted."""
     return sorted(file for folder in folders for file in folder.rglob("*.py"))
 
 
 def module_name(file: Path, package: Path) -> str:
-    """``gcore_core.cli`` of gcore_core/cli/__init__.py."""
+    """Returns a file's module, such as ``gcore_core.cli`` for gcore_core/cli/__init__.py."""
     parts = file.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -76,7 +87,7 @@ def module_name(file: Path, package: Path) -> str:
 
 
 def read_text(files: Iterable[Path]) -> Text:
-    """Counts over all of ``files``."""
+    """Returns the counts over all files."""
     code = nodes = assignments = tuple_assignments = comments = 0
     for file in files:
         source = file.read_text(encoding="utf-8")
@@ -103,7 +114,7 @@ def read_text(files: Iterable[Path]) -> Text:
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
-    """Lines of texts that stand alone: docstrings, and the help under a field."""
+    """Returns the lines of texts that stand alone: docstrings, and the help under a field."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -113,11 +124,12 @@ def docstring_lines(tree: ast.AST) -> set[int]:
 
 
 def is_own_line_comment(token: tokenize.TokenInfo) -> bool:
+    """Returns whether a token is a comment that has a line of its own."""
     return token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")
 
 
 def is_tuple_assignment(node: ast.Assign) -> bool:
-    """``a, b = x, y``: several values under several names in one statement."""
+    """Returns whether a statement gives several names several values, as ``a, b = x, y`` does."""
     return isinstance(node.value, ast.Tuple) and any(
         isinstance(target, ast.Tuple) for target in node.targets
     )
@@ -127,7 +139,7 @@ def is_tuple_assignment(node: ast.Assign) -> bool:
 
 
 def imports_of(file: Path, package: Path, modules: frozenset[str]) -> Iterator[Import]:
-    """Every import of a file. ``from package import module`` names the module."""
+    """Yields every import of a file; ``from package import module`` names the module."""
     module = module_name(file, package)
     tree = ast.parse(file.read_text(encoding="utf-8"))
     later = {
@@ -149,11 +161,12 @@ def imports_of(file: Path, package: Path, modules: frozenset[str]) -> Iterator[I
 
 
 def is_for_types(node: ast.AST) -> bool:
+    """Returns whether a statement is ``if TYPE_CHECKING``."""
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 def circles(imports: Iterable[Import], modules: frozenset[str]) -> list[str]:
-    """Modules that are in a circle of imports, or that lead to one."""
+    """Returns the modules that are in a circle of imports, or that lead to one."""
     edges: dict[str, set[str]] = {}
     for item in imports:
         if item.on_load and item.target in modules and item.target != item.module:
@@ -168,11 +181,12 @@ def circles(imports: Iterable[Import], modules: frozenset[str]) -> list[str]:
 
 
 def is_within(module: str, folder: str) -> bool:
+    """Returns whether a module is ``folder`` or lies in it."""
     return module == folder or module.startswith(folder + ".")
 
 
 def is_public(module: str) -> bool:
-    """Whether a plugin may import this module of the core."""
+    """Returns whether a plugin may import this module of the core."""
     return module == "gcore_core" or any(is_within(module, folder) for folder in PUBLIC)
 
 
@@ -180,7 +194,7 @@ def is_public(module: str) -> bool:
 
 
 def endpoints_by_string(files: Sequence[Path]) -> list[str]:
-    """Where a call of a peer, or a service, names a declared endpoint by a string."""
+    """Returns where a call of a peer, or a service, names a declared endpoint by a string."""
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
     names = {
         text
@@ -200,20 +214,21 @@ def endpoints_by_string(files: Sequence[Path]) -> list[str]:
 
 
 def endpoint_words(node: ast.Call) -> list[str]:
-    """Strings that stand where a peer's call, or a service, takes an endpoint."""
+    """Returns the strings that stand where a peer's call, or a service, takes an endpoint."""
     if called_name(node) in ("add", "call", "insist", "relay", "stream"):
         return strings(node.args)
     return []
 
 
 def called_name(node: ast.Call) -> str:
-    """``call`` of ``peer.call(...)``, ``Service`` of ``Service(...)``."""
+    """Returns ``call`` for ``peer.call(...)`` and ``Service`` for ``Service(...)``."""
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
 def strings(nodes: Iterable[ast.expr | None]) -> list[str]:
+    """Returns those of some expressions that are strings."""
     return [
         node.value
         for node in nodes
@@ -222,7 +237,10 @@ def strings(nodes: Iterable[ast.expr | None]) -> list[str]:
 
 
 def mypy_errors() -> int:
-    """Raises RuntimeError when mypy says neither that there are none nor how many."""
+    """Returns the number of errors that mypy finds.
+
+    Raises RuntimeError when mypy says neither that there are none nor how many.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -236,7 +254,10 @@ def mypy_errors() -> int:
 
 
 def contract_words_never_called() -> int | None:
-    """By the checker of the architecture tests; None where there is none."""
+    """Returns the number of words of the contract that nothing calls; None without the checker.
+
+    The checker is that of the architecture tests.
+    """
     file = ROOT / "tests/architecture/contract_words.py"
     spec = importlib.util.spec_from_file_location("contract_words", file)
     if not file.exists() or spec is None or spec.loader is None:

@@ -58,9 +58,15 @@ from gcore_core.contract import run_files
 from gcore_core.contract.measurements import Profile
 from gcore_core.contract.order import row_of, sample_seed
 
-DEVICES, GROUPS, SAMPLES, SHARDS, SEED = 16, 32, 8, 2, 7
+DEVICES = 16
+GROUPS = 32
+SAMPLES = 8
+SHARDS = 2
+SEED = 7
 SWAP_S = 1.8
-RECORDS, TOKENS = 4, 10  # that one stands for
+#: Records that one emulated record stands for, and tokens that one emulated token does.
+RECORDS = 4
+TOKENS = 10
 PROFILE = Profile(
     base_s=Profile.base_s,
     running_s=Profile.running_s * RECORDS,
@@ -75,7 +81,7 @@ REAL_SCALE = 0.05
 
 
 def prompts(steps: int) -> dict[str, Any]:
-    """Settings of ``sim/prompts``. The drift is over when about 200 of 200 steps are."""
+    """Returns settings of ``sim/prompts`` whose drift ends about when the steps do."""
     return {
         "rows": ROWS,
         "prompt_tokens": [50],
@@ -94,7 +100,10 @@ def prompts(steps: int) -> dict[str, Any]:
 
 
 def job(placement: Mapping[str, Any], steps: int, scale: float) -> dict[str, Any]:
-    """The same for every policy but ``placement``."""
+    """Returns the job, which is the same for every policy but for ``placement``.
+
+    scale: factor of all emulated times.
+    """
     profile = {name: getattr(PROFILE, name) for name in PROFILE.__dataclass_fields__}
     generator = {
         "profile": profile,
@@ -132,6 +141,10 @@ def job(placement: Mapping[str, Any], steps: int, scale: float) -> dict[str, Any
 
 
 def placements(splits: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Returns the policies' settings by name.
+
+    splits: numbers of judging cells of the fixed splits.
+    """
     return {
         "replay": {"use": "placement/replay"},
         "colocated": {"use": "placement/colocated"},
@@ -145,8 +158,11 @@ def placements(splits: Sequence[int]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Ordinals:
-    """The lengths of the run itself, by ordinal: a step begins where the one before ended, whoever
-    placed it.
+    """The lengths of the run itself, by ordinal.
+
+    A step begins where the one before ended, whichever policy placed it.
+
+    steps: steps of the whole run.
     """
 
     steps: int
@@ -165,9 +181,11 @@ class Ordinals:
         )
 
     def _begin(self, step: int) -> int:
-        ordinal, kept = 0, 0
-        while kept < step * GROUPS:
-            kept += _lengths(self.steps, ordinal)[2]
+        """Returns the first ordinal of a step."""
+        ordinal = 0
+        groups_kept = 0
+        while groups_kept < step * GROUPS:
+            groups_kept += _lengths(self.steps, ordinal)[2]
             ordinal += 1
         return ordinal
 
@@ -180,26 +198,33 @@ def _dataset(steps: int) -> SimPrompts:
 
 @lru_cache(maxsize=1 << 20)
 def _lengths(steps: int, ordinal: int) -> tuple[list[int], list[int], bool]:
-    """(tokens of each answer, of each verdict, whether the group teaches), as the engines draw
-    them.
+    """Returns (tokens of each answer, tokens of each verdict, whether the group teaches).
+
+    They are drawn as the engines draw them.
     """
-    turn, row = row_of(ordinal, ROWS, SEED)
-    told = _dataset(steps)[row].fields
-    answers = AnswerLengths(told["answer_median"], told["answer_sigma"], told["answer_limit"])
-    verdicts = AnswerLengths(told["verdict_median"], told["verdict_sigma"], told["verdict_limit"])
-    drawn = [answers.draw(sample_seed(SEED, ordinal, turn, s)) for s in range(SAMPLES)]
-    asked = [
+    epoch, row = row_of(ordinal, ROWS, SEED)
+    row_fields = _dataset(steps)[row].fields
+    answers = AnswerLengths(
+        row_fields["answer_median"], row_fields["answer_sigma"], row_fields["answer_limit"]
+    )
+    verdicts = AnswerLengths(
+        row_fields["verdict_median"], row_fields["verdict_sigma"], row_fields["verdict_limit"]
+    )
+    answer_tokens = [answers.draw(sample_seed(SEED, ordinal, epoch, s)) for s in range(SAMPLES)]
+    verdict_tokens = [
         verdicts.draw(sample_seed(sample_seed(0, ordinal, 0, s), 0, 0, 0)) for s in range(SAMPLES)
     ]
     return (
-        [min(n, answers.limit) for n in drawn],
-        [min(n, verdicts.limit) for n in asked],
-        told["teaches"],
+        [min(n, answers.limit) for n in answer_tokens],
+        [min(n, verdicts.limit) for n in verdict_tokens],
+        row_fields["teaches"],
     )
 
 
 def predicted(steps: int) -> dict[str, tuple[float, float]]:
-    """Policy -> (mean seconds of a rollout, idle share), and of the oracle, simulated."""
+    """Simulates every policy and the oracle; returns policy -> (mean seconds of a rollout, idle
+    share).
+    """
     policies = {
         "replay": Replay(ReplayConfig()),
         "colocated": Colocated(),
@@ -215,42 +240,60 @@ def predicted(steps: int) -> dict[str, tuple[float, float]]:
         profiles=(PROFILE, PROFILE),
     )
     rows = list(simulate(cluster, Ordinals(steps), policies, steps, SEED))
-    found = {}
+    results = {}
     for name in (*policies, ORACLE):
-        own = [row for row in rows if row.policy == name]
-        found[name] = (
-            float(np.mean([row.seconds for row in own])),
+        policy_rows = [row for row in rows if row.policy == name]
+        results[name] = (
+            float(np.mean([row.seconds for row in policy_rows])),
             float(
                 np.average(
-                    [sum(row.idle.values()) for row in own], weights=[row.seconds for row in own]
+                    [sum(row.idle.values()) for row in policy_rows],
+                    weights=[row.seconds for row in policy_rows],
                 )
             ),
         )
-    return found
+    return results
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A run's sums, in emulated seconds."""
+class RunSums:
+    """A run's sums, in emulated seconds.
+
+    steps: steps of the run.
+    trained: records that were trained on.
+    step_s: mean seconds of a step.
+    rollout_s: mean seconds of a rollout.
+    idle: idle share of the rollouts.
+    moved: cells that changed roles.
+    monitoring_s: mean processor seconds a step of measuring and deciding.
+    consumed: number of ordinals that the run has used up.
+    causes: cause -> share of the devices' time.
+    off: mean |predicted / measured - 1| of the policy's own predictions.
+    """
 
     steps: int
     trained: float
-    step_s: float  # mean
-    rollout_s: float  # mean
+    step_s: float
+    rollout_s: float
     idle: float
     moved: int
-    monitoring_s: float  # mean, processor
+    monitoring_s: float
     consumed: int
     causes: Mapping[str, float]
-    off: float  # mean |predicted / measured - 1| of the policy's own predictions
+    off: float
 
 
 def run(
     directory: Path, placement: Mapping[str, Any], steps: int, verb: Sequence[str], scale: float
-) -> Ran:
+) -> RunSums:
+    """Runs a job and returns its sums. Raises RuntimeError with its output when it fails.
+
+    verb: the command of g-core, as words.
+    scale: factor of all emulated times.
+    """
     directory.mkdir(parents=True)
     (directory / "job.yaml").write_text(json.dumps(job(placement, steps, scale)))
-    words = [
+    command = [
         sys.executable,
         "-m",
         "gcore_core",
@@ -258,46 +301,50 @@ def run(
         str(directory / "job.yaml"),
         f"run.dir={directory / 'run'}",
     ]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=directory)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    process = subprocess.run(command, capture_output=True, text=True, cwd=directory)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{process.stdout[-2000:]}{process.stderr[-4000:]}")
     return read(directory / "run", steps, scale)
 
 
-def read(directory: Path, steps: int, scale: float) -> Ran:
+def read(directory: Path, steps: int, scale: float) -> RunSums:
+    """Reads a run's sums. Raises RuntimeError when steps are missing."""
     reports = [
         json.loads(line)["metrics"]
         for line in (directory / "metrics.jsonl").read_text().splitlines()
     ]
-    own = [metrics for metrics in reports if "seconds/step" in metrics]
+    steps_metrics = [metrics for metrics in reports if "seconds/step" in metrics]
     _, outcomes = run_files.read_placement(directory)
-    if len(own) != steps or len(outcomes) != steps:
+    if len(steps_metrics) != steps or len(outcomes) != steps:
         raise RuntimeError(
-            f"{directory}: {len(own)} steps and {len(outcomes)} outcomes instead of {steps}"
+            f"{directory}: {len(steps_metrics)} steps and {len(outcomes)} outcomes "
+            f"instead of {steps}"
         )
-    told = list(outcomes.values())
+    measured = list(outcomes.values())
     causes: dict[str, float] = {}
-    for outcome in told:
+    for outcome in measured:
         for spent in costs.spent(outcome).values():
             for cause, seconds in spent.items():
                 causes[cause] = causes.get(cause, 0.0) + seconds
     total = sum(causes.values())
-    rollout_s = np.array([outcome.measured_s for outcome in told])
+    rollout_s = np.array([outcome.measured_s for outcome in measured])
     off = [
         m["placement/predicted_over_measured"]
-        for m in own
+        for m in steps_metrics
         if "placement/predicted_over_measured" in m
     ]
-    return Ran(
+    return RunSums(
         steps=steps,
-        trained=sum(metrics["groups/trained"] for metrics in own) * SAMPLES,
-        step_s=float(np.mean([metrics["seconds/step"] for metrics in own])) / scale,
+        trained=sum(metrics["groups/trained"] for metrics in steps_metrics) * SAMPLES,
+        step_s=float(np.mean([metrics["seconds/step"] for metrics in steps_metrics])) / scale,
         rollout_s=float(rollout_s.mean()) / scale,
         idle=float(
-            np.average([sum(costs.idle(outcome).values()) for outcome in told], weights=rollout_s)
+            np.average(
+                [sum(costs.idle(outcome).values()) for outcome in measured], weights=rollout_s
+            )
         ),
-        moved=sum(outcome.moved for outcome in told),
-        monitoring_s=float(np.mean([outcome.monitoring_s for outcome in told])),
+        moved=sum(outcome.moved for outcome in measured),
+        monitoring_s=float(np.mean([outcome.monitoring_s for outcome in measured])),
         consumed=json.loads((directory / "position.json").read_text())["next_ordinal"],
         causes={cause: seconds / total for cause, seconds in causes.items()},
         off=float(np.mean(np.abs(np.array(off) - 1))) if off else 0.0,
@@ -314,28 +361,34 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     parser.add_argument("--keep", type=Path, help="leave the runs here")
     args = parser.parse_args()
-    told = predicted(args.steps)
+    predictions = predicted(args.steps)
     fixed = sorted(
-        (name for name in told if name.startswith("split_")), key=lambda name: told[name][0]
+        (name for name in predictions if name.startswith("split_")),
+        key=lambda name: predictions[name][0],
     )[:3]
-    chosen = placements([int(name.removeprefix("split_")) for name in fixed])
+    placement_of = placements([int(name.removeprefix("split_")) for name in fixed])
     with tempfile.TemporaryDirectory() as temporary:
         at = (args.keep or Path(temporary)).absolute()
         with ThreadPoolExecutor(args.processes) as pool:
             runs = {
                 name: pool.submit(run, at / name, placement, args.steps, ["sim", "run"], 1.0)
-                for name, placement in chosen.items()
+                for name, placement in placement_of.items()
             }
-            ran = {name: future.result() for name, future in runs.items()}
-        real, virtual = {}, {}
+            sums = {name: future.result() for name, future in runs.items()}
+        real = {}
+        virtual = {}
         for name in ("replay", "colocated") if args.real else ():
-            real[name] = run(at / f"real_{name}", chosen[name], args.real, ["run"], REAL_SCALE)
-            virtual[name] = run(at / f"short_{name}", chosen[name], args.real, ["sim", "run"], 1.0)
-    claims = claims_of(ran, told, fixed)
-    for name, own in real.items():
-        claims.append(Claim(f"real_{name}_step_s", own.step_s, "emulated s"))
+            real[name] = run(
+                at / f"real_{name}", placement_of[name], args.real, ["run"], REAL_SCALE
+            )
+            virtual[name] = run(
+                at / f"short_{name}", placement_of[name], args.real, ["sim", "run"], 1.0
+            )
+    claims = claims_of(sums, predictions, fixed)
+    for name, run_sums in real.items():
+        claims.append(Claim(f"real_{name}_step_s", run_sums.step_s, "emulated s"))
         claims.append(
-            Claim(f"real_over_virtual_{name}", own.step_s / virtual[name].step_s, "times")
+            Claim(f"real_over_virtual_{name}", run_sums.step_s / virtual[name].step_s, "times")
         )
     if real:
         ratio = real["colocated"].step_s / real["replay"].step_s
@@ -349,18 +402,25 @@ def main() -> int:
 
 
 def claims_of(
-    ran: Mapping[str, Ran], told: Mapping[str, tuple[float, float]], fixed: Sequence[str]
+    sums: Mapping[str, RunSums],
+    predictions: Mapping[str, tuple[float, float]],
+    fixed: Sequence[str],
 ) -> list[Claim]:
-    if len({(own.consumed, own.trained) for own in ran.values()}) != 1:
+    if len({(run_sums.consumed, run_sums.trained) for run_sums in sums.values()}) != 1:
         raise RuntimeError(
-            f"policies consumed different groups: { {n: o.consumed for n, o in ran.items()} }"
+            f"policies consumed different groups: { {n: o.consumed for n, o in sums.items()} }"
         )
-    if not ran["replay"].moved or any(ran[name].moved for name in fixed):
+    if not sums["replay"].moved or any(sums[name].moved for name in fixed):
         raise RuntimeError("replay must move devices, and a fixed split none")
-    speed = {name: own.trained / (own.step_s * own.steps) for name, own in ran.items()}
-    best = min(ran[name].step_s for name in fixed)
-    errors = {name: told[name][0] / own.rollout_s - 1 for name, own in ran.items()}
-    replay = ran["replay"]
+    speed = {
+        name: run_sums.trained / (run_sums.step_s * run_sums.steps)
+        for name, run_sums in sums.items()
+    }
+    best = min(sums[name].step_s for name in fixed)
+    errors = {
+        name: predictions[name][0] / run_sums.rollout_s - 1 for name, run_sums in sums.items()
+    }
+    replay = sums["replay"]
     claims = [
         Claim(
             "replay_throughput_over_colocated", speed["replay"] / speed["colocated"], "times", 1.15
@@ -370,27 +430,27 @@ def claims_of(
         Claim("monitoring_share", replay.monitoring_s / replay.step_s, "of a step", 0.005, "<="),
         Claim("swap_share_of_step", SWAP_S / replay.step_s, "of a step"),
         Claim(
-            "replay_rollout_over_colocated", ran["colocated"].rollout_s / replay.rollout_s, "times"
+            "replay_rollout_over_colocated", sums["colocated"].rollout_s / replay.rollout_s, "times"
         ),
         Claim("replay_own_prediction_error", replay.off, "of the rollout"),
         Claim("records_trained", replay.trained, "of every policy"),
         Claim("groups_consumed", replay.consumed, "by every policy"),
     ]
-    for name, own in ran.items():
+    for name, run_sums in sums.items():
         claims += [
-            Claim(f"{name}_step_s", own.step_s, "emulated s"),
-            Claim(f"{name}_rollout_s", own.rollout_s, "emulated s"),
-            Claim(f"{name}_rollout_predicted_s", told[name][0], "emulated s"),
-            Claim(f"{name}_idle", own.idle, "of the rollout"),
-            Claim(f"{name}_idle_predicted", told[name][1], "of the rollout"),
-            Claim(f"{name}_moved_cells", own.moved / own.steps, "a step"),
-            Claim(f"{name}_monitoring_s", own.monitoring_s, "processor s a step"),
+            Claim(f"{name}_step_s", run_sums.step_s, "emulated s"),
+            Claim(f"{name}_rollout_s", run_sums.rollout_s, "emulated s"),
+            Claim(f"{name}_rollout_predicted_s", predictions[name][0], "emulated s"),
+            Claim(f"{name}_idle", run_sums.idle, "of the rollout"),
+            Claim(f"{name}_idle_predicted", predictions[name][1], "of the rollout"),
+            Claim(f"{name}_moved_cells", run_sums.moved / run_sums.steps, "a step"),
+            Claim(f"{name}_monitoring_s", run_sums.monitoring_s, "processor s a step"),
         ]
         claims += [
             Claim(f"{name}: {cause}", share, "of device time")
-            for cause, share in sorted(own.causes.items())
+            for cause, share in sorted(run_sums.causes.items())
         ]
-    claims.append(Claim("oracle_rollout_predicted_s", told[ORACLE][0], "emulated s"))
+    claims.append(Claim("oracle_rollout_predicted_s", predictions[ORACLE][0], "emulated s"))
     return claims
 
 

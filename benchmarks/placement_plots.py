@@ -2,7 +2,7 @@
 
 A long drift, growing clusters, the price of changing roles.
 
-python benchmarks/placement_plots.py [DIRECTORY, docs/figures]
+    python benchmarks/placement_plots.py [DIRECTORY, docs/figures]
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gcore_core.contract.placement import PlacementPolicy
 
 
 def policies() -> dict[str, PlacementPolicy]:
+    """Returns new policies by the names that the pictures show."""
     return {
         "replay": Replay(ReplayConfig()),
         "split 0.25": FixedSplit(SplitConfig(share=0.25)),
@@ -35,12 +36,15 @@ def policies() -> dict[str, PlacementPolicy]:
 
 
 def mean_excess(
-    cluster: Cluster, made: dict[str, PlacementPolicy], steps: int = 18
+    cluster: Cluster, policies_by_name: dict[str, PlacementPolicy], steps: int = 18
 ) -> dict[str, float]:
-    rows = list(simulate(cluster, Published(name="drift", steps=steps), made, steps, seed=7))
+    """Returns policy -> mean percent over the oracle on drift, without the first three steps."""
+    rows = list(
+        simulate(cluster, Published(name="drift", steps=steps), policies_by_name, steps, seed=7)
+    )
     return {
         name: 100 * float(np.mean([r.excess for r in rows if r.policy == name and r.step >= 3]))
-        for name in made
+        for name in policies_by_name
     }
 
 
@@ -53,19 +57,26 @@ def main() -> None:
     )
     directory = parser.parse_args().directory
 
-    steps, made = 60, policies()
+    steps = 60
+    policies_by_name = policies()
     cluster = Cluster(devices=128, needed=128)
-    rows = list(simulate(cluster, Published(name="drift", steps=steps), made, steps, seed=7))
+    rows = list(
+        simulate(cluster, Published(name="drift", steps=steps), policies_by_name, steps, seed=7)
+    )
     plot(rows, directory / "placement_drift.png", "128 devices, answers grow tenfold over 60 steps")
 
     sizes = [32, 64, 128, 256, 512]
-    grown = [mean_excess(Cluster(devices=n, needed=min(n, 1024)), policies()) for n in sizes]
+    excess_by_size = [
+        mean_excess(Cluster(devices=n, needed=min(n, 1024)), policies()) for n in sizes
+    ]
     prices = [0.0, 15.0, 30.0, 60.0]
-    paid = [mean_excess(replace(cluster, switch_s=price), policies()) for price in prices]
+    excess_by_price = [
+        mean_excess(replace(cluster, switch_s=price), policies()) for price in prices
+    ]
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name in policies():
-        axes[0].plot(sizes, [values[name] for values in grown], marker="o", label=name)
-        axes[1].plot(prices, [values[name] for values in paid], marker="o", label=name)
+        axes[0].plot(sizes, [values[name] for values in excess_by_size], marker="o", label=name)
+        axes[1].plot(prices, [values[name] for values in excess_by_price], marker="o", label=name)
     axes[0].set(
         title="drift, by the number of devices",
         xlabel="devices",
@@ -77,9 +88,12 @@ def main() -> None:
     axes[0].minorticks_off()
     axes[0].legend(fontsize=8)
     figure.savefig(directory / "placement_scale.png", dpi=110)
-    for sweep, points, values in (("devices", sizes, grown), ("seconds", prices, paid)):
-        for point, told in zip(points, values, strict=True):
-            print(sweep, point, {name: round(value, 1) for name, value in told.items()})
+    for sweep, points, values in (
+        ("devices", sizes, excess_by_size),
+        ("seconds", prices, excess_by_price),
+    ):
+        for point, excess in zip(points, values, strict=True):
+            print(sweep, point, {name: round(value, 1) for name, value in excess.items()})
 
 
 if __name__ == "__main__":

@@ -43,13 +43,15 @@ from gcore_core.contract.placement import PlacementPolicy
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 
 WORKLOADS = ("bursty", "drift", "judge-heavy")
-STEPS, COLD = 18, 3
+STEPS = 18
+COLD = 3
 SHARES = (0.15, 0.2, 0.25, 0.3, 0.5)
 #: seeds of the sizes that are only told
 FEWER = {64: 3, 4096: 1}
 
 
 def policies() -> dict[str, PlacementPolicy]:
+    """Returns new policies by the names that the claims have."""
     return {
         "replay": Replay(ReplayConfig()),
         **{f"split_{share:g}": FixedSplit(SplitConfig(share=share)) for share in SHARES},
@@ -61,28 +63,37 @@ def policies() -> dict[str, PlacementPolicy]:
 
 
 def cluster_of(devices: int) -> Cluster:
-    """A group a device, at most 1,024: a batch does not grow with the cluster for ever."""
+    """Returns a cluster that keeps a group a device in each step, at most 1,024.
+
+    A batch does not grow with the cluster for ever.
+    """
     return Cluster(devices=devices, needed=min(devices, 1024))
 
 
 def rows_of(job: tuple[int, str, int]) -> list[Row]:
+    """Returns the rows of all policies for one job: (devices, workload, seed)."""
     devices, workload, seed = job
     list(
         simulate(cluster_of(16), Published(name=workload, steps=2), policies(), 2, seed)
     )  # compiles
     balancer = Cost(CostConfig(hidden_size=5120))
-    made = Published(name=workload, steps=STEPS)
-    return list(simulate(cluster_of(devices), made, policies(), STEPS, seed, balancer))
+    published = Published(name=workload, steps=STEPS)
+    return list(simulate(cluster_of(devices), published, policies(), STEPS, seed, balancer))
 
 
 def claims_of(
-    devices: int, jobs: Sequence[tuple[int, str, int]], found: Sequence[Sequence[Row]]
+    devices: int, jobs: Sequence[tuple[int, str, int]], rows_of_jobs: Sequence[Sequence[Row]]
 ) -> list[Claim]:
-    """Of every policy and, for 512 devices, of every workload; the best fixed share is chosen for
-    each run.
+    """Returns the claims of every policy and, for 512 devices, of every workload.
+
+    The best fixed share is chosen for each run.
+
+    devices: the size of the cluster that the claims are of.
+    jobs: (devices, workload, seed) of all runs.
+    rows_of_jobs: the rows of each.
     """
     claims = []
-    runs = {job: rows for job, rows in zip(jobs, found, strict=True) if job[0] == devices}
+    runs = {job: rows for job, rows in zip(jobs, rows_of_jobs, strict=True) if job[0] == devices}
 
     def excess(name: str, workload: str = "", cold: int = COLD) -> np.ndarray:
         return np.array(
@@ -118,11 +129,11 @@ def claims_of(
         )
     best = []
     for rows in runs.values():
-        own = [
+        rows_of_policy = [
             [r.excess for r in rows if r.policy == f"split_{share:g}" and r.step >= COLD]
             for share in SHARES
         ]
-        best += min(own, key=lambda values: float(np.mean(values)))
+        best += min(rows_of_policy, key=lambda values: float(np.mean(values)))
     claims.append(
         Claim(
             f"best_split_of_each_run_mean_excess_{devices}", float(np.mean(best)), "of the oracle"
@@ -150,10 +161,16 @@ def claims_of(
                 "of the oracle",
             )
         )
-        own = [r for rows in runs.values() for r in rows if r.policy == "replay" and r.step >= 1]
-        share = sum(r.decision_s for r in own) / sum(r.seconds + r.train_s for r in own)
+        rows_of_policy = [
+            r for rows in runs.values() for r in rows if r.policy == "replay" and r.step >= 1
+        ]
+        share = sum(r.decision_s for r in rows_of_policy) / sum(
+            r.seconds + r.train_s for r in rows_of_policy
+        )
         claims.append(Claim("decision_share_of_step", share, "processor s / step s", 0.005, "<="))
-        errors = [abs(r.predicted_s / r.seconds - 1) for r in own if r.predicted_s is not None]
+        errors = [
+            abs(r.predicted_s / r.seconds - 1) for r in rows_of_policy if r.predicted_s is not None
+        ]
         claims.append(Claim("replay_prediction_error", float(np.mean(errors)), "of the step after"))
         for name in ("replay", "oracle", "utilisation_busy", "colocated", "coresident"):
             idle = [
@@ -164,9 +181,13 @@ def claims_of(
 
 
 def sampling(seeds: Sequence[int]) -> list[Claim]:
-    """The rule of oversampling on drift, at a quarter of 512 devices for the judge."""
-    cluster, engines = cluster_of(512), Engines("split", 96, 32)
-    issued, known_issued, seconds, stalled = 0, 0, [], []
+    """Measures the rule of oversampling on drift, at a quarter of 512 devices for the judge."""
+    cluster = cluster_of(512)
+    engines = Engines("split", 96, 32)
+    issued = 0
+    known_issued = 0
+    seconds = []
+    stalled = []
     for seed in seeds:
         rate = KeepRate()
         for step in range(STEPS):
@@ -175,10 +196,11 @@ def sampling(seeds: Sequence[int]) -> list[Claim]:
             in_order = groups.kept[played.order]
             rate = rate.after(by_quarter(in_order), by_quarter(np.ones(len(in_order))))
             chance = PUBLISHED["drift"](step, STEPS).keep
-            known = KeepRate(rates=(chance,) * 4, known=True)
-            best = play(groups, engines, cluster.profiles, cluster.needed, known)
+            known_rate = KeepRate(rates=(chance,) * 4, known=True)
+            best = play(groups, engines, cluster.profiles, cluster.needed, known_rate)
             if step >= 1:  # in the first one nobody knows anything
-                issued, known_issued = issued + played.issued, known_issued + best.issued
+                issued = issued + played.issued
+                known_issued = known_issued + best.issued
                 seconds.append(played.seconds / best.seconds)
                 stalled.append(played.seconds > 1.15 * best.seconds)
     return [
@@ -206,8 +228,8 @@ def main() -> int:
         for workload in WORKLOADS
     ]
     with ProcessPoolExecutor(args.processes) as pool:
-        found = list(pool.map(rows_of, jobs))
-    claims = [claim for devices in sizes for claim in claims_of(devices, jobs, found)]
+        rows_of_jobs = list(pool.map(rows_of, jobs))
+    claims = [claim for devices in sizes for claim in claims_of(devices, jobs, rows_of_jobs)]
     claims += sampling(range(first, last))
     return publish(
         "placement_sim",

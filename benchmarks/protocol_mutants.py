@@ -205,7 +205,10 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """With the bug in place."""
+    """Has the bug in place while the block runs.
+
+    Raises LookupError when the lines that it changes are not there any more.
+    """
     owner, function, before, after = MUTANTS[name]
     original: Any = owner.__dict__[function]
     plain = getattr(original, "fget", original)
@@ -213,10 +216,10 @@ def planted(name: str) -> Iterator[None]:
     if before not in source:
         raise LookupError(f"{owner.__name__}.{function} has no {before!r} any more")
     source = source.replace(before, after)
-    found: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     code = compile(source, f"<{name}>", "exec", __future__.annotations.compiler_flag)
-    exec(code, vars(sys.modules[owner.__module__]), found)  # our own text above
-    setattr(owner, function, found[function])
+    exec(code, vars(sys.modules[owner.__module__]), namespace)  # our own text above
+    setattr(owner, function, namespace[function])
     try:
         yield
     finally:

@@ -47,8 +47,15 @@ BLOCK = 25
 
 
 @dataclass
-class Found:
-    """What some runs had. broken: seed -> what did not hold."""
+class Tally:
+    """What some runs had.
+
+    seeds: number of runs.
+    least_faults: faults of the run with the fewest.
+    kinds: (sender's role, method) of all messages.
+    hits: (sender's role, method, fault) -> how often it happened.
+    broken: seed -> what did not hold.
+    """
 
     seeds: int = 0
     least_faults: int = sys.maxsize
@@ -56,7 +63,8 @@ class Found:
     hits: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     broken: dict[int, str] = field(default_factory=dict)
 
-    def add(self, other: Found) -> None:
+    def add(self, other: Tally) -> None:
+        """Adds the counts of other runs."""
         self.seeds += other.seeds
         self.least_faults = min(self.least_faults, other.least_faults)
         self.kinds |= other.kinds
@@ -65,8 +73,10 @@ class Found:
 
 
 def job_of(seed: int) -> SimulatedJob:
-    """Of every eight two are evaluated and leave out groups that teach nothing, of which small ones
-    are many: more are issued than taken.
+    """Returns the job of a seed.
+
+    In two of every eight it is evaluated and leaves out groups that teach nothing. Its groups are
+    small, so many teach nothing and more are issued than taken.
     """
     if _drops(seed):
         varied = "gcore_core.builtin.filters:Varied"
@@ -77,15 +87,18 @@ def job_of(seed: int) -> SimulatedJob:
 
 
 def _drops(seed: int) -> bool:
+    """Returns whether the job of a seed leaves out groups that teach nothing."""
     return seed % 8 < 2
 
 
 @cache
 def calm(drops: bool) -> Outcome:
+    """Returns the outcome without faults, on one shard and one replica."""
     return _run(replace(job_of(0 if drops else 2), shards=1, replicas=1), None)
 
 
 def _run(job: SimulatedJob, weather: Faults | None) -> Outcome:
+    """Runs a job on virtual time."""
     directory = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
         return run_virtual(simulate(job, directory / "store", weather))
@@ -93,31 +106,40 @@ def _run(job: SimulatedJob, weather: Faults | None) -> Outcome:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def play(first: int, last: int, until_found: bool = False) -> Found:
+def play(first: int, last: int, until_found: bool = False) -> Tally:
+    """Runs the seeds from ``first`` to below ``last``.
+
+    until_found: whether to stop at the first seed in which something does not hold.
+    """
     logging.disable(logging.CRITICAL)
-    found = Found()
+    tally = Tally()
     for seed in range(first, last):
-        weather, job = Faults(seed), job_of(seed)
+        weather = Faults(seed)
+        job = job_of(seed)
         try:
             wrong = "; ".join(violations(_run(job, weather), calm(_drops(seed)), weather, job))
         except (
             Exception
         ) as error:  # isolation point: what ends a run is a violation, told with its seed
             wrong = f"{type(error).__name__}: {error}"
-        one = Found(
+        tally_of_seed = Tally(
             1,
             sum(weather.hits.values()),
             weather.seen,
             weather.hits,
             {seed: wrong} if wrong else {},
         )
-        found.add(one)
+        tally.add(tally_of_seed)
         if wrong and until_found:
             break
-    return found
+    return tally
 
 
-def hunt(mutant: str, seeds: int) -> tuple[str, Found]:
+def hunt(mutant: str, seeds: int) -> tuple[str, Tally]:
+    """Plants a bug and runs seeds until one shows it.
+
+    mutant: a key of MUTANTS; empty: no bug.
+    """
     for drops in (True, False):
         calm(drops)  # before the bug is there
     with planted(mutant) if mutant else nullcontext():
@@ -134,44 +156,45 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     first, last = map(int, args.seeds.split(":"))
-    began_s, found = time.perf_counter(), Found()
+    began_s = time.perf_counter()
+    tally = Tally()
     with ProcessPoolExecutor(args.processes) as pool:
         starts = range(first, last, BLOCK)
         for part in pool.map(play, starts, [min(start + BLOCK, last) for start in starts]):
-            found.add(part)
+            tally.add(part)
             for seed, wrong in part.broken.items():
                 print(f"seed {seed}: {wrong}", file=sys.stderr, flush=True)
         took_s = time.perf_counter() - began_s
         caught = 0
         for mutant, hunted in pool.map(hunt, MUTANTS, [args.mutant_seeds] * len(MUTANTS)):
             caught += bool(hunted.broken)
-            told = next(iter(hunted.broken.items()), "NOT FOUND")
-            print(f"{mutant}: {str(told)[:110]}", file=sys.stderr, flush=True)
+            first_broken = next(iter(hunted.broken.items()), "NOT FOUND")
+            print(f"{mutant}: {str(first_broken)[:110]}", file=sys.stderr, flush=True)
     # only requests come twice
-    kinds = sorted(found.kinds)
-    asked = {(role, method) for role, method, fault in found.hits if fault == "twice"}
-    wanted = {
-        (*kind, fault) for kind in kinds for fault in FAULTS if fault != "twice" or kind in asked
+    kinds = sorted(tally.kinds)
+    requests = {(role, method) for role, method, fault in tally.hits if fault == "twice"}
+    pairs = {
+        (*kind, fault) for kind in kinds for fault in FAULTS if fault != "twice" or kind in requests
     }
     for role, method in kinds if not args.json else []:
         print(
             f"{role:11} {method:14}"
-            + "".join(f"{fault:>10} {found.hits[role, method, fault]:<6}" for fault in FAULTS)
+            + "".join(f"{fault:>10} {tally.hits[role, method, fault]:<6}" for fault in FAULTS)
         )
-    missing = sorted(wanted - found.hits.keys())
-    print(f"not hit: {missing}", file=sys.stderr)
+    pairs_not_hit = sorted(pairs - tally.hits.keys())
+    print(f"not hit: {pairs_not_hit}", file=sys.stderr)
     claims = [
-        Claim("seeds", found.seeds, "runs", 10_000),
-        Claim("violations", len(found.broken), "runs", 0, "<="),
+        Claim("seeds", tally.seeds, "runs", 10_000),
+        Claim("violations", len(tally.broken), "runs", 0, "<="),
         Claim("planted_bugs_found_share", caught / len(MUTANTS), "share", 0.9),
         Claim("planted_bugs", len(MUTANTS), "bugs", 20),
-        Claim("pairs_share", 1 - len(missing) / len(wanted), "share", 1.0),
-        Claim("pairs", len(wanted), "pairs"),
-        Claim("least_faults_of_a_run", found.least_faults, "faults", 5),
-        Claim("faults_per_run", sum(found.hits.values()) / found.seeds, "faults"),
+        Claim("pairs_share", 1 - len(pairs_not_hit) / len(pairs), "share", 1.0),
+        Claim("pairs", len(pairs), "pairs"),
+        Claim("least_faults_of_a_run", tally.least_faults, "faults", 5),
+        Claim("faults_per_run", sum(tally.hits.values()) / tally.seeds, "faults"),
         Claim(
             "kills_per_run",
-            sum(n for key, n in found.hits.items() if key[2] == "kill") / found.seeds,
+            sum(n for key, n in tally.hits.items() if key[2] == "kill") / tally.seeds,
             "kills",
         ),
         Claim("seconds", took_s, "s", 600, "<="),

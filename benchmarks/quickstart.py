@@ -44,7 +44,16 @@ DISTRIBUTIONS = ["gcore-core", "gcore-torch", "torch", "transformers", "trl", "n
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One run of reinforcement learning. samples, cpu_s and wall_s leave the first step out."""
+    """One run of reinforcement learning, without its first step.
+
+    samples: records that were trained on.
+    cpu_s: processor seconds of all processes.
+    wall_s: seconds.
+    peak_memory_mib: sum of the peak resident sets of all processes.
+    after: what the final weights score.
+    startup_s: seconds until the first step begins; 0: not measured.
+    logprob_gap_max: largest difference of a log-prob between generator and trainer, in nats.
+    """
 
     samples: int
     cpu_s: float
@@ -57,7 +66,12 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """Everything measured with one seed."""
+    """Everything measured with one seed.
+
+    before: what the taught model scores.
+    teaching_s: seconds that making the model took.
+    ours, trl: the two runs; trl is None without a Python that has TRL.
+    """
 
     before: dict[str, float]
     teaching_s: float
@@ -66,12 +80,24 @@ class Seed:
 
 
 class Bench:
+    """Runs the quickstart by G-Core and by TRL.
+
+    folder: where runs and models lie.
+    trl_python: an interpreter that has TRL; None: there is none.
+    """
+
     def __init__(self, folder: Path, trl_python: Path | None) -> None:
-        self._folder, self._trl_python = folder, trl_python
-        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "G_CORE_CACHE": str(folder / "cache")}
-        self._environment = {**os.environ, **own}
+        self._folder = folder
+        self._trl_python = trl_python
+        settings = {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "G_CORE_CACHE": str(folder / "cache"),
+        }
+        self._environment = {**os.environ, **settings}
 
     def seed(self, seed: int) -> Seed:
+        """Teaches a model, trains it by both and scores all weights."""
         overrides = [
             f"run.seed={seed}",
             f"run.dir={self._folder / f'run-{seed}'}",
@@ -85,25 +111,30 @@ class Bench:
             plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None
         )
         teaching_s = time.perf_counter() - began_s
-        told: dict[str, Trained] = {}
+        trained: dict[str, Trained] = {}
         runs: list[tuple[str, Callable[[], Trained]]] = [
             ("ours", lambda: self._ours(plan, overrides))
         ]
         if self._trl_python is not None:
             runs.insert(1 - seed % 2, ("trl", lambda: self._trl(plan, model)))
         for name, run in runs:
-            told[name] = run()
+            trained[name] = run()
         return Seed(
-            before=self._score(model), teaching_s=teaching_s, ours=told["ours"], trl=told.get("trl")
+            before=self._score(model),
+            teaching_s=teaching_s,
+            ours=trained["ours"],
+            trl=trained.get("trl"),
         )
 
     def _ours(self, plan: dict[str, Any], overrides: Sequence[str]) -> Trained:
+        """Trains by ``g-core run``."""
         directory = Path(plan["run"]["dir"])
         began_unix_s = time.time()
         command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *overrides]
         supervisor_mib = self._watched(command, directory.with_suffix(".log"))
         rows = {row["step"]: row for row in read_metrics(directory)}
-        first, last = rows[1], rows[plan["run"]["steps"]]
+        first = rows[1]
+        last = rows[plan["run"]["steps"]]
         used = {
             name: value for name, value in last["metrics"].items() if name.startswith("memory_mib/")
         }
@@ -119,40 +150,45 @@ class Bench:
         )
 
     def _trl(self, plan: dict[str, Any], model: Path) -> Trained:
+        """Trains by TRL's GRPOTrainer."""
         output = self._folder / f"trl-{plan['run']['seed']}"
         output.mkdir()
-        words = [
+        arguments = [
             str(ROOT / "benchmarks/trl_quickstart.py"),
             str(model),
             str(output),
             json.dumps(trl_settings(plan)),
         ]
-        told = self._last_line([str(self._trl_python), *words])
+        result = self._last_line([str(self._trl_python), *arguments])
         return Trained(
             samples=samples_after_the_first_step(plan),
-            cpu_s=told["cpu_s"],
-            wall_s=told["wall_s"],
-            peak_memory_mib=told["peak_memory_mib"],
+            cpu_s=result["cpu_s"],
+            wall_s=result["wall_s"],
+            peak_memory_mib=result["peak_memory_mib"],
             after=self._score(output / "weights"),
         )
 
     def _score(self, model: Path) -> dict[str, float]:
+        """Scores a model in a fresh process."""
         return self._last_line(
             [sys.executable, str(ROOT / "benchmarks/arithmetic_accuracy.py"), str(model)]
         )
 
     def _last_line(self, command: Sequence[str]) -> dict[str, float]:
-        """The JSON object that a command prints last."""
-        done = subprocess.run(
+        """Returns the JSON object that a command prints last; ends the benchmark when it fails."""
+        process = subprocess.run(
             command, env=self._environment, capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        if process.returncode:
+            sys.exit(
+                f"{' '.join(command)} ended with {process.returncode}:\n{process.stderr[-2000:]}"
+            )
+        return dict(json.loads(process.stdout.splitlines()[-1]))
 
     def _watched(self, command: Sequence[str], log: Path) -> float:
-        """Runs a command; the peak resident MiB of its own process, looked at five times a
-        second.
+        """Runs a command and returns the peak resident MiB of its own process.
+
+        The process is looked at five times a second.
         """
         peak_mib = 0.0
         with log.open("wb") as output:
@@ -170,20 +206,20 @@ class Bench:
 
 
 def samples_after_the_first_step(plan: dict[str, Any]) -> int:
+    """Returns the number of samples of all steps but the first."""
     batch = plan["controller"]["config"]["prompts"] * plan["advantage"]["config"]["group_size"]
     return int((plan["run"]["steps"] - 1) * batch)
 
 
 def trl_settings(plan: dict[str, Any]) -> dict[str, Any]:
-    """What benchmarks/trl_quickstart.py takes, read from the recipe. Ends where TRL cannot do the
-    same.
+    """Returns what benchmarks/trl_quickstart.py takes, read from the recipe.
+
+    Ends the benchmark where TRL cannot do the same.
     """
-    trainer, loss, steps = (
-        plan["roles"]["policy"]["config"],
-        plan["objective"]["config"],
-        plan["controller"]["config"],
-    )
-    same = {
+    trainer = plan["roles"]["policy"]["config"]
+    loss = plan["objective"]["config"]
+    steps = plan["controller"]["config"]
+    conditions = {
         "epochs 1": steps["epochs"] == 1,
         "one clip for both sides": loss["clip_low"] == loss["clip_high"],
         "a linear schedule without warm-up": (trainer["schedule"], trainer["warmup_updates"])
@@ -191,8 +227,8 @@ def trl_settings(plan: dict[str, Any]) -> dict[str, Any]:
         "no weight decay": trainer["weight_decay"] == 0,
         "float32": trainer["dtype"] == "float32",
     }
-    if missing := [what for what, holds in same.items() if not holds]:
-        sys.exit(f"trl_quickstart.py is written for a recipe with {', '.join(missing)}")
+    if unmet := [condition for condition, holds in conditions.items() if not holds]:
+        sys.exit(f"trl_quickstart.py is written for a recipe with {', '.join(unmet)}")
     return {
         "data": plan["data"]["config"]["path"],
         "seed": plan["run"]["seed"],
@@ -213,7 +249,7 @@ def trl_settings(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def rate(runs: Sequence[Trained]) -> float:
-    """Samples per CPU-second of all runs together."""
+    """Returns the samples per CPU-second of all runs together."""
     return sum(run.samples for run in runs) / sum(run.cpu_s for run in runs)
 
 

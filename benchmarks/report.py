@@ -1,4 +1,4 @@
-"""Prints what benchmarks found: claims, the bars they are held to, what they were measured with."""
+"""Prints the results of benchmarks: claims, their bars, the machine and the versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ HOLDS = {">=": operator.ge, "<=": operator.le}
 
 @dataclass(frozen=True)
 class Claim:
-    """One measured number. Without a bar it is told beside the others and can not be missed."""
+    """One measured number.
+
+    name: the claim's name in results and docs.
+    value: the number.
+    unit: its unit.
+    bar: the value that it is held to; None: it is only printed and cannot be missed.
+    op: on which side of the bar it must lie, a key of HOLDS.
+    """
 
     name: str
     value: float
@@ -29,10 +36,12 @@ class Claim:
 
     @property
     def missed(self) -> bool:
+        """Whether the claim has a bar and does not hold it."""
         return self.bar is not None and not HOLDS[self.op](self.value, self.bar)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options ``--json`` and ``--check`` that all benchmarks have."""
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
@@ -44,15 +53,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def publish(
     benchmark: str, claims: Sequence[Claim], args: argparse.Namespace, distributions: Sequence[str]
 ) -> int:
-    """Prints the claims as ``args`` ask and returns the exit code."""
-    told = {
+    """Prints the claims as a table or as JSON, and returns the exit code.
+
+    The exit code is 1 when ``--check`` is given and a bar is missed.
+
+    benchmark: the benchmark's name.
+    args: the arguments that ``add_options`` has added.
+    distributions: those whose versions are printed.
+    """
+    report = {
         "benchmark": benchmark,
         "machine": machine(),
         "versions": versions(distributions),
         "claims": [asdict(claim) for claim in claims],
     }
     if args.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(report, indent=2))
     else:
         width = max(len(claim.name) for claim in claims)
         for claim in claims:
@@ -66,7 +82,7 @@ def publish(
 
 
 def machine() -> dict[str, object]:
-    """The processor, its cores, the memory and how busy the machine was in the last minute."""
+    """Returns the processor, its cores, the memory in GiB and the load of the last minute."""
     model = next(
         (line for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ": unknown"
     )
@@ -80,14 +96,14 @@ def machine() -> dict[str, object]:
 
 
 def versions(distributions: Sequence[str]) -> dict[str, str]:
-    """Versions of Python and of those ``distributions`` that are installed."""
-    found = {"python": platform.python_version()}
+    """Returns the versions of Python and of those ``distributions`` that are installed."""
+    versions_by_name = {"python": platform.python_version()}
     for name in distributions:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions_by_name[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_by_name
 
 
 def _lines(path: str) -> list[str]:

@@ -41,22 +41,24 @@ local: [{gcore_core.testing.fake.__file__}]
 
 
 def seconds(command: list[str]) -> float:
+    """Runs a command and returns the seconds it took."""
     began_s = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began_s
 
 
 def medians(rounds: int) -> list[float]:
-    """Median seconds of each command; the first round only warms the disk cache."""
+    """Returns the median seconds of each command; the first round only warms the disk cache."""
     commands = (BARE, HELP, PLUGINS)
     measured = [[seconds(command) for command in commands] for _ in range(rounds + 1)][1:]
     return [statistics.median(column) for column in zip(*measured, strict=True)]
 
 
 def controller_memory_mib() -> float:
-    """The larger of two controllers, after five steps."""
+    """Returns the peak resident MiB of the larger of two controllers, after five steps."""
     with tempfile.TemporaryDirectory() as folder:
-        job, directory = Path(folder) / "job.yaml", Path(folder) / "run"
+        job = Path(folder) / "job.yaml"
+        directory = Path(folder) / "run"
         job.write_text(JOB)
         command = [sys.executable, "-m", "gcore_core", "run", str(job), f"run.dir={directory}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -2,24 +2,23 @@
 
     python benchmarks/swap.py [--json] [--check] [--sizes 50 200 1000] [--rounds 5]
 
-Two gcore-torch generators of one size lie in this process, on the CPU. A sleep plus wake: one of
-them sleeps and wakes as it was, every tensor hashed before and after. A role swap: one sleeps, the
-other wakes. With ``keep`` the weights
-stay in host memory, which on a CPU is where they are: what is left to pay is the hashing, and the
-bar is held to it. With ``discard`` they are dropped, and the wake is followed by a push of the same
-bytes from memory, into fresh pages; that is told beside. The plain copy: ``numpy.copyto`` of as
-many bytes between warm buffers. Every round does all of it; medians. Each round compares the tokens
-of the model that woke up with those it sampled before.
+Two gcore-torch generators of one size lie in this process, on the CPU. In a sleep plus wake one of
+them sleeps and wakes as it was, every tensor hashed before and after. In a role swap one sleeps and
+the other wakes. With ``keep`` the weights stay in host memory, which on a CPU is where they are:
+what is left to pay is the hashing, and the bar is held to it. With ``discard`` they are dropped,
+and the wake is followed by a push of the same bytes from memory, into fresh pages; these claims
+have no bar. The plain copy is ``numpy.copyto`` of as many bytes between warm buffers. Every round
+does all of it, and claims are medians. Each round compares the tokens of the model that woke up
+with those it sampled before.
 
 Memory: the peak of the process while a swap runs, less what it holds before, over the bytes of one
     model.
 
-Then the simulator, with the seconds per GB of the largest model, for 32e9 parameters in bfloat16 on
-four devices that
-swap at once, and with 0, 30 and 60 s: 128 devices, 24 steps of the published ``drift`` and
-``bursty``. ``replay`` may choose another split every step, or every second, fourth, eighth; each
-change of it is charged, as where engines stay awake in training. ``colocated`` changes roles within
-every step. Told is the excess over the oracle, which pays nothing.
+Then the simulator takes the seconds per GB of the largest model for 32e9 parameters in bfloat16 on
+four devices that swap at once, and 0, 30 and 60 s: 128 devices, 24 steps of the published ``drift``
+and ``bursty``. ``replay`` may choose another split every step, or every second, fourth, eighth.
+Each change of it is charged, as where engines stay awake in training. ``colocated`` changes roles
+within every step. The claims are the excess over the oracle, which pays nothing.
 """
 
 from __future__ import annotations
@@ -54,13 +53,14 @@ from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
 SIZES = {50: (768, 6), 200: (1280, 10), 1000: (2048, 20)}
 BAR = 3.0
 MODES = ("keep", "discard")
-FREQUENCIES, STEPS = (1, 2, 4, 8), 24
+FREQUENCIES = (1, 2, 4, 8)
+STEPS = 24
 GB_A_DEVICE = 32e9 * 2 / 4 / 1e9  # two bytes a parameter, four devices
 
 
 def make_model(directory: Path, millions: int) -> None:
-    """A Llama of about that many float32 parameters, with the tokenizer of the quickstart's
-    vocabulary.
+    """Writes a Llama of about so many million float32 parameters, with the quickstart's
+    tokenizer.
     """
     import torch
     from gcore_language.tiny import VOCABULARY, save_tokenizer
@@ -81,7 +81,13 @@ def make_model(directory: Path, millions: int) -> None:
 
 
 class Model:
-    """A generator, what it samples, and, where it forgets its weights, their bytes beside it."""
+    """A generator, and what it samples.
+
+    generator: the generator itself.
+    mode: what a sleep does with the weights, "keep" or "discard".
+    tensors: the weights' bytes, for the push after a sleep that discards them.
+    tokens: what it samples for one prompt.
+    """
 
     def __init__(
         self, directory: Path, mode: str, tensors: Sequence[tuple[TensorSpec, np.ndarray]]
@@ -92,18 +98,21 @@ class Model:
         settings = TorchGeneratorConfig(max_new_tokens=4, sleep=mode)  # type: ignore[arg-type]
         context = WorkerContext(role="rollout", model={"path": str(directory)})
         self.generator: Any = TorchGenerator(settings, context)
-        self.mode, self.tensors = mode, tensors
-        self.said = self.sample()
+        self.mode = mode
+        self.tensors = tensors
+        self.tokens = self.sample()
 
     def sample(self) -> list[int]:
+        """Returns the tokens of one sample for a fixed prompt and seed."""
         self.generator.submit(
             [SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text="1+2="))]
         )
-        while not (found := self.generator.step()):
+        while not (finished := self.generator.step()):
             pass
-        return [int(token) for token in found[0].columns["action_ids"]]
+        return [int(token) for token in finished[0].columns["action_ids"]]
 
     def wake(self) -> None:
+        """Wakes the generator, and pushes its weights where they were discarded."""
         self.generator.wake()
         if self.mode == "discard":
             plan = WeightPlan(self.generator.version, [spec for spec, _ in self.tensors])
@@ -124,10 +133,13 @@ def _tensors(directory: Path) -> Iterator[tuple[TensorSpec, np.ndarray]]:
 
 
 class Memory:
-    """The most that the process holds while the block runs, over what it held before."""
+    """Measures the most bytes that the process adds while the block runs.
+
+    extra: that number, after the block.
+    """
 
     def __enter__(self) -> Memory:
-        self._before = self._peak = _resident()
+        self._bytes_before = self._peak = _resident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -140,7 +152,7 @@ class Memory:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self.extra = max(self._peak, _resident()) - self._before
+        self.extra = max(self._peak, _resident()) - self._bytes_before
 
 
 def _resident() -> int:
@@ -148,7 +160,16 @@ def _resident() -> int:
 
 
 @dataclass
-class Found:
+class Timings:
+    """What the rounds of one model took.
+
+    nbytes: bytes of the model.
+    copy_s: seconds of a plain copy.
+    again_s: seconds in which one model sleeps and wakes.
+    swap_s: seconds in which one sleeps and the other wakes.
+    extra: memory that a swap adds, over the bytes of the model.
+    """
+
     nbytes: int = 0
     copy_s: list[float] = field(default_factory=list)
     again_s: list[float] = field(default_factory=list)
@@ -156,36 +177,39 @@ class Found:
     extra: list[float] = field(default_factory=list)
 
 
-def measure(directory: Path, mode: str, rounds: int) -> Found:
+def measure(directory: Path, mode: str, rounds: int) -> Timings:
+    """Measures a model; the first round only warms up."""
     tensors = list(_tensors(directory))
     nbytes = sum(spec.nbytes for spec, _ in tensors)
     tensors = tensors if mode == "discard" else []
-    first, second = Model(directory, mode, tensors), Model(directory, mode, tensors)
-    found, buffer = Found(nbytes), np.ones((2, nbytes // 2), np.uint8)
+    first = Model(directory, mode, tensors)
+    second = Model(directory, mode, tensors)
+    timings = Timings(nbytes)
+    buffer = np.ones((2, nbytes // 2), np.uint8)
     second.generator.sleep()
     for _ in range(rounds + 1):  # the first one warms up
-        found.copy_s.append(_timed(partial(_copy, buffer)))
-        found.again_s.append(_timed(partial(_swap, first, first)))
+        timings.copy_s.append(_timed(partial(_copy, buffer)))
+        timings.again_s.append(_timed(partial(_swap, first, first)))
         with Memory() as memory:
-            found.swap_s.append(_timed(partial(_swap, first, second)))
-        found.extra.append(memory.extra / nbytes)
-        if second.sample() != second.said:
+            timings.swap_s.append(_timed(partial(_swap, first, second)))
+        timings.extra.append(memory.extra / nbytes)
+        if second.sample() != second.tokens:
             raise SystemExit(f"{mode}: the model that woke up samples something else")
         first, second = second, first
     for name in ("copy_s", "again_s", "swap_s", "extra"):
-        del getattr(found, name)[0]
-    return found
+        del getattr(timings, name)[0]
+    return timings
 
 
 def _copy(buffer: np.ndarray) -> None:
-    """One half into the other, and back: as many bytes as a model has."""
+    """Copies one half into the other, and back: as many bytes as a model has."""
     np.copyto(buffer[1], buffer[0])
     np.copyto(buffer[0], buffer[1])
 
 
-def _swap(one: Model, other: Model) -> None:
-    one.generator.sleep()
-    other.wake()
+def _swap(falling_asleep: Model, waking: Model) -> None:
+    falling_asleep.generator.sleep()
+    waking.wake()
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -195,48 +219,61 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def claims(sizes: list[int], rounds: int) -> list[Claim]:
-    told, worst = [], 0.0
+    results = []
+    worst = 0.0
     for millions in sizes:
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder), millions)
             for mode in MODES:
-                found = measure(Path(folder), mode, rounds)
-                copy_s, swap_s = statistics.median(found.copy_s), statistics.median(found.swap_s)
-                again_s, name = statistics.median(found.again_s), f"{millions}M_{mode}"
+                timings = measure(Path(folder), mode, rounds)
+                copy_s = statistics.median(timings.copy_s)
+                swap_s = statistics.median(timings.swap_s)
+                again_s = statistics.median(timings.again_s)
+                name = f"{millions}M_{mode}"
                 worst = max(worst, swap_s / copy_s) if mode == "keep" else worst
-                told += [
+                results += [
                     Claim(f"swap_time_over_memcpy_{name}", swap_s / copy_s, "ratio"),
                     Claim(f"sleep_and_wake_over_memcpy_{name}", again_s / copy_s, "ratio"),
                     Claim(f"swap_s_{name}", swap_s, "s"),
                     Claim(f"memcpy_s_{name}", copy_s, "s"),
-                    Claim(f"peak_extra_memory_over_model_{name}", max(found.extra), "ratio"),
-                    Claim(f"model_gb_{name}", found.nbytes / 1e9, "GB"),
+                    Claim(f"peak_extra_memory_over_model_{name}", max(timings.extra), "ratio"),
+                    Claim(f"model_gb_{name}", timings.nbytes / 1e9, "GB"),
                 ]
-    return [Claim("swap_time_over_memcpy_max", worst, "ratio", BAR, "<="), *told]
+    return [Claim("swap_time_over_memcpy_max", worst, "ratio", BAR, "<="), *results]
 
 
 class Every:
-    """A policy that learns from every step, and whose choice holds for some."""
+    """A policy that learns from every step, and whose choice holds for some steps.
+
+    policy: the policy that decides.
+    steps: steps for which a choice holds.
+    """
 
     def __init__(self, policy: PlacementPolicy, steps: int) -> None:
-        self._policy, self._steps = policy, steps
-        self._held: Decision | None = None
+        self._policy = policy
+        self._steps = steps
+        self._decision: Decision | None = None
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
-        decision, held = self._policy.revise(partition, window), self._held
-        if held is not None and window.step % self._steps:
+        decision = self._policy.revise(partition, window)
+        kept_decision = self._decision
+        if kept_decision is not None and window.step % self._steps:
             decision = replace(
-                decision, partition=held.partition, mode=held.mode, chosen=held.chosen
+                decision,
+                partition=kept_decision.partition,
+                mode=kept_decision.mode,
+                chosen=kept_decision.chosen,
             )
-        self._held = decision
+        self._decision = decision
         return decision
 
 
 def sweep(measured_s: float) -> list[Claim]:
-    """The excess of each policy at each price of a swap, mean over the steps after the first
-    three.
+    """Returns the excess of each policy at each price of a swap, without the first three steps.
+
+    measured_s: the seconds of a swap as measured here.
     """
-    told = [Claim("swap_s_32e9_over_four_devices_as_measured", measured_s, "s")]
+    results = [Claim("swap_s_32e9_over_four_devices_as_measured", measured_s, "s")]
     for name, price_s in (("0s", 0.0), ("measured", measured_s), ("30s", 30.0), ("60s", 60.0)):
         excess: dict[str, list[float]] = {}
         for workload in ("drift", "bursty"):
@@ -251,11 +288,11 @@ def sweep(measured_s: float) -> list[Claim]:
                 if row.step >= 3 and row.policy in policies:
                     seconds = row.seconds + price_s * (row.moved > 0)
                     excess.setdefault(row.policy, []).append(seconds / row.best_s - 1)
-        told += [
-            Claim(f"{policy}_excess_swap_{name}", statistics.mean(found), "of the oracle")
-            for policy, found in excess.items()
+        results += [
+            Claim(f"{policy}_excess_swap_{name}", statistics.mean(values), "of the oracle")
+            for policy, values in excess.items()
         ]
-    return told
+    return results
 
 
 def main() -> int:
@@ -268,13 +305,13 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    told = claims(args.sizes, args.rounds)
-    found = {claim.name: claim.value for claim in told}
+    results = claims(args.sizes, args.rounds)
+    values = {claim.name: claim.value for claim in results}
     largest = f"{max(args.sizes)}M_discard"
-    told += sweep(found[f"swap_s_{largest}"] / found[f"model_gb_{largest}"] * GB_A_DEVICE)
+    results += sweep(values[f"swap_s_{largest}"] / values[f"model_gb_{largest}"] * GB_A_DEVICE)
     return publish(
         "swap",
-        told,
+        results,
         args,
         ["gcore-core", "gcore-placement", "gcore-sim", "gcore-torch", "torch", "numpy"],
     )

@@ -25,7 +25,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def exact_reward(end: int) -> Callable[..., list[float]]:
-    """1 when the model ended by itself, with token ``end``, and its last two characters are the
+    """Returns a reward function of TRL: 1 for a right answer that the model has ended, else 0.
+
+    The model has ended it with the token ``end``; it is right when its last two characters are the
     sum.
     """
 
@@ -39,8 +41,9 @@ def exact_reward(end: int) -> Callable[..., list[float]]:
 
 
 class Clock(TrainerCallback):
-    """Notes the time at the end of the first and of the last iteration. ``global_step`` counts
-    updates.
+    """Notes the time at the end of the first and of the last iteration.
+
+    updates_per_iteration, updates: of one iteration and of the whole training; TRL counts updates.
     """
 
     def __init__(self, updates_per_iteration: int, updates: int) -> None:
@@ -50,12 +53,18 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
         if state.global_step in self._marks:
-            told = os.times()
-            self.cpu_s.append(told.user + told.system + told.children_user + told.children_system)
+            process_times = os.times()
+            self.cpu_s.append(
+                process_times.user
+                + process_times.system
+                + process_times.children_user
+                + process_times.children_system
+            )
             self.wall_s.append(time.perf_counter())
 
 
 def grpo_config(settings: dict[str, float], output: Path) -> GRPOConfig:
+    """Returns TRL's settings for the recipe's batch, algorithm and schedule."""
     minibatch = settings["prompts"] * settings["group_size"] // settings["minibatches"]
     return GRPOConfig(
         output_dir=str(output / "trainer"),
@@ -93,8 +102,9 @@ def grpo_config(settings: dict[str, float], output: Path) -> GRPOConfig:
 def optimizer_and_schedule(
     model: torch.nn.Module, settings: dict[str, float]
 ) -> tuple[object, object]:
-    """Fused AdamW and the recipe's linear decay, which ends above zero: transformers' own "linear"
-    does not.
+    """Returns fused AdamW and the recipe's linear decay.
+
+    The decay ends above zero, which transformers' own "linear" does not.
     """
     updates = settings["steps"] * settings["minibatches"]
     optimizer = torch.optim.AdamW(
@@ -112,7 +122,9 @@ def optimizer_and_schedule(
 
 
 def main() -> int:
-    directory, output, settings = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    directory = Path(sys.argv[1])
+    output = Path(sys.argv[2])
+    settings = json.loads(sys.argv[3])
     torch.set_num_threads(1)
     torch.manual_seed(settings["seed"])
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -134,12 +146,12 @@ def main() -> int:
     trainer.train()
     trainer.save_model(str(output / "weights"))
     tokenizer.save_pretrained(output / "weights")
-    told = {
+    result = {
         "cpu_s": clock.cpu_s[1] - clock.cpu_s[0],
         "wall_s": clock.wall_s[1] - clock.wall_s[0],
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
     return 0
 
 

@@ -39,28 +39,38 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 
 @ray.remote
 class Device(Worker):
+    """A worker of verl that makes payload and looks at it."""
+
     def __init__(self) -> None:
         super().__init__()
         torch.set_num_threads(1)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate(self, prompts: DataProto) -> DataProto:
+        """Returns a payload of ones, float32[prompts, numbers]."""
         numbers = int(prompts.batch["numbers"][0])
         return DataProto.from_dict(tensors={"payload": torch.ones(len(prompts), numbers)})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def look(self, data: DataProto) -> DataProto:
+        """Returns a score of each record, which reads every 4,096th number of its payload."""
         return DataProto.from_dict(tensors={"scores": data.batch["payload"][:, ::4096].sum(1)})
 
 
 @ray.remote
 class Echo:
+    """An actor that returns what it gets."""
+
     def small(self, value: int) -> int:
         return value
 
 
 def step(workers: RayWorkerGroup, nbytes: int, records: int) -> float:
-    """Seconds of one step."""
+    """Returns the seconds of one step.
+
+    nbytes: bytes of all payload of the step.
+    records: number of records.
+    """
     numbers = torch.full((records,), nbytes // records // 4)
     prompts = DataProto.from_dict(
         tensors={"ids": torch.zeros(records, 16, dtype=torch.long), "numbers": numbers}
@@ -76,13 +86,14 @@ def step(workers: RayWorkerGroup, nbytes: int, records: int) -> float:
 
 
 def call_seconds() -> float:
-    """Median of one small call to an actor after the other."""
-    echo, found = Echo.remote(), []
+    """Returns the median seconds of a small call to an actor; calls go one after the other."""
+    echo = Echo.remote()
+    durations_s = []
     for i in range(CALLS):
         began_s = time.perf_counter()
         ray.get(echo.small.remote(i))
-        found.append(time.perf_counter() - began_s)
-    return statistics.median(found[CALLS // 10 :])
+        durations_s.append(time.perf_counter() - began_s)
+    return statistics.median(durations_s[CALLS // 10 :])
 
 
 def main() -> None:
@@ -100,13 +111,13 @@ def main() -> None:
         workers = RayWorkerGroup(pool, RayClassWithInitArgs(cls=Device))
         seconds = [step(workers, nbytes, records) for _ in range(rounds + 1)][1:]
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        told = {
+        result = {
             "step_s": statistics.median(seconds),
             "memory_mib": peak_kib / 1024,
             "ray_call_s": call_seconds(),
         }
         ray.shutdown()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

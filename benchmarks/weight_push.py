@@ -2,23 +2,24 @@
 
     python benchmarks/weight_push.py [--json] [--check] [--rounds 9]
 
-A push: opened by this process as a controller does it, exported by the trainer, copied into shared
-memory, hashed, hashed again by the generator's worker, which refuses what differs, and committed;
-over unix sockets, between two worker processes. The generator reads every tensor and copies none.
-The plain copy: one ``numpy.copyto`` between two warm buffers of this process. Every round does
-both, with other weights each time; the claims are ratios of medians.
+A push is opened by this process as a controller does it, and goes between two worker processes over
+unix sockets. The trainer exports the weights and copies them into shared memory, where they are
+hashed. The generator's worker hashes them again, refuses what differs, and commits. The generator
+reads every tensor and copies none. The plain copy is one ``numpy.copyto`` between two warm buffers
+of this process. Every round does both, with other weights each time; the claims are ratios of
+medians.
 
-with_loading: the same push into a generator that copies every tensor into its own: the engine's own
-loading, which is the engine's affair, told apart. After each of these, outside of the time, the
-generator tells the hash of what it holds and the trainer that of what it has; the benchmark fails
-when they differ.
+with_loading: the same push into a generator that copies every tensor into its own memory. Loading
+    is the engine's own affair, so it is a claim apart. After each of these, outside of the time,
+    the hash of what the generator holds is compared with that of what the trainer has; the
+    benchmark fails when they differ.
 
-fingerprinted: the same push into a generator that also tells the hash of every loaded tensor, which
-    the push compares.
+fingerprinted: the same push into a generator that also returns the hash of every loaded tensor,
+    which the push compares.
 
-Memory is that of the first push, when nothing is mapped yet: the largest resident set of a process
-meanwhile (pages of the shared bucket included, once) less the resident set before, over the size of
-a bucket; of both processes the larger.
+Memory is that of the first push, when nothing is mapped yet. It is the largest resident set of a
+process meanwhile (pages of the shared bucket included, once) less the resident set before, over the
+size of a bucket; the larger of both processes counts.
 """
 
 from __future__ import annotations
@@ -84,8 +85,10 @@ NOTHING_HELD = xxhash.xxh3_64_hexdigest(b"")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model of ``nbytes``; ``tensors`` equal ones, or shaped like a language model with 24 layers
-    where that is 0.
+    """A model of about ``nbytes`` bytes.
+
+    nbytes: bytes of all tensors.
+    tensors: number of equal tensors; 0: shaped like a language model with 24 layers.
     """
 
     nbytes: int
@@ -100,9 +103,9 @@ class ModelConfig:
             parts = {"q": 2, "k": 1, "v": 1, "o": 2, "gate": 6, "up": 6, "down": 6, "norm": 0.002}
             layer = (1 - self.embedding) / 24 / sum(parts.values())
             shares = {
-                f"layers.{i}.{part}": size * layer
+                f"layers.{i}.{matrix}": size * layer
                 for i in range(24)
-                for part, size in parts.items()
+                for matrix, size in parts.items()
             }
             shares = {"embedding": self.embedding, **shares}
         sizes = {name: max(1, int(self.nbytes * share / 64)) * 64 for name, share in shares.items()}
@@ -110,14 +113,14 @@ class ModelConfig:
 
 
 def fingerprint(tensors: Iterable[np.ndarray]) -> str:
-    """One hash of the hashes of all tensors."""
+    """Returns one hash of the hashes of all tensors."""
     return xxhash.xxh3_64_hexdigest(
         b"".join(xxhash.xxh3_64_digest(tensor.data) for tensor in tensors)
     )
 
 
 class TableTrainer:
-    """Numbers that change when it is told to train."""
+    """A trainer whose numbers change when it is told to train."""
 
     def __init__(self, config: ModelConfig, context: WorkerContext) -> None:
         self.version = 0
@@ -149,14 +152,15 @@ class TableTrainer:
 
 
 class TableGenerator:
-    """Keeps what is pushed. A sample asked of it fails, with the hash of what it holds as the
-    reason.
+    """A generator that keeps what is pushed.
+
+    A sample asked of it fails, with the hash of what it holds as the reason.
     """
 
     def __init__(self, config: ModelConfig, context: WorkerContext) -> None:
         self.version = 0
         self._tensors = {spec.name: np.ones(spec.nbytes, np.uint8) for spec in config.specs()}
-        self._asked: list[SampleRequest] = []
+        self._requests: list[SampleRequest] = []
 
     def begin_weights(self, plan: WeightPlan) -> None:
         pass
@@ -169,14 +173,16 @@ class TableGenerator:
         self.version = plan.version
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._asked += requests
+        self._requests += requests
 
     def step(self) -> list[Finished]:
-        told, versions = fingerprint(self._tensors.values()), (self.version, self.version)
-        asked, self._asked = self._asked, []
+        digest = fingerprint(self._tensors.values())
+        versions = (self.version, self.version)
+        requests = self._requests
+        self._requests = []
         return [
-            Finished(request=request, status=FAILED, versions=versions, reason=told)
-            for request in asked
+            Finished(request=request, status=FAILED, versions=versions, reason=digest)
+            for request in requests
         ]
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
@@ -187,6 +193,8 @@ class TableGenerator:
 
 
 class FingerprintedGenerator(TableGenerator):
+    """A generator that also returns the hash of every tensor it holds."""
+
     def fingerprint(self) -> dict[str, int]:
         return {
             name: xxhash.xxh3_64_intdigest(tensor.data) for name, tensor in self._tensors.items()
@@ -194,7 +202,7 @@ class FingerprintedGenerator(TableGenerator):
 
 
 class ReadingGenerator(TableGenerator):
-    """Holds nothing: what it is given was hashed on both sides, and is gone."""
+    """A generator that holds nothing: what it gets was hashed on both sides, and is dropped."""
 
     def __init__(self, config: ModelConfig, context: WorkerContext) -> None:
         super().__init__(config, context)
@@ -213,27 +221,34 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self._directory = Path(f"/proc/{pid}")
-        self._before = 0
+        self._marked_bytes = 0
 
     def _bytes(self, name: str) -> int:
+        """Returns a line of the process's status in bytes."""
         lines = (self._directory / "status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
     def mark(self) -> None:
-        """From here on ``extra`` counts."""
+        """Begins to count: from here on ``extra`` says how much memory was added."""
         (self._directory / "clear_refs").write_text(
             "5"
         )  # the largest resident set becomes the present one
-        self._before = self._bytes("VmRSS")
+        self._marked_bytes = self._bytes("VmRSS")
 
     def extra(self) -> int:
-        """Bytes: the largest resident set since ``mark`` less the one then."""
-        return self._bytes("VmHWM") - self._before
+        """Returns the largest resident set since ``mark`` less the one then, in bytes."""
+        return self._bytes("VmHWM") - self._marked_bytes
 
 
 @dataclass
 class Site:
-    """One trainer and one generator. ``step`` is the next one."""
+    """One trainer and one generator.
+
+    network: reaches both.
+    directory: where they write.
+    processes: name -> process.
+    step: the number of the next step.
+    """
 
     network: RpcNetwork
     directory: Path
@@ -241,40 +256,52 @@ class Site:
     step: int = 0
 
     async def push(self) -> float:
-        """Trains, pushes, compares; the seconds of the push."""
-        policy, rollout = self.network.peer("policy.0"), self.network.peer("rollout.0")
-        (told,) = await policy.call(TRAIN_RANKS.of_rank, [TrainRequest(self.step, [], 1, 1)])
-        assert told is not None
+        """Trains, pushes and compares; returns the seconds of the push."""
+        policy = self.network.peer("policy.0")
+        rollout = self.network.peer("rollout.0")
+        (reply,) = await policy.call(TRAIN_RANKS.of_rank, [TrainRequest(self.step, [], 1, 1)])
+        assert reply is not None
         self.step += 1
         began_s = time.perf_counter()
-        await policy.call(PUSH_BEGIN, BeginPush(told.version, BUCKET_BYTES, 1))
-        request = PullWeights(told.version, 0, "policy.0", release_before=self.step)
+        await policy.call(PUSH_BEGIN, BeginPush(reply.version, BUCKET_BYTES, 1))
+        request = PullWeights(reply.version, 0, "policy.0", release_before=self.step)
         await rollout.call(PUSH_PULL, request)
         taken_s = time.perf_counter() - began_s
         await policy.call(SAVE_PRETRAINED, SaveWeights(str(self.directory)))
-        asked = GenerateRequest(self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))], least=0)
+        request_of_sample = GenerateRequest(
+            self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))], least=0
+        )
         headers: list[Header] = [
-            header async for batch in rollout.stream(GENERATE, asked) for header in batch
+            header
+            async for batch in rollout.stream(GENERATE, request_of_sample)
+            for header in batch
         ]
-        sent, held = (self.directory / "fingerprint").read_text(), headers[0].reason
-        if held != NOTHING_HELD and sent != held:
+        trainer_digest = (self.directory / "fingerprint").read_text()
+        generator_digest = headers[0].reason
+        if generator_digest != NOTHING_HELD and trainer_digest != generator_digest:
             raise SystemExit(
-                f"version {told.version}: the trainer has {sent}, the generator {held}"
+                f"version {reply.version}: the trainer has {trainer_digest}, the generator "
+                f"{generator_digest}"
             )
         return taken_s
 
 
 @dataclass
 class Hellos:
-    """What a supervisor is to these workers."""
+    """Stands for the supervisor of these workers.
 
-    waiting: set[str]
+    expected: the workers that must say hello.
+    pids: worker -> process id.
+    complete: set when all have said hello.
+    """
+
+    expected: set[str]
     pids: dict[str, int] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hello(self, request: Hello, call: Call) -> Nothing:
         self.pids[request.name] = request.pid
-        if self.pids.keys() == self.waiting:
+        if self.pids.keys() == self.expected:
             self.complete.set()
         return Nothing()
 
@@ -287,6 +314,7 @@ def worker_spec(
     directory: Path,
     secret: bytes,
 ) -> WorkerSpec:
+    """Returns the spec of a worker of this benchmark."""
     role = name.partition(".")[0]
     dataset = FactorySpec(
         "gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig"
@@ -313,17 +341,16 @@ def worker_spec(
 
 @contextlib.asynccontextmanager
 async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
-    """Two worker processes of g-core that hold ``model``; nothing of them is left at the end."""
+    """Yields two worker processes of g-core that hold ``model``, and ends them."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="gc-", dir=memory) as place:
-        directory, secret = Path(place), secrets.token_bytes(32)
+        directory = Path(place)
+        secret = secrets.token_bytes(32)
         backends = {"policy.0": "TableTrainer", "rollout.0": generator}
         addresses = {name: f"unix:{directory}/{name}" for name in ("supervisor", *backends)}
-        network, hellos, service = (
-            RpcNetwork(addresses, secret),
-            Hellos(set(backends)),
-            Service("supervisor"),
-        )
+        network = RpcNetwork(addresses, secret)
+        hellos = Hellos(set(backends))
+        service = Service("supervisor")
         service.add(HELLO, hellos.hello)
         await network.serve("supervisor", service)
         paths = os.pathsep.join(
@@ -357,7 +384,12 @@ async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Medians of one model. extra_bytes: worker -> memory of the first push."""
+    """Medians of one model.
+
+    nbytes: bytes of the model.
+    push_s, copy_s: seconds of a push and of a plain copy.
+    extra_bytes: worker -> memory of the first push.
+    """
 
     nbytes: int
     push_s: float
@@ -366,18 +398,25 @@ class Measured:
 
     @property
     def ratio(self) -> float:
+        """The push's speed over the plain copy's."""
         return self.copy_s / self.push_s
 
 
 def plain_copy(source: np.ndarray, target: np.ndarray) -> float:
+    """Copies ``source`` to ``target`` and returns the seconds it took."""
     began_s = time.perf_counter()
     np.copyto(target, source)
     return time.perf_counter() - began_s
 
 
 async def measure(model: ModelConfig, rounds: int, generator: str = "TableGenerator") -> Measured:
+    """Measures pushes of a model and plain copies in turn.
+
+    generator: the name of the generator's class.
+    """
     nbytes = sum(spec.nbytes for spec in model.specs())
-    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    source = np.ones(nbytes, np.uint8)
+    target = np.ones(nbytes, np.uint8)
     async with site(model, generator) as workers:
         for process in workers.processes.values():
             process.mark()
@@ -388,11 +427,11 @@ async def measure(model: ModelConfig, rounds: int, generator: str = "TableGenera
     return Measured(nbytes=nbytes, push_s=push_s, copy_s=copy_s, extra_bytes=extra)
 
 
-def claims_of(name: str, found: Measured, bar: float | None = None) -> list[Claim]:
+def claims_of(name: str, measured: Measured, bar: float | None = None) -> list[Claim]:
     return [
-        Claim(f"gb_per_second_over_memcpy_{name}", found.ratio, "ratio", bar),
-        Claim(f"gb_per_second_{name}", found.nbytes / found.push_s / 1e9, "GB/s"),
-        Claim(f"memcpy_gb_per_second_{name}", found.nbytes / found.copy_s / 1e9, "GB/s"),
+        Claim(f"gb_per_second_over_memcpy_{name}", measured.ratio, "ratio", bar),
+        Claim(f"gb_per_second_{name}", measured.nbytes / measured.push_s / 1e9, "GB/s"),
+        Claim(f"memcpy_gb_per_second_{name}", measured.nbytes / measured.copy_s / 1e9, "GB/s"),
     ]
 
 
@@ -407,15 +446,16 @@ async def measure_all(rounds: int) -> list[Claim]:
         "1gb_large_embedding": (ModelConfig(nbytes=SIZES["1gb"], embedding=0.27), "TableGenerator"),
         "100mb_1000_tensors": (ModelConfig(nbytes=SIZES["100mb"], tensors=1000), "TableGenerator"),
     }
-    told = {
+    others_measured = {
         name: await measure(model, rounds, generator) for name, (model, generator) in others.items()
     }
     extra = {
-        name: nbytes / BUCKET_BYTES for name, nbytes in told["1gb_with_loading"].extra_bytes.items()
+        name: nbytes / BUCKET_BYTES
+        for name, nbytes in others_measured["1gb_with_loading"].extra_bytes.items()
     }
     return [
         *itertools.chain.from_iterable(
-            claims_of(name, found, BAR) for name, found in plain.items()
+            claims_of(name, measured, BAR) for name, measured in plain.items()
         ),
         Claim("peak_extra_memory_over_bucket", max(extra.values()), "ratio", 1.2, "<="),
         *(
@@ -423,7 +463,9 @@ async def measure_all(rounds: int) -> list[Claim]:
             for name, value in extra.items()
         ),
         Claim("bucket_mib", BUCKET_BYTES / 2**20, "MiB"),
-        *itertools.chain.from_iterable(claims_of(name, found) for name, found in told.items()),
+        *itertools.chain.from_iterable(
+            claims_of(name, measured) for name, measured in others_measured.items()
+        ),
     ]
 
 

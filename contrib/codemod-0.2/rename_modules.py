@@ -145,7 +145,7 @@ _PARTIAL = re.compile(r"(?<![\w./])(processes|placement|controllers)\.(\w+)(?![\
 
 
 def rewritten(text: str) -> str:
-    """The text with every name of 0.1 in it replaced."""
+    """Returns the text with every name of 0.1 in it replaced."""
     kept: list[str] = []
 
     def put_by(match: re.Match[str]) -> str:
@@ -160,7 +160,7 @@ def rewritten(text: str) -> str:
 
 
 def _import(match: re.Match[str], text: str) -> str:
-    """One import statement as those that take its place, each new module once."""
+    """Returns the statements that take the place of one import, one for each new module."""
     old = match[1].removeprefix("gcore_core").lstrip(".")
     body = re.sub(r"#[^\n]*", "", match[2]).strip("()")
     tail = match[2][len(match[2].rstrip()) :] if not match[2].startswith("(") else ""
@@ -181,7 +181,7 @@ def _import(match: re.Match[str], text: str) -> str:
 
 
 def _home(old: str, name: str) -> tuple[str, str]:
-    """(module, name) of what ``from gcore_core.<old> import <name>`` imports now."""
+    """Returns (module, name) of what ``from gcore_core.<old> import <name>`` imports now."""
     inner = f"{old}.{name}" if old else name
     if inner in MODULES:
         parent, _, leaf = f"gcore_core.{MODULES[inner]}".rpartition(".")
@@ -191,10 +191,12 @@ def _home(old: str, name: str) -> tuple[str, str]:
 
 
 def _dotted(match: re.Match[str]) -> str:
+    """Returns a dotted name of 0.2 for one of 0.1; the longest known module counts."""
     parts = match[1][1:].split(".")
     attribute = (match[2] or "")[1:]
     for size in range(len(parts), 0, -1):
-        old, rest = ".".join(parts[:size]), parts[size:]
+        old = ".".join(parts[:size])
+        rest = parts[size:]
         first = rest[0] if rest else attribute
         new = SYMBOLS.get((old, first)) or MODULES.get(old)
         if new is not None:
@@ -204,11 +206,13 @@ def _dotted(match: re.Match[str]) -> str:
 
 
 def _path(old: str) -> str:
+    """Returns a module's path of 0.2 for one of 0.1, both without ending."""
     dotted = old.replace("/", ".")
     return MODULES.get(dotted, dotted).replace(".", "/")
 
 
 def _partial(match: re.Match[str]) -> str:
+    """Returns the new name of a module that is mentioned without ``gcore_core``."""
     new = MODULES.get(f"{match[1]}.{match[2]}")
     return new if new is not None and match[1] == "processes" else match[0]
 

@@ -66,7 +66,10 @@ def gcore_commands() -> Iterable[CommandProvider]:
 
 @hookimpl
 def gcore_run_end(run: RunFacts, error: str) -> None:
-    """Adds the costs to the run's summary, where devices moved at all."""
+    """Adds the costs of placement to the run's summary.
+
+    Does nothing where the run has no journal of placement, or where no step has ended.
+    """
     if not Path(run.directory, run_files.PLACEMENT).is_file():
         return
     from gcore_placement.costs import SECTION, section

@@ -23,7 +23,7 @@ class Split:
     """A candidate for how the pool's cells are used.
 
     mode: in "split" each cell serves either the policy or a judge; in other modes all serve both.
-    judge: cells that judge, in a split.
+    judge: number of cells that judge; used only in mode "split".
     """
 
     mode: Mode
@@ -31,12 +31,14 @@ class Split:
 
     @property
     def name(self) -> str:
+        """The name by which journals and ``named`` know it, such as "split 12" or "colocated"."""
         return f"split {self.judge}" if self.mode == "split" else self.mode
 
     @classmethod
     def named(cls, name: str) -> Split:
-        word, _, count = name.partition(" ")
-        return cls("split", int(count)) if word == "split" else cls(word)  # type: ignore[arg-type]
+        """Returns the split that has this ``name``."""
+        mode, _, count = name.partition(" ")
+        return cls("split", int(count)) if mode == "split" else cls(mode)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,12 @@ class Pool:
         if split.mode != "split":
             return dict.fromkeys((self.policy, *self.judges), self.cells)
         border = len(self.cells) - split.judge
-        found, at = {self.policy: self.cells[:border]}, border
+        cells_of_role = {self.policy: self.cells[:border]}
+        at = border
         for judge, count in zip(self.judges, _shares(split.judge, self, weights), strict=True):
-            found[judge] = self.cells[at : at + count]
+            cells_of_role[judge] = self.cells[at : at + count]
             at += count
-        return found
+        return cells_of_role
 
     def engines(self) -> dict[str, tuple[Cell, ...]]:
         """Returns, for each role, all cells at which it has engines and so can be awake."""
@@ -123,8 +126,8 @@ def find_pool(window: Window) -> Pool | None:
                 f"{len(window.devices)}",
             )
     size = math.lcm(*(need.size for need in generators.values()))
-    asked = window.slots[policies[0]] + max(window.slots[judge] for judge in judges)
-    cells = _cells(window.devices[:asked], size)
+    pool_devices = window.slots[policies[0]] + max(window.slots[judge] for judge in judges)
+    cells = _cells(window.devices[:pool_devices], size)
     per_cell = {role: size // need.size for role, need in generators.items()}
     least = {role: math.ceil(need.least / per_cell[role]) for role, need in generators.items()}
     most = {role: min(window.slots[role] // size, len(cells)) for role in generators}
@@ -136,10 +139,10 @@ def find_pool(window: Window) -> Pool | None:
             )
             _refuse(role, "slots", f"{what} at least {least[role]}")
     if sum(least.values()) > len(cells):
-        needed = ", ".join(f"{role} {count}" for role, count in least.items())
+        cells_by_role = ", ".join(f"{role} {count}" for role, count in least.items())
         what = (
             f"generators need at least {sum(least.values())} cells of {size} devices "
-            f"({needed}), there are"
+            f"({cells_by_role}), there are"
         )
         _refuse(max(least, key=least.__getitem__), "slots", f"{what} {len(cells)}")
     most_judge = min(most[judge] for judge in judges)
@@ -156,96 +159,122 @@ def find_pool(window: Window) -> Pool | None:
 def decide(
     window: Window, pool: Pool, split: Split, weights: Mapping[str, float] | None = None
 ) -> Decision:
-    """The split carried out: generators on their cells, every other role on its slots."""
+    """Returns the decision that carries out a split.
+
+    The generators of the pool are on their cells; every other role is on its slots.
+
+    weights: see ``Pool.awake``; None: all judges have equal weights.
+    """
     generators = (pool.policy, *pool.judges)
     others = {role: slots for role, slots in window.slots.items() if role not in generators}
-    rest = every_slot(Window(devices=window.devices, slots=others)).cells
-    awake, engines = pool.awake(split, weights or {}), pool.engines()
+    other_cells = every_slot(Window(devices=window.devices, slots=others)).cells
+    awake = pool.awake(split, weights or {})
+    engines = pool.engines()
     order = list(window.slots)
     return Decision(
-        partition=Partition({role: {**rest, **awake}[role] for role in order}),
-        engines=Partition({role: {**rest, **engines}[role] for role in order}),
+        partition=Partition({role: {**other_cells, **awake}[role] for role in order}),
+        engines=Partition({role: {**other_cells, **engines}[role] for role in order}),
         mode=split.mode,
         chosen=split.name,
     )
 
 
 class Rescue:
-    """What the policies of this plugin do for a judge of which nobody answers: see ``Rescues``."""
+    """What the policies of this plugin do for a judge of which no replica answers: see
+    ``Rescues``.
+    """
 
     def rescue(self, partition: Partition, window: Window) -> Decision | None:
-        """The policy's cells, but for those it must keep, as far as the judge has an engine there
-        that answers; where that leaves none, the policy and the judge take turns on what there is.
+        """Gives a judge that no longer answers some of the policy's cells; see the contract's
+        ``Rescues``.
+
+        It takes as many cells as the policy can spare, from those at which an engine of the judge
+        answers. Where the policy can spare none, both use those cells, one after the other. Returns
+        None where the judge has no such cell, or is not in the pool.
         """
-        pool, judge = find_pool(window), window.starving
+        pool = find_pool(window)
+        judge = window.starving
         if pool is None or judge not in pool.judges:
             return None
-        lost = {role: set(window.lost.get(role, ())) for role in (pool.policy, judge)}
+        lost_devices = {role: set(window.lost.get(role, ())) for role in (pool.policy, judge)}
 
         def answers(role: str, cell: Cell) -> bool:
-            return cell in pool.engines()[role] and not lost[role] & {
+            return cell in pool.engines()[role] and not lost_devices[role] & {
                 device.index for device in cell.devices
             }
 
-        held = partition.cells[pool.policy]
-        able = [cell for cell in held if answers(judge, cell)]
-        spare = sum(answers(pool.policy, cell) for cell in held) - pool.least[pool.policy]
-        given = tuple(able[-spare:]) if spare > 0 else ()
-        cells, reason = dict(partition.cells), f"no replica of {judge} answers"
-        if given:
-            kept = tuple(cell for cell in held if cell not in given)
-            cells |= {pool.policy: kept, judge: given}
+        policy_cells = partition.cells[pool.policy]
+        usable_cells = [cell for cell in policy_cells if answers(judge, cell)]
+        spare_count = (
+            sum(answers(pool.policy, cell) for cell in policy_cells) - pool.least[pool.policy]
+        )
+        moved_cells = tuple(usable_cells[-spare_count:]) if spare_count > 0 else ()
+        cells = dict(partition.cells)
+        reason = f"no replica of {judge} answers"
+        if moved_cells:
+            remaining_cells = tuple(cell for cell in policy_cells if cell not in moved_cells)
+            cells |= {pool.policy: remaining_cells, judge: moved_cells}
             return Decision(
                 partition=Partition(cells),
-                reason=f"{reason}: {len(given)} cells of {pool.policy} judge",
+                reason=f"{reason}: {len(moved_cells)} cells of {pool.policy} judge",
             )
-        if not able:
+        if not usable_cells:
             return None
-        cells |= {pool.policy: tuple(able), judge: tuple(able)}
+        cells |= {pool.policy: tuple(usable_cells), judge: tuple(usable_cells)}
         return Decision(
             partition=Partition(cells), mode="colocated", reason=f"{reason}: it takes turns"
         )
 
 
 def split_of(partition: Partition, pool: Pool) -> Split | None:
-    """The split that a partition is; None where it is another pool's."""
-    taken = {role: partition.cells.get(role, ()) for role in (pool.policy, *pool.judges)}
-    if any(not set(cells) <= set(pool.cells) for cells in taken.values()):
+    """Returns the split that a partition has in this pool.
+
+    Returns None where the partition uses cells outside of the pool, or another number of them than
+    the pool has.
+    """
+    cells_of_role = {role: partition.cells.get(role, ()) for role in (pool.policy, *pool.judges)}
+    if any(not set(cells) <= set(pool.cells) for cells in cells_of_role.values()):
         return None
-    counts = [len(taken[judge]) for judge in pool.judges]
+    counts = [len(cells_of_role[judge]) for judge in pool.judges]
     return (
         Split("split", sum(counts))
-        if len(taken[pool.policy]) + sum(counts) == len(pool.cells)
+        if len(cells_of_role[pool.policy]) + sum(counts) == len(pool.cells)
         else None
     )
 
 
 def _cells(devices: Sequence[Device], size: int) -> tuple[Cell, ...]:
-    """Neighbours of one node; what is left of a node makes no cell."""
+    """Returns cells of ``size`` neighbouring devices, each on one node.
+
+    Devices of a node that are too few for another cell belong to none.
+    """
     nodes: dict[str, list[Device]] = {}
     for device in devices:
         nodes.setdefault(device.node, []).append(device)
     return tuple(
-        Cell(tuple(own[i : i + size]))
-        for own in nodes.values()
-        for i in range(0, len(own) - size + 1, size)
+        Cell(tuple(node_devices[i : i + size]))
+        for node_devices in nodes.values()
+        for i in range(0, len(node_devices) - size + 1, size)
     )
 
 
 def _shares(cells: int, pool: Pool, weights: Mapping[str, float]) -> list[int]:
-    """Whole numbers that add up to ``cells``: what each judge must keep, the rest by the largest
-    remainders.
+    """Returns the number of cells that each judge gets; they add up to ``cells``.
+
+    Each judge gets what it must keep. The rest is dealt one by one to the judge that is furthest
+    below its exact share, which is proportional to its weight.
     """
     least = [pool.least[judge] for judge in pool.judges]
-    told = [max(weights.get(judge, 1.0), 0.0) for judge in pool.judges]
-    wanted = [cells * weight / (sum(told) or 1.0) for weight in told]
+    proportions = [max(weights.get(judge, 1.0), 0.0) for judge in pool.judges]
+    exact_shares = [cells * weight / (sum(proportions) or 1.0) for weight in proportions]
     counts = list(least)
     while sum(counts) < cells:
-        counts[max(range(len(counts)), key=lambda i: wanted[i] - counts[i])] += 1
+        counts[max(range(len(counts)), key=lambda i: exact_shares[i] - counts[i])] += 1
     return counts
 
 
 def _refuse(role: str, key: str, what: str) -> None:
+    """Raises PlacementError for a setting of a role that does not fit into cells."""
     raise PlacementError(
         what,
         where=f"roles.{role}.{key}",

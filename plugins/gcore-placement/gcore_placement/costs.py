@@ -63,27 +63,31 @@ def spent(outcome: run_files.Measured) -> dict[int, dict[str, float]]:
         "changing roles": outcome.switch_s,
     }
     return {
-        device: {f"{role} runs": seconds for role, seconds in ran.items()}
-        | {_waits(ran): outcome.waited[device]}
+        device: {f"{role} runs": seconds for role, seconds in role_seconds.items()}
+        | {_waits(role_seconds): outcome.waited[device]}
         | stages
-        for device, ran in outcome.ran.items()
+        for device, role_seconds in outcome.ran.items()
     }
 
 
 def idle(outcome: run_files.Measured) -> dict[str, float]:
     """Returns cause -> share of the devices' time in the rollout that was idle for it."""
-    found: dict[str, float] = defaultdict(float)
-    for device, ran in outcome.ran.items():
-        found[_waits(ran)] += (
+    shares: dict[str, float] = defaultdict(float)
+    for device, role_seconds in outcome.ran.items():
+        shares[_waits(role_seconds)] += (
             outcome.waited[device] / len(outcome.ran) / max(outcome.measured_s, 1e-9)
         )
     if outcome.turns_s:
-        found["changing roles"] = outcome.turns_s / max(outcome.measured_s, 1e-9)
-    return dict(found)
+        shares["changing roles"] = outcome.turns_s / max(outcome.measured_s, 1e-9)
+    return dict(shares)
 
 
-def _waits(ran: Mapping[str, float]) -> str:
-    return "all wait" if len(ran) > 1 else f"{next(iter(ran))} waits"
+def _waits(role_seconds: Mapping[str, float]) -> str:
+    """Returns the cause for which a cell was idle, such as "rollout waits".
+
+    role_seconds: the roles that ran in the cell. With several of them it is "all wait".
+    """
+    return "all wait" if len(role_seconds) > 1 else f"{next(iter(role_seconds))} waits"
 
 
 def costs_of(
@@ -146,6 +150,7 @@ def section(run_dir: Path) -> str:
 
 
 def run(words: list[str]) -> int:
+    """Runs ``g-core placement costs`` with these command-line arguments; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="g-core placement costs",
         description="Says where the time of every device went, over a whole run.",
@@ -161,9 +166,11 @@ def run(words: list[str]) -> int:
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    whole = max(sum(seconds.values()), 1e-9)
+    """Returns cause -> share of all seconds, the largest first."""
+    total_s = max(sum(seconds.values()), 1e-9)
     return {
-        cause: value / whole for cause, value in sorted(seconds.items(), key=lambda item: -item[1])
+        cause: value / total_s
+        for cause, value in sorted(seconds.items(), key=lambda item: -item[1])
     }
 
 

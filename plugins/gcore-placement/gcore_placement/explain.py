@@ -20,6 +20,9 @@ from gcore_placement.costs import idle
 
 
 def run(words: list[str]) -> int:
+    """Runs ``g-core placement explain`` with these command-line arguments; returns the exit
+    code.
+    """
     parser = argparse.ArgumentParser(
         prog="g-core placement explain",
         description="Says why the devices of a step were placed as they were.",
@@ -46,16 +49,20 @@ def run(words: list[str]) -> int:
     decided = decisions[args.step]
     measured = outcomes.get(args.step)
     if args.json:
-        told = {"decision": msgspec.to_builtins(decided), "outcome": msgspec.to_builtins(measured)}
-        print(json.dumps(told, indent=2))
+        records = {
+            "decision": msgspec.to_builtins(decided),
+            "outcome": msgspec.to_builtins(measured),
+        }
+        print(json.dumps(records, indent=2))
     else:
-        print("\n".join(_told(decided, measured)))
+        print("\n".join(_explain_step(decided, measured)))
     return 0
 
 
 def _lines(
     decisions: Mapping[int, run_files.Decided], outcomes: Mapping[int, run_files.Measured]
 ) -> Iterator[str]:
+    """Yields the table of all decisions, a line for each step."""
     yield f"{'step':>5}  {'chosen':<12} {'predicted s':>11} {'measured s':>11} {'error':>7}  reason"
     for step, decided in sorted(decisions.items()):
         predicted = decided.predicted_s.get(decided.chosen)
@@ -73,7 +80,11 @@ def _lines(
         )
 
 
-def _told(decided: run_files.Decided, measured: run_files.Measured | None) -> Iterator[str]:
+def _explain_step(decided: run_files.Decided, measured: run_files.Measured | None) -> Iterator[str]:
+    """Yields the lines that explain one step.
+
+    measured: the step's outcome; None when the step has not ended.
+    """
     yield f"step {decided.step}: {decided.chosen or decided.mode} ({decided.mode})"
     yield f"  because  {decided.reason}"
     for role, cells in decided.cells.items():

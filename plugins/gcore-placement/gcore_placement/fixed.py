@@ -63,7 +63,7 @@ class FixedSplit(Rescue):
         pool = find_pool(window)
         if pool is None:
             return place_evenly(partition, window)
-        wanted = self._config.cells or self._config.share * len(pool.cells)
-        split = pool.limited(wanted)
+        judge_cells = self._config.cells or self._config.share * len(pool.cells)
+        split = pool.limited(judge_cells)
         reason = f"the judges' cells are fixed at {split.judge} of {len(pool.cells)}"
         return replace(decide(window, pool, split), reason=reason)

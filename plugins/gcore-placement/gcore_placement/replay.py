@@ -1,13 +1,12 @@
-"""``placement/replay``: after each step, what would every split have cost it? The next step gets
-the least regret.
+"""Provides ``placement/replay``, which replays each step under every split and takes the best.
 
 After a step the length of every answer and every verdict is known. The step is replayed with them
 on a model of the cluster, once for each candidate split and for several draws of groups from it, so
 that the choice does not depend on the luck of one answer.
 
-A candidate's regret in a step is its cost divided by the least cost. Regrets are added up over
-steps, each step counting ``discount`` times as much as the next one. At a step boundary a new split
-costs nothing, so the policy changes to the least regret at once.
+A candidate's regret in a step is its cost divided by the least cost of all candidates. Regrets are
+added up over steps, each step counting ``discount`` times as much as the next one. At a step
+boundary a new split costs nothing, so the policy changes to the least regret at once.
 
 All requests of a finished step have ended, so their lengths are complete. In the middle of a step
 only the short ones would have ended, and an estimate from those would be too low.
@@ -28,8 +27,10 @@ from gcore_placement.config import ReplayConfig
 
 #: Candidates that cost less than this many times the least are replayed with every draw.
 _NEAR = 1.12
-#: Tokens of a prompt, and of a judge's instructions, before any were measured.
-_TYPICAL_PROMPT, _TYPICAL_INSTRUCTIONS = 512.0, 1024.0
+#: Tokens of a prompt before any was measured.
+_TYPICAL_PROMPT = 512.0
+#: Tokens of a judge's instructions before any were measured.
+_TYPICAL_INSTRUCTIONS = 1024.0
 
 
 class Replay(Rescue):
@@ -47,14 +48,12 @@ class Replay(Rescue):
         pool = find_pool(window)
         if pool is None:
             return place_evenly(partition, window)
-        policy, judges = (
-            window.requests.get(pool.policy),
-            [window.requests.get(judge) for judge in pool.judges],
-        )
+        policy_requests = window.requests.get(pool.policy)
+        judge_requests = [window.requests.get(judge) for judge in pool.judges]
         measured = (
-            policy is not None
-            and len(policy)
-            and any(found is not None and len(found) for found in judges)
+            policy_requests is not None
+            and len(policy_requests)
+            and any(requests is not None and len(requests) for requests in judge_requests)
         )
         if not measured and window.state:
             return self._choose(window, pool, _State.read(window.state), {}, {"policy_requests": 0})
@@ -68,7 +67,7 @@ class Replay(Rescue):
         splits = self._candidates(window, pool)
         costs = replayed.costs(splits, _NEAR)
         state = _State.read(window.state).after(costs, self._config.discount)
-        state = self._judged(state, window, replayed)
+        state = self._compare(state, window, replayed)
         return self._choose(window, pool, state, costs, replayed.seen, replayed.weights)
 
     def _first(self, window: Window, pool: Pool) -> Decision:
@@ -84,13 +83,15 @@ class Replay(Rescue):
             answers = np.array([config.policy_tokens])
             verdicts = np.array([config.judge_tokens])
             # cell-seconds of one record: a replica's seconds over the replicas of a cell
-            of = [window.profiles.get(role, Profile()) for role in (pool.policy, pool.judges[0])]
+            profiles = [
+                window.profiles.get(role, Profile()) for role in (pool.policy, pool.judges[0])
+            ]
             sampled = (
-                float(of[0].seconds(np.array([_TYPICAL_PROMPT]), answers)[0])
+                float(profiles[0].seconds(np.array([_TYPICAL_PROMPT]), answers)[0])
                 / pool.per_cell[pool.policy]
             )
             judged = (
-                float(of[1].seconds(_TYPICAL_INSTRUCTIONS + answers, verdicts)[0])
+                float(profiles[1].seconds(_TYPICAL_INSTRUCTIONS + answers, verdicts)[0])
                 / pool.per_cell[pool.judges[0]]
             )
             share = judged / (sampled + judged)
@@ -113,17 +114,18 @@ class Replay(Rescue):
             )
             grid = cells / (1 + np.exp(-np.linspace(low, high, self._config.splits)))
             counts = np.unique(np.clip(np.round(grid), pool.fewest, pool.most)).astype(int)
-        found = [Split("split", int(count)) for count in counts]
+        candidates = [Split("split", int(count)) for count in counts]
         if pool.shared() and "colocated" in self._config.modes and window.switch_s is not None:
-            found.append(Split("colocated"))
+            candidates.append(Split("colocated"))
         if pool.shared() and "coresident" in self._config.modes:
-            found.append(Split("coresident"))
-        return found
+            candidates.append(Split("coresident"))
+        return candidates
 
-    def _judged(self, state: _State, window: Window, replayed: Any) -> _State:
+    def _compare(self, state: _State, window: Window, replayed: Any) -> _State:
         """Compares the replay of the split that ran with the time that was measured.
 
-        Updates ``wrong`` and ``error``, and the mean cost of the split that ran.
+        Returns the state with a new ``wrong`` and ``error``, and with the new mean cost of that
+        split.
         """
         last = window.outcomes[-1] if window.outcomes else None
         if last is None or not last.candidate:
@@ -233,8 +235,12 @@ class _State:
         neighbours.
         """
         least = min(costs.values())
-        before = {split: _at(self.regrets, split) if self.regrets else 0.0 for split in costs}
-        regrets = {split: discount * before[split] + cost / least for split, cost in costs.items()}
+        regrets_so_far = {
+            split: _at(self.regrets, split) if self.regrets else 0.0 for split in costs
+        }
+        regrets = {
+            split: discount * regrets_so_far[split] + cost / least for split, cost in costs.items()
+        }
         return replace(self, regrets=regrets, weight=discount * self.weight + 1)
 
 
@@ -243,13 +249,16 @@ def _at(costs: Mapping[Split, float], split: Split) -> float:
     if split in costs:
         return costs[split]
     splits = sorted(
-        (other for other in costs if other.mode == "split"), key=lambda other: other.judge
+        (candidate for candidate in costs if candidate.mode == "split"),
+        key=lambda candidate: candidate.judge,
     )
     if split.mode != "split" or not splits:  # never tried: as bad as the worst
         return max(costs.values())
     return float(
         np.interp(
-            split.judge, [other.judge for other in splits], [costs[other] for other in splits]
+            split.judge,
+            [candidate.judge for candidate in splits],
+            [costs[candidate] for candidate in splits],
         )
     )
 
@@ -266,15 +275,15 @@ def _least(regrets: Mapping[Split, float], pool: Pool, caution: float) -> Split:
     splits = sorted(
         (split for split in regrets if split.mode == "split"), key=lambda split: split.judge
     )
-    known = [split.judge for split in splits]
-    counts = np.arange(max(known[0], 1), min(known[-1], cells - 1) + 1)
+    tried = [split.judge for split in splits]
+    counts = np.arange(max(tried[0], 1), min(tried[-1], cells - 1) + 1)
     odds = np.log(counts / (cells - counts))
     # near[i, j]: weight of split j in the mean for split i
     near = np.exp(-(((odds[:, None] - odds) / max(caution, 1e-6)) ** 2) / 2)
     values = (
         near
         / near.sum(1, keepdims=True)
-        @ np.interp(counts, known, [regrets[split] for split in splits])
+        @ np.interp(counts, tried, [regrets[split] for split in splits])
     )
     best = min(regrets, key=regrets.__getitem__)
     return best if best.mode != "split" else pool.limited(int(counts[np.argmin(values)]))

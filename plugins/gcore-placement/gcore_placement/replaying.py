@@ -36,14 +36,14 @@ class Replayed:
         self._random = np.random.default_rng([config.seed, window.step])
         self._draws = config.draws
         self._largest = config.largest
-        told = [window.profiles.get(role, Profile()) for role in (pool.policy, *present)]
+        profiles = [window.profiles.get(role, Profile()) for role in (pool.policy, *present)]
         work = [
             float(p.seconds(r.prompt, r.actions).sum())
-            for p, r in zip(told, (policy, *judged), strict=True)
+            for p, r in zip(profiles, (policy, *judged), strict=True)
         ]
         self.weights = dict(zip(present, work[1:], strict=True))
         # The model has one judge: it gets the profile of the one that has the most work.
-        self._profiles = told[0], told[1 + int(np.argmax(work[1:]))]
+        self._profiles = profiles[0], profiles[1 + int(np.argmax(work[1:]))]
         self.seen: dict[str, Any] = {
             "policy_requests": len(policy),
             "judge_requests": sum(map(len, judged)),
@@ -83,6 +83,11 @@ class Replayed:
         return self._play(split, np.arange(len(self._groups))[:count], cells)
 
     def _play(self, split: Split, which: np.ndarray, cells: int) -> float:
+        """Returns the seconds of a rollout of groups of the latest step under a split.
+
+        which: int64[groups], their indexes.
+        cells: number of cells on which they are played.
+        """
         pool = self._pool
         groups = self._groups.take(which)
         per = [pool.per_cell[pool.policy], pool.per_cell[pool.judges[0]]]
@@ -98,15 +103,16 @@ class Replayed:
             profiles = coresident(self._profiles, per)
         # All groups are taken as kept and as needed, so that none is issued beyond those drawn.
         everything = replace(groups, kept=np.ones(len(groups), bool))
-        known = KeepRate(rates=(1.0,) * 4, known=True)
-        return play(everything, engines, profiles, len(groups), known, self._switch_s).seconds
+        rate = KeepRate(rates=(1.0,) * 4, known=True)
+        return play(everything, engines, profiles, len(groups), rate, self._switch_s).seconds
 
 
 def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
-    """Turns requests into tables of float64[groups, largest group], in the order of ordinals.
+    """Turns requests into tables of float64[groups, most samples of a group], in the order of
+    ordinals.
 
-    What several judges write of a record counts as one verdict. Samples that a group lacks have no
-    actions.
+    What several judges write about one record is added up to one verdict. Where a group has fewer
+    samples than the largest, the rest of its row is 0.
 
     policy: the requests of the latest step.
     judges: for each judge its requests, whose ``parent`` is an index into those of the policy.
@@ -119,24 +125,24 @@ def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
     sample = np.empty(len(policy), np.int64)
     sample[first] = np.arange(len(policy)) - np.repeat(np.cumsum(counts) - counts, counts)
     shape = len(ordinals), int(counts.max())
-    written = np.zeros(len(policy))
-    read = np.zeros(len(policy))
+    verdict_tokens = np.zeros(len(policy))
+    judge_prompt = np.zeros(len(policy))
     for requests in judges:
-        np.add.at(written, requests.parent, requests.actions)
-        np.add.at(read, requests.parent, requests.prompt)
+        np.add.at(verdict_tokens, requests.parent, requests.actions)
+        np.add.at(judge_prompt, requests.parent, requests.prompt)
 
     def table(values: np.ndarray) -> np.ndarray:
-        found = np.zeros(shape)
-        found[place, sample] = values
-        return found
+        filled = np.zeros(shape)
+        filled[place, sample] = values
+        return filled
 
     kept = np.zeros(len(ordinals), bool)
     kept[place] = policy.kept
     return Groups(
         policy=table(policy.actions),
-        judge=table(written),
+        judge=table(verdict_tokens),
         policy_prompt=table(policy.prompt),
-        judge_prompt=table(read),
+        judge_prompt=table(judge_prompt),
         kept=kept,
     )
 
@@ -150,8 +156,8 @@ def lengths(policy: Requests, judges: Sequence[Requests]) -> tuple[Requests, lis
     latest = policy.step == policy.step.max()
     # A kept request's new index is the number of kept requests before it.
     index = np.cumsum(latest) - 1
-    found = []
+    judge_requests = []
     for requests in judges:
         mine = requests.take((requests.parent >= 0) & latest[np.clip(requests.parent, 0, None)])
-        found.append(replace(mine, parent=index[mine.parent]))
-    return policy.take(latest), found
+        judge_requests.append(replace(mine, parent=index[mine.parent]))
+    return policy.take(latest), judge_requests

@@ -20,12 +20,17 @@ class Utilisation(Rescue):
         self._config = config
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
+        """Moves ``config.cells`` cells to the judges if they are used more, else to the policy.
+
+        Nothing moves while the difference is at most ``config.threshold``. The first split has
+        ``config.share``.
+        """
         pool = find_pool(window)
         if pool is None:
             return place_evenly(partition, window)
         config = self._config
-        before = split_of(partition, pool) if partition else None
-        if before is None:
+        previous_split = split_of(partition, pool) if partition else None
+        if previous_split is None:
             split = pool.limited(config.share * len(pool.cells))
             return replace(
                 decide(window, pool, split), reason="nothing is measured yet: the configured share"
@@ -42,10 +47,10 @@ class Utilisation(Rescue):
             if judge > policy
             else -config.cells
         )
-        split = pool.limited(before.judge + move)
-        told = f"{config.signal}: policy {policy:.0%}, judge {judge:.0%}"
+        split = pool.limited(previous_split.judge + move)
+        signal_text = f"{config.signal}: policy {policy:.0%}, judge {judge:.0%}"
         reason = (
-            f"{told}, so {abs(split.judge - before.judge)} cells move"
+            f"{signal_text}, so {abs(split.judge - previous_split.judge)} cells move"
             if used
             else "nothing was measured"
         )

@@ -35,7 +35,7 @@ from gcore_core.controllers import keep_rate
 # The core's own rule of oversampling, compiled. Compiled code can call only compiled functions, so
 # ``covers`` is replaced by its compiled form among the globals that the rule sees.
 _RULE = (keep_rate.groups_missing, keep_rate.covers)
-_missing = njit(
+_groups_missing = njit(
     FunctionType(
         keep_rate.groups_missing.__code__, {**vars(keep_rate), "covers": njit(keep_rate.covers)}
     )
@@ -44,13 +44,21 @@ _missing = njit(
 #: What ``_play`` returns; see there.
 Played: TypeAlias = tuple[float, int, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
-POLICY, JUDGE = 0, 1
-#: Rows of ``spent``, in replica-seconds. The first two have one row for each role (add the role):
-#: BUSY counts a replica that runs anything, FILLED the share of its places that are taken.
-BUSY, FILLED = 0, 2
-#: Idle replica-seconds by cause; see ``step.CAUSES``.
-TAIL, NO_VERDICT, NO_RECORD, JUDGE_TAIL, SWAPPING = 4, 5, 6, 7, 8
-#: Number of rows.
+#: The two roles, by which the arrays are indexed.
+POLICY = 0
+JUDGE = 1
+#: Rows of ``spent``, in replica-seconds. BUSY and FILLED have one row for each role: BUSY + role.
+#: A replica that runs anything counts as busy.
+BUSY = 0
+#: The share of a replica's places (sequences that can run at once) that are taken.
+FILLED = 2
+#: Idle replica-seconds, a row for each cause; ``step.CAUSES`` says what the causes are.
+TAIL = 4
+NO_VERDICT = 5
+NO_RECORD = 6
+JUDGE_TAIL = 7
+SWAPPING = 8
+#: Number of rows of ``spent``.
 SPENT = 9
 
 #: Columns of ``profiles``. BASE, RUNNING and CACHED are seconds of a round: in all, for each
@@ -89,26 +97,27 @@ def _least(tree: np.ndarray) -> int:
 
 
 @njit
-def _push(ends: np.ndarray, who: np.ndarray, size: int, end: float, request: int) -> None:
+def _push(ends: np.ndarray, request_of: np.ndarray, size: int, end: float, request: int) -> None:
     """Adds a request to one replica's binary heap of ``size`` requests, the earliest end first.
 
     ends: the number of the replica's round in which each request ends.
-    who: the request; those to the judge are counted on from the number of records.
+    request_of: the request; those to the judge are counted on from the number of records.
     """
     at = size
     while at and ends[(at - 1) // 2] > end:
-        ends[at], who[at] = ends[(at - 1) // 2], who[(at - 1) // 2]
+        ends[at] = ends[(at - 1) // 2]
+        request_of[at] = request_of[(at - 1) // 2]
         at = (at - 1) // 2
     ends[at] = end
-    who[at] = request
+    request_of[at] = request
 
 
 @njit
-def _pop(ends: np.ndarray, who: np.ndarray, size: int) -> None:
+def _pop(ends: np.ndarray, request_of: np.ndarray, size: int) -> None:
     """Removes the first of ``size`` requests from a heap; see ``_push``."""
     # the last one takes the first place and sinks until no child is earlier
     end = ends[size - 1]
-    request = who[size - 1]
+    request = request_of[size - 1]
     at = 0
     while 2 * at + 1 < size - 1:
         child = 2 * at + 1
@@ -116,10 +125,11 @@ def _pop(ends: np.ndarray, who: np.ndarray, size: int) -> None:
             child += 1
         if ends[child] >= end:
             break
-        ends[at], who[at] = ends[child], who[child]
+        ends[at] = ends[child]
+        request_of[at] = request_of[child]
         at = child
     ends[at] = end
-    who[at] = request
+    request_of[at] = request
 
 
 @njit
@@ -174,7 +184,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
     most = int(profiles[0, MOST] + profiles[1, MOST])
     # the requests that each replica runs, as a heap; see ``_push``
     ends = np.empty((replicas, most))
-    who = np.empty((replicas, most), np.int64)
+    request_of = np.empty((replicas, most), np.int64)
     # of each replica and role: sequences that run, and an offset such that the cached tokens are
     # offset + running * rounds. A sequence of prompt p that started in round r has p + rounds - r
     # tokens, so it adds p - r to the offset; nothing has to be updated each round.
@@ -195,7 +205,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
     busy = np.zeros(2, np.int64)
     filled = np.zeros(2, np.int64)
     width_of = np.zeros(2)
-    left = np.full(groups, samples)  # records of each group that have not ended
+    unended = np.full(groups, samples)  # records of each group that have not ended
     order = np.empty(groups, np.int64)
     spent = np.zeros(SPENT)
     # the ``count`` replicas for which something changed at this event
@@ -210,7 +220,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
     following = np.empty(total, np.int64)
     shard_of = np.empty(groups, np.int64)
     # of each shard: a tree of how many of its records each replica has, and its room at a replica
-    owed = np.full((shards, 2 * width), np.inf)
+    dealt = np.full((shards, 2 * width), np.inf)
     rooms = np.zeros(shards)
     now = 0.0
     phase = POLICY
@@ -228,9 +238,9 @@ def _play(  # noqa: C901, PLR0912, PLR0915
         # The policy's replicas have the lowest numbers. The term below 1/2 breaks ties: each shard
         # starts at another replica.
         for i in range(abreast):
-            _set(owed[shard], i, (i - shard * abreast // shards) % abreast / (2 * abreast))
+            _set(dealt[shard], i, (i - shard * abreast // shards) % abreast / (2 * abreast))
 
-    issue = min(_missing(needed, 0, 0, 0, rule), groups)
+    issue = min(_groups_missing(needed, 0, 0, 0, rule), groups)
     while True:
         for request in range(issued * samples, (issued + issue) * samples):
             times[0, POLICY, request] = now
@@ -248,7 +258,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                 count = _deal(
                     shard,
                     replicas,
-                    owed,
+                    dealt,
                     rooms,
                     first_of,
                     last_of,
@@ -279,13 +289,19 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                     cached = (
                         offset[i, 0] + offset[i, 1] + (running[i, 0] + running[i, 1]) * rounds[i]
                     )
-                    here = running[i, 0] + running[i, 1]
+                    sequences = running[i, 0] + running[i, 1]
                     if running[i, POLICY] >= profiles[POLICY, MOST]:
                         break
-                    if here and cached + prompts[POLICY, request] > profiles[POLICY, CACHE]:
+                    if sequences and cached + prompts[POLICY, request] > profiles[POLICY, CACHE]:
                         break
                     first_of[i] = following[request]
-                    _push(ends[i], who[i], here, rounds[i] + actions[POLICY, request], request)
+                    _push(
+                        ends[i],
+                        request_of[i],
+                        sequences,
+                        rounds[i] + actions[POLICY, request],
+                        request,
+                    )
                     offset[i, POLICY] += prompts[POLICY, request] - rounds[i]
                     running[i, POLICY] += 1
                     debt[i] += prompts[POLICY, request] * profiles[POLICY, PREFILL]
@@ -293,9 +309,9 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                     replica[POLICY, request] = i
                     filled[POLICY] += 1
                     busy[POLICY] += running[i, POLICY] == 1
-                    for other in range(2):
-                        if serves[i] >> other & 1:
-                            _set(loads[other], i, here + 1.0)
+                    for served in range(2):
+                        if serves[i] >> served & 1:
+                            _set(loads[served], i, sequences + 1.0)
         for role in range(2):
             if in_turn and role != phase:
                 continue
@@ -304,16 +320,16 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                 request = waiting[role, head[role]]
                 _advance(i, now, rounds, at, debt, running, offset, profiles)
                 cached = offset[i, 0] + offset[i, 1] + (running[i, 0] + running[i, 1]) * rounds[i]
-                here = running[i, 0] + running[i, 1]
+                sequences = running[i, 0] + running[i, 1]
                 if running[i, role] >= profiles[role, MOST]:
                     break
-                if here and cached + prompts[role, request] > profiles[role, CACHE]:
+                if sequences and cached + prompts[role, request] > profiles[role, CACHE]:
                     break
                 head[role] += 1
                 _push(
                     ends[i],
-                    who[i],
-                    here,
+                    request_of[i],
+                    sequences,
                     rounds[i] + actions[role, request],
                     request + role * total,
                 )
@@ -324,9 +340,9 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                 replica[role, request] = i
                 filled[role] += 1
                 busy[role] += running[i, role] == 1
-                for other in range(2):
-                    if serves[i] >> other & 1:
-                        _set(loads[other], i, here + 1.0)
+                for served in range(2):
+                    if serves[i] >> served & 1:
+                        _set(loads[served], i, sequences + 1.0)
                 if not is_touched[i]:
                     is_touched[i] = True
                     touched[count] = i
@@ -335,13 +351,13 @@ def _play(  # noqa: C901, PLR0912, PLR0915
         for n in range(count):
             i = touched[n]
             is_touched[i] = False
-            here = running[i, 0] + running[i, 1]
-            due = np.inf
-            if here:
+            sequences = running[i, 0] + running[i, 1]
+            next_end_s = np.inf
+            if sequences:
                 first, growth = _pace(i, rounds, running, offset, profiles)
                 x = max(0.0, ends[i, 0] - rounds[i])
-                due = now + debt[i] + first * x + growth * x * x
-            _set(upcoming, i, due)
+                next_end_s = now + debt[i] + first * x + growth * x * x
+            _set(upcoming, i, next_end_s)
         count = 0
 
         # -- the next event: the earliest end of a sequence
@@ -373,8 +389,8 @@ def _play(  # noqa: C901, PLR0912, PLR0915
         rounds[i] = max(rounds[i], ends[i, 0])
         while running[i, 0] + running[i, 1] and ends[i, 0] <= rounds[i] + 1e-9:
             end = ends[i, 0]
-            request = who[i, 0]
-            _pop(ends[i], who[i], running[i, 0] + running[i, 1])
+            request = request_of[i, 0]
+            _pop(ends[i], request_of[i], running[i, 0] + running[i, 1])
             role = request // total
             request = request % total
             running[i, role] -= 1
@@ -384,11 +400,11 @@ def _play(  # noqa: C901, PLR0912, PLR0915
             active[role] -= 1
             if role == POLICY and room:
                 shard = shard_of[request // samples]
-                _set(owed[shard], i, owed[shard, width + i] - 1)
+                _set(dealt[shard], i, dealt[shard, width + i] - 1)
                 count = _deal(
                     shard,
                     replicas,
-                    owed,
+                    dealt,
                     rooms,
                     first_of,
                     last_of,
@@ -406,14 +422,14 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                 active[JUDGE] += 1
                 continue
             group = request // samples
-            left[group] -= 1
-            if left[group] == 0:
+            unended[group] -= 1
+            if unended[group] == 0:
                 order[finished] = group
                 finished = finished + 1
                 in_flight = in_flight - 1
                 kept = kept + keep[group]
                 if not in_turn or in_flight == 0:
-                    more = _missing(needed, kept, finished, in_flight + issue, rule)
+                    more = _groups_missing(needed, kept, finished, in_flight + issue, rule)
                     issue = min(issue + more, groups - issued)
         if running[i, 0] + running[i, 1] == 0:
             # exactly 0 again, without what rounding left
@@ -456,7 +472,7 @@ def _append(
 def _deal(
     shard: int,
     replicas: int,
-    owed: np.ndarray,
+    dealt: np.ndarray,
     rooms: np.ndarray,
     first_of: np.ndarray,
     last_of: np.ndarray,
@@ -469,15 +485,15 @@ def _deal(
 
     Arguments are arrays of ``_play``, which it changes. Returns the new ``count`` of ``touched``.
     """
-    half = owed.shape[1] // 2
+    half = dealt.shape[1] // 2
     while first_of[replicas + shard] >= 0:
-        i = _least(owed[shard])
-        if owed[shard, half + i] >= rooms[shard]:
+        i = _least(dealt[shard])
+        if dealt[shard, half + i] >= rooms[shard]:
             break
         request = first_of[replicas + shard]
         first_of[replicas + shard] = following[request]
         _append(i, request, first_of, last_of, following)
-        _set(owed[shard], i, owed[shard, half + i] + 1)
+        _set(dealt[shard], i, dealt[shard, half + i] + 1)
         if not is_touched[i]:
             touched[count] = i
             is_touched[i] = True
@@ -502,14 +518,14 @@ def _pace(
     growth = 0.0
     for role in range(2):
         if running[i, role]:
-            here = running[i, role]
+            sequences = running[i, role]
             terms = profiles[role]
             first += (
                 terms[BASE]
-                + terms[RUNNING] * here
-                + terms[CACHED] * (offset[i, role] + here * rounds[i])
+                + terms[RUNNING] * sequences
+                + terms[CACHED] * (offset[i, role] + sequences * rounds[i])
             )
-            growth += terms[CACHED] * here / 2
+            growth += terms[CACHED] * sequences / 2
     return first, growth
 
 
@@ -559,7 +575,7 @@ def _compiled_once(rule: int) -> Callable[..., Played]:
         keep: np.ndarray,
         serves: np.ndarray,
         profiles: np.ndarray,
-        rate: Any,
+        rule_numbers: Any,
         needed: int,
         switch_s: float,
         in_turn: bool,
@@ -571,7 +587,7 @@ def _compiled_once(rule: int) -> Callable[..., Played]:
             keep,
             serves,
             profiles,
-            rate,
+            rule_numbers,
             needed + 0 * rule,
             switch_s,
             in_turn,
@@ -585,6 +601,9 @@ def _compiled_once(rule: int) -> Callable[..., Played]:
 
 play = _compiled_once(
     zlib.crc32(
-        b"".join(part.__code__.co_code + repr(part.__code__.co_consts).encode() for part in _RULE)
+        b"".join(
+            function.__code__.co_code + repr(function.__code__.co_consts).encode()
+            for function in _RULE
+        )
     )
 )

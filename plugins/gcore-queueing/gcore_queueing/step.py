@@ -162,10 +162,10 @@ def play(
 
     groups: what may be sampled.
     engines: which replicas serve which role.
-    profiles: of the policy's and the judge's replicas.
+    profiles: those of the policy's and of the judge's replicas, in this order.
     needed: groups that must be kept.
     rate: the rule that says how many groups to issue.
-    switch_s: seconds that it takes all replicas to change roles.
+    switch_s: seconds that it takes all replicas to change roles; only mode "colocated" pays them.
     dealing: (room, shards). room: records that a shard has at a replica at a time; with 0 there is
         no limit, and records wait in one queue for all replicas. shards: each deals its own groups
         to the replicas that have the fewest of its records.
@@ -192,7 +192,7 @@ def play(
         in_turn,
         dealing,
     )
-    held = [float(((serves >> role) & 1).sum()) * seconds for role in range(2)]
+    capacity_s = [float(((serves >> role) & 1).sum()) * seconds for role in range(2)]
     return Played(
         seconds=seconds,
         issued=issued,
@@ -203,7 +203,7 @@ def play(
         times=times,
         replica=replica,
         groups=groups,
-        capacity=(held[0], held[1]),
+        capacity=(capacity_s[0], capacity_s[1]),
     )
 
 
@@ -220,7 +220,7 @@ def coresident(
     per_cell: replicas of each role on the devices of one such engine. They are merged into one that
     is as fast as all of them and has half of their cache.
     """
-    found = [
+    merged = [
         replace(
             profile,
             running_s=profile.running_s / count,
@@ -231,7 +231,7 @@ def coresident(
         )
         for profile, count in zip(profiles, per_cell, strict=True)
     ]
-    return found[0], found[1]
+    return merged[0], merged[1]
 
 
 def lower_bound(groups: Groups, engines: int, profiles: tuple[Profile, Profile]) -> float:

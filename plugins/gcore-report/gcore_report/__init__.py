@@ -1,9 +1,9 @@
-"""The plugin ``report``: TensorBoard scalars of every step, and ``curves.png`` now and then and at
-the end.
+"""The plugin ``report`` writes TensorBoard scalars of every step and draws ``curves.png``.
 
-Observers only; they write into the run's directory and keep no state between calls: event files are
-appended to, curves are drawn from the run's metrics. Matplotlib and tensorboard are imported when
-first used.
+The picture is drawn at evaluations, not more often than every half minute, and at the end. All
+hooks here only observe. They write into the run's directory and keep no state between calls: event
+files are appended to, curves are drawn from the run's metrics. Matplotlib and tensorboard are
+imported when first used.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def gcore_run_end(run: RunFacts, error: str) -> None:
 
 
 def _age_s(run: RunFacts) -> float:
-    """Seconds since the picture was drawn; before there is one, since the run made its
-    directories.
+    """Returns the seconds since the picture was drawn.
+
+    Before there is a picture, returns the seconds since the run made its directories.
     """
     picture = Path(run.directory, CURVES)
     return (

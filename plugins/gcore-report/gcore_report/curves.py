@@ -198,16 +198,20 @@ def _span(rows: Rows) -> tuple[float, float]:
 
 
 def _keys(rows: Rows, part: str = "metrics") -> list[str]:
+    """Returns the names of all metrics that any step has, in the order in which they first occur.
+
+    part: "metrics" or "evaluation".
+    """
     return list(dict.fromkeys(key for row in rows for key in row[part]))
 
 
 def _series(rows: Rows, key: str, part: str = "metrics") -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps, int64[N], and values, float64[N], at which a metric is a finite number."""
-    found = [
+    points = [
         (row["step"], row[part][key]) for row in rows if np.isfinite(row[part].get(key, np.nan))
     ]
-    return np.array([step for step, _ in found], dtype=np.int64), np.array(
-        [value for _, value in found], dtype=float
+    return np.array([step for step, _ in points], dtype=np.int64), np.array(
+        [value for _, value in points], dtype=float
     )
 
 

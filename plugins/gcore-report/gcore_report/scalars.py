@@ -27,9 +27,7 @@ def start(run: RunFacts) -> None:
 
 
 def add(run: RunFacts, report: StepReport) -> None:
-    """Writes every metric of a step under its name, and what was evaluated under
-    ``evaluation/``.
-    """
+    """Writes every metric of a step under its name, and evaluations under ``evaluation/``."""
     scalars = report.metrics | {
         f"evaluation/{name}": value for name, value in report.evaluation.items()
     }
@@ -48,8 +46,9 @@ def _events(run: RunFacts) -> Path:
 
 
 def _append(file: Path, event: Event) -> None:
-    """Appends one record. TensorBoard's own file writer would keep a thread and a queue between two
-    steps.
+    """Appends one event to a file.
+
+    TensorBoard's own file writer is not used: it would keep a thread and a queue between two steps.
     """
     with file.open("ab") as stream:
         RecordWriter(stream).write(event.SerializeToString())

@@ -1,6 +1,4 @@
-"""The plugin named ``sglang``: samples from a policy with SGLang's server, in a process of its
-own.
-"""
+"""The plugin ``sglang`` samples from a policy with SGLang's server, in a process of its own."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def gcore_venvs() -> Iterable[VenvProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """The interpreter of every role that uses this plugin must have ``ENGINE``."""
+    """Yields a problem for every role of this plugin whose interpreter lacks ``ENGINE``."""
     from gcore_core.contract.errors import ConfigError
     from gcore_core.kits.commands import open_interpreter
 

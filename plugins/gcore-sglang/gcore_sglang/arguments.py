@@ -1,5 +1,6 @@
-"""The role's ``engine:`` mapping: passed on to SGLang's ServerArgs as it is, after its names were
-checked.
+"""Names the arguments of SGLang's ServerArgs that a role's ``engine:`` may not set.
+
+The mapping is passed on to ServerArgs as it is, after its names were checked.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ def bucket_directory(
 
 
 def _write(file: Path, tensors: Sequence[tuple[TensorSpec, np.ndarray]]) -> None:
+    """Writes the tensors as one safetensors file."""
     # A safetensors file is the header's length (8 bytes, little endian), the header as JSON, which
     # says where each tensor lies, and the tensors' bytes.
     header = {}

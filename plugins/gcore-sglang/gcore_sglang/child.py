@@ -47,6 +47,11 @@ if not torch.cuda.is_available():
 
 
 def main() -> None:
+    """Reads the spec from standard input and runs the server until it ends.
+
+    Writes the known arguments to a file and exits with EXIT_REFUSED when the spec has an unknown
+    one.
+    """
     spec = json.loads(sys.stdin.buffer.readline())
     private = Path(spec["private"])
     threading.Thread(target=_end_with_the_worker, args=(private,), daemon=True).start()
@@ -58,15 +63,18 @@ def main() -> None:
     from sglang.srt.server_args import ServerArgs
 
     load_plugins()
-    known = set(ServerArgs.__struct_fields__)
-    if not set(spec["arguments"]) <= known:
-        (private / KNOWN).write_text(json.dumps(sorted(known)), encoding="utf-8")
+    known_arguments = set(ServerArgs.__struct_fields__)
+    if not set(spec["arguments"]) <= known_arguments:
+        (private / KNOWN).write_text(json.dumps(sorted(known_arguments)), encoding="utf-8")
         sys.exit(EXIT_REFUSED)
     defaults = {} if torch.cuda.is_available() else _ON_CPU
     run_server(ServerArgs(**{**defaults, **spec["arguments"]}))
 
 
 def _end_with_the_worker(private: Path) -> None:
+    """Waits until standard input ends, then ends all processes and removes the private
+    directory.
+    """
     while os.read(sys.stdin.fileno(), 1024):
         pass
     try:
@@ -86,7 +94,7 @@ def _end_processes() -> None:
     files: set[str] = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            files.update(found.path for found in process.memory_maps())
+            files.update(mapping.path for mapping in process.memory_maps())
             if _TRACKER not in " ".join(process.cmdline()):
                 process.kill()
     for file in filter(lambda path: path.startswith(_LEFT_BEHIND), files):

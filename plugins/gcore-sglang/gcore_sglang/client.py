@@ -65,6 +65,7 @@ class Client:
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
 
     async def _open(self) -> None:
+        """Opens two HTTP sessions: one for samples, one for calls."""
         timeout = aiohttp.ClientTimeout(total=None)
         # Calls have connections of their own, so that none waits for a sample to end.
         self._calls, self._samples = (
@@ -94,30 +95,34 @@ class Client:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Returns the events since the last call; waits up to ``timeout_s`` for at least one."""
-        found: list[Event] = []
+        events: list[Event] = []
         try:
-            found.append(
+            events.append(
                 self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
             )
             while True:
-                found.append(self._events.get_nowait())
+                events.append(self._events.get_nowait())
         except queue.Empty:
-            return found
+            return events
 
     def _begin(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
+        """Adds samples to those that wait, and starts a task that sends them."""
         self._waiting.update(bodies)
         task = self._loop.create_task(self._send_waiting())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _take_back(self, rids: Sequence[str]) -> None:
+        """Forgets samples that were not sent yet, and ends each of them."""
         for rid in rids:
             if self._waiting.pop(rid, None) is not None:
                 self._events.put(Event(rid, {}))
 
     async def _send_waiting(self) -> None:
+        """Sends all samples that wait, once fewer than ``connections`` requests are open."""
         async with self._room:
-            bodies, self._waiting = self._waiting, {}
+            bodies = self._waiting
+            self._waiting = {}
             if bodies:
                 await self._sample(bodies)
 
@@ -127,27 +132,33 @@ class Client:
         Halves of a refused request are sent on their own, until each sample that is refused stands
         alone and the others have been sampled.
         """
-        left = set(bodies)
+        open_rids = set(bodies)
         try:
-            refusal = await self._read_answers(bodies, left)
+            refusal = await self._read_answers(bodies, open_rids)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self._end(left, str(error), lost=True)
+            self._end(open_rids, str(error), lost=True)
             return
         # SGLang checks all samples of a request before it begins any, so a refusal after some have
         # ended is no reason to divide.
-        if refusal and len(left) == len(bodies) > 1:
+        if refusal and len(open_rids) == len(bodies) > 1:
             items = list(bodies.items())
             half = len(items) // 2
             await asyncio.gather(self._sample(dict(items[:half])), self._sample(dict(items[half:])))
-        elif left:
-            self._end(left, refusal or "the answer has no end", lost=not refusal)
+        elif open_rids:
+            self._end(open_rids, refusal or "the answer has no end", lost=not refusal)
 
     def _end(self, rids: Iterable[str], error: str, *, lost: bool) -> None:
+        """Ends samples with an error and without an answer.
+
+        lost: whether the connection broke off.
+        """
         for rid in sorted(rids):
             self._events.put(Event(rid, {}, error=error, lost=lost))
 
-    async def _read_answers(self, bodies: Mapping[str, Mapping[str, Any]], left: set[str]) -> str:
-        """Reads a request's answers and takes the samples that end out of ``left``.
+    async def _read_answers(
+        self, bodies: Mapping[str, Mapping[str, Any]], open_rids: set[str]
+    ) -> str:
+        """Reads a request's answers and takes the samples that end out of ``open_rids``.
 
         Returns SGLang's words when it refuses the request, else an empty text.
         """
@@ -167,7 +178,7 @@ class Client:
                 ended = meta["finish_reason"] is not None
                 self._events.put(Event(meta["id"], answer, ended=ended))
                 if ended:
-                    left.discard(meta["id"])
+                    open_rids.discard(meta["id"])
         return ""
 
     # -- calls -------------------------------------------------------------------------------------
@@ -209,6 +220,7 @@ class Client:
     def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> tuple[int, str]:
+        """Returns status and text of an answer. Raises Unreachable when there is none in time."""
         return asyncio.run_coroutine_threadsafe(
             self._respond(method, path, body, timeout_s), self._loop
         ).result()
@@ -224,6 +236,7 @@ class Client:
             raise Unreachable(f"{path}: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
+        """Ends all requests, the event loop and its thread; does nothing when called again."""
         if not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()

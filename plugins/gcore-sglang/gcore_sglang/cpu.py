@@ -65,10 +65,10 @@ def stand_in() -> None:
         ]
         names += ["torchvision.transforms.v2", "torchvision.transforms.v2.functional"]
     for name in names:
-        parent, _, own = name.rpartition(".")
+        parent, _, child_name = name.rpartition(".")
         module = sys.modules[name] = _StandIn(name)
         if parent:
-            setattr(sys.modules[parent], own, module)
+            setattr(sys.modules[parent], child_name, module)
     if "torchvision.transforms" in names:
         sys.modules["torchvision.transforms"].InterpolationMode = _InterpolationMode  # type: ignore[attr-defined]
 

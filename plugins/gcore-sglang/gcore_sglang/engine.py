@@ -61,7 +61,10 @@ _STREAM_INTERVAL = 2**30
 
 
 class SglangGenerator:
-    """See ``gcore_core.contract.generator.Generator`` and ``ReceivesWeights``."""
+    """A generator that samples with SGLang's server over HTTP.
+
+    See ``Generator`` and ``ReceivesWeights`` in ``gcore_core.contract.generator``.
+    """
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
         ARGUMENTS.check_set_here(context.engine, context.role)
@@ -97,11 +100,13 @@ class SglangGenerator:
         self._pixels = PixelFiles(self._server.private)
         try:
             self._client: Client = self._server.start(config.start_timeout_s)
-            told = json.loads(self._client.call("GET", "/server_info"))
+            server_info = json.loads(self._client.call("GET", "/server_info"))
         except BaseException:
             self._server.close()
             raise
-        self._context_length = min(length or told["max_req_input_len"], told["max_req_input_len"])
+        self._context_length = min(
+            length or server_info["max_req_input_len"], server_info["max_req_input_len"]
+        )
 
     @property
     def version(self) -> int:
@@ -136,6 +141,10 @@ class SglangGenerator:
             self._client.sample(bodies)
 
     def _parameters(self, request: SampleRequest, room: int) -> dict[str, Any]:
+        """Returns SGLang's sampling parameters of a request.
+
+        room: tokens that the context has left behind the prompt.
+        """
         config = self._config
         return {
             "temperature": 0.0 if request.greedy else config.temperature,
@@ -151,7 +160,8 @@ class SglangGenerator:
     def step(self) -> list[Finished]:
         """See ``Generator.step``; waits a moment for samples that end."""
         self._inbox.check_idle()
-        finished, self._ended = self._ended, []
+        finished = self._ended
+        self._ended = []
         if self._running:
             wait_s = 0.0 if finished else _STEP_S if self._begun else _FIRST_S
             events = self._client.wait(wait_s)
@@ -187,8 +197,12 @@ class SglangGenerator:
     def _finish(
         self, ended: Sequence[tuple[Ready, Event]], *, aborted: bool = False
     ) -> list[Finished]:
+        """Makes the results of samples that ended.
+
+        aborted: whether they were aborted, whatever SGLang says of their ends.
+        """
         texts = decode(self._tokenizer, [event.answer.get("output_ids", []) for _, event in ended])
-        found = []
+        finished = []
         for (ready, event), text in zip(ended, texts, strict=True):
             if aborted:
                 status = ABORTED
@@ -199,14 +213,15 @@ class SglangGenerator:
                 reason = "engine_refused"
             else:
                 status, reason = _status(event.answer["meta_info"]["finish_reason"])
-            found.append(
+            finished.append(
                 self._failed(ready.request, reason)
                 if status == FAILED
                 else self._record(ready, event.answer, text, status, reason)
             )
-        return found
+        return finished
 
     def _failed(self, request: SampleRequest, reason: str) -> Finished:
+        """Makes the result of a request that failed."""
         return Finished(
             request=request, status=FAILED, versions=(self.version, self.version), reason=reason
         )
@@ -214,6 +229,7 @@ class SglangGenerator:
     def _record(
         self, ready: Ready, answer: Mapping[str, Any], text: str, status: str, reason: str
     ) -> Finished:
+        """Makes the result of a sample that SGLang has answered."""
         # SGLang names the weights version of each span of actions; empty spans do not count.
         spans = [
             span
@@ -232,9 +248,10 @@ class SglangGenerator:
         )
 
     def _columns(self, ready: Ready, answer: Mapping[str, Any], text: str) -> Columns:
+        """Returns a record's columns. Raises WorkerError when log-probs are of other tokens."""
         ids = answer.get("output_ids", [])
-        told = answer.get("meta_info", {}).get("output_token_logprobs", [])[: len(ids)]
-        if [token for _, token, _ in told] != ids:
+        token_logprobs = answer.get("meta_info", {}).get("output_token_logprobs", [])[: len(ids)]
+        if [token for _, token, _ in token_logprobs] != ids:
             raise WorkerError(
                 "SGLang gave log-probs of other tokens than it sampled.",
                 where=f"roles.{self._context.role}",
@@ -244,37 +261,41 @@ class SglangGenerator:
             "prompt_ids": ready.prompt,
             "action_ids": np.array(ids, np.int32),
             # A softmax may round to more than 1, and its logarithm to more than 0.
-            "logp": np.minimum(np.array([logp for logp, _, _ in told], np.float32), 0),
+            "logp": np.minimum(np.array([logp for logp, _, _ in token_logprobs], np.float32), 0),
             "action_mask": np.ones(len(ids), np.uint8),
             "temperature": np.array(1.0 if greedy else self._config.temperature, np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
         } | image_columns(ready.images)
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """See ``Generator.abort``; a sample that has not begun ends without actions, an unknown key
-        is ignored.
+        """See ``Generator.abort``.
+
+        A sample that has not begun ends without actions. An unknown key is ignored. Raises
+        WorkerError when SGLang has not aborted all of them after ``_ABORT_S``.
         """
-        wanted = set(keys)
-        asked = {rid: ready.request for rid, ready in self._running.items()}
+        aborted_keys = set(keys)
+        requests = {rid: ready.request for rid, ready in self._running.items()}
         rids = {
-            rid for rid, request in asked.items() if (request.ordinal, request.sample) in wanted
+            rid
+            for rid, request in requests.items()
+            if (request.ordinal, request.sample) in aborted_keys
         }
         if not rids:
             return []
         self._client.withdraw(sorted(rids))
         aborted: list[Finished] = []
         until_s = time.monotonic() + _ABORT_S
-        while left := rids & self._running.keys():
+        while pending := rids & self._running.keys():
             if time.monotonic() > until_s:
                 raise WorkerError(
-                    f"SGLang did not abort {len(left)} samples in {_ABORT_S:.0f} s.",
+                    f"SGLang did not abort {len(pending)} samples in {_ABORT_S:.0f} s.",
                     where=f"roles.{self._context.role}",
                 )
             # Asked again each time, because SGLang ignores ids that have not reached it yet. The
             # last ids come first: they may not have begun, and are then aborted before they do.
             try:
                 self._client.call_each(
-                    "/abort_request", [{"rid": rid} for rid in sorted(left, reverse=True)]
+                    "/abort_request", [{"rid": rid} for rid in sorted(pending, reverse=True)]
                 )
             except Unreachable as error:
                 raise self._no_answer(error) from error
@@ -286,6 +307,7 @@ class SglangGenerator:
         return aborted
 
     def close(self) -> None:
+        """Forgets all samples and ends the server."""
         self._running.clear()
         self._client.close()
         self._server.close()
@@ -302,16 +324,20 @@ class SglangGenerator:
         self._call("/pause_generation", {"mode": "retract"})
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
-        """See ``ReceivesWeights.load_weights``; SGLang reads a file that lies in shared memory."""
-        given = self._inbox.take(tensors)
+        """See ``ReceivesWeights.load_weights``.
+
+        SGLang reads the tensors from a file that lies in shared memory. Raises a mismatch, which
+        names the first tensor, when SGLang refuses the file.
+        """
+        bucket = self._inbox.take(tensors)
         if self._reader is not None:
-            given = [
+            bucket = [
                 (structs.replace(spec, name=name_in_checkpoint(spec.name)), array)
-                for spec, array in given
+                for spec, array in bucket
             ]
-        if not given:
+        if not bucket:
             return
-        with bucket_directory(self._server.private, given) as directory:
+        with bucket_directory(self._server.private, bucket) as directory:
             body = {
                 "model_path": str(directory),
                 "load_format": "safetensors",
@@ -322,16 +348,18 @@ class SglangGenerator:
             except Refused as error:
                 raise self._inbox.mismatch(
                     (
-                        f"SGLang does not take tensor {given[0][0].name} or one of the "
-                        f"{len(given) - 1} after it."
+                        f"SGLang does not take tensor {bucket[0][0].name} or one of the "
+                        f"{len(bucket) - 1} after it."
                     ),
                     why=str(error),
-                    tensor=given[0][0].name,
+                    tensor=bucket[0][0].name,
                 ) from error
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.commit_weights``. Samples that run are read again under the new
-        weights.
+        """See ``ReceivesWeights.commit_weights``.
+
+        The cache is dropped, so prompts and actions of samples that run are read again under the
+        new weights.
         """
         self._inbox.complete()
         self._forget_cache()
@@ -357,6 +385,11 @@ class SglangGenerator:
     def _call(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
     ) -> str:
+        """Posts a call to SGLang and returns the answer's text.
+
+        Raises Refused when SGLang refuses it, WorkerDied when SGLang has ended, WorkerError when it
+        does not answer.
+        """
         try:
             return self._client.call("POST", path, body, timeout_s=timeout_s)
         except Unreachable as error:
@@ -381,6 +414,7 @@ def _status(reason: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _end_tokens(files: ModelFiles, tokenizer: Any) -> list[int]:
+    """Returns the tokens that end a sample, by the model's files and its tokenizer."""
     file = files.directory / "generation_config.json"
     generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return end_tokens(
@@ -389,16 +423,22 @@ def _end_tokens(files: ModelFiles, tokenizer: Any) -> list[int]:
 
 
 def _context_length(config: SglangGeneratorConfig, files: ModelFiles) -> int | None:
-    """Returns the smaller of the settings' and the model's; None where neither says it."""
-    told = (config.context_length, files.config.get("max_position_embeddings"))
-    return min((length for length in told if length), default=None)
+    """Returns the least of the settings' and the model's context length, in tokens.
+
+    Returns None where neither says it.
+    """
+    limits = (config.context_length, files.config.get("max_position_embeddings"))
+    return min((length for length in limits if length), default=None)
 
 
 def _arguments(
     config: SglangGeneratorConfig, context: WorkerContext, files: ModelFiles, length: int | None
 ) -> dict[str, Any]:
-    """Returns what SGLang's ServerArgs get; the role's ``engine:`` overrides the rest."""
-    found: dict[str, Any] = {
+    """Returns the arguments of SGLang's ServerArgs; the role's ``engine:`` wins over the others.
+
+    length: the context length in tokens; None: SGLang takes the model's.
+    """
+    arguments: dict[str, Any] = {
         "model_path": str(files.directory),
         "load_format": "safetensors",
         "skip_tokenizer_init": not config.stop,  # stop strings are found by SGLang
@@ -414,7 +454,7 @@ def _arguments(
         "random_seed": (context.seed + 1_000_003 * context.rank) % 2**31,
     }
     if length is not None:
-        found["context_length"] = max(length + _KEPT_TOKENS, _FIRST_TOKENS)
+        arguments["context_length"] = max(length + _KEPT_TOKENS, _FIRST_TOKENS)
     if config.kv_cache_tokens is not None:
-        found["max_total_tokens"] = config.kv_cache_tokens
-    return found | dict(context.engine)
+        arguments["max_total_tokens"] = config.kv_cache_tokens
+    return arguments | dict(context.engine)

@@ -36,7 +36,10 @@ def check_patches(config: Any, where: str) -> None:
 
 
 class PixelFiles:
-    """Keeps one file for all samples that show the same images, as long as any of them runs."""
+    """Keeps one file for all samples that show the same images, as long as any of them runs.
+
+    directory: where the files lie; SGLang's processes must see it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -70,5 +73,6 @@ class PixelFiles:
             file.unlink(missing_ok=True)
 
     def _file(self, images: Images) -> Path:
+        """Returns the path of the file for these images."""
         # The object's id is unique while it lives, and running samples keep it alive.
         return self._directory / f"{id(images):x}.npz"

@@ -1,7 +1,8 @@
-"""Starts SGLang's server as a child, watches it, ends it.
+"""Starts SGLang's server as a child, watches it and ends it.
 
-SGLang ends its parent's whole process tree when one of its processes fails, so it gets a session of
-its own, and ends with its worker in whatever way that ends (see ``gcore_sglang.child``).
+SGLang ends its parent's whole process tree when one of its processes fails, so the server gets a
+session of its own. It ends with its worker, in whatever way the worker ends (see
+``gcore_sglang.child``).
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Server:
     private: a directory of this user alone, in shared memory where there is one.
     log: the file with the server's output.
 
-    arguments: of SGLang's ServerArgs, without those that this class sets; a ``port`` among them is
-        taken as it is.
-    threads: of each of its processes; 0: as many as it takes by itself.
-    connections: requests for samples that may be open at once.
+    arguments: those of SGLang's ServerArgs, without those that this class sets; a ``port`` among
+        them is taken as it is.
+    threads: CPU threads of each of its processes; 0: as many as it takes by itself.
+    connections: most requests for samples that are open at once.
     """
 
     def __init__(
@@ -143,6 +144,11 @@ class Server:
                 self._process.stdin.flush()
 
     def _wait_until_up(self, client: Client, port: int, until_s: float) -> None:
+        """Waits until the server has drawn its first sample.
+
+        Raises what ``start`` raises. At the end it makes a call with the key, since another server
+        could answer on the port.
+        """
         while not client.is_healthy():
             code = None if self._process is None else self._process.poll()
             if code is not None:
@@ -171,10 +177,13 @@ class Server:
             ) from error
 
     def _why_it_ended(self, code: int, port: int) -> Exception:
+        """Returns the error that says why the child ended. Raises ConfigError for a wrong
+        argument.
+        """
         role = self._context.role
         if code == EXIT_REFUSED:
-            known = json.loads((self.private / KNOWN).read_text(encoding="utf-8"))
-            ARGUMENTS.check_known(self._context.engine, known, role)
+            known_arguments = json.loads((self.private / KNOWN).read_text(encoding="utf-8"))
+            ARGUMENTS.check_known(self._context.engine, known_arguments, role)
         if _PORT_TAKEN in self._tail():
             return self._port_taken(port)
         return DataError(
@@ -185,14 +194,19 @@ class Server:
         )
 
     def _port_taken(self, port: int) -> AddressError:
+        """Returns the error for a port that another process has."""
         return AddressError(
             f"port {port} is taken.", where=f"roles.{self._context.role}.engine.port"
         )
 
     def _end(self) -> None:
+        """Ends the server's processes: asks them by closing their input, then kills what is
+        left.
+        """
         if self._held is not None:
             self._held.close()
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None or process.stdin is None:
             return
         with contextlib.suppress(BrokenPipeError):
@@ -216,6 +230,7 @@ class Server:
         return False
 
     def _tail(self) -> str:
+        """Returns the end of the log, at most ``_TAIL_BYTES``."""
         with open(self.log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return file.read().decode(errors="replace")
@@ -230,18 +245,23 @@ class Server:
 
 
 def _private_directory() -> Path:
+    """Makes a directory that only this user may open, in shared memory where there is some."""
     shared = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="gcore-sglang-", dir=shared))
 
 
 def _log_file(context: WorkerContext) -> Path:
+    """Returns the path of the server's log, in the run's ``logs`` where there is such a
+    directory.
+    """
     directory = Path(context.directory)
     logs = directory / "logs"
     return (logs if logs.is_dir() else directory) / f"{context.role}-{context.rank}-sglang.log"
 
 
 def _environment(context: WorkerContext, private: Path, threads: int) -> dict[str, str]:
-    found = {
+    """Returns the environment variables of the server's processes."""
+    environment = {
         **os.environ,
         "TMPDIR": str(private),  # SGLang's sockets lie there: nobody else may open them
         # Its processes meet through a file; the default is a store that listens on every network
@@ -258,31 +278,31 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), HOST])),
     }
     if threads:
-        found["OMP_NUM_THREADS"] = str(threads)
+        environment["OMP_NUM_THREADS"] = str(threads)
     if context.devices:
         visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         index = context.devices[0]
-        found["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index)
-    return found
+        environment["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index)
+    return environment
 
 
-def _hold_port(wanted: int | None, role: str) -> socket.socket:
+def _hold_port(number: int | None, role: str) -> socket.socket:
     """Binds a port of this machine, so that nobody else is given it. Raises ConfigError.
 
     The socket does not listen, so that SGLang can bind the same port and listen on it.
 
-    wanted: the port's number; None: any free one.
+    number: the port's; None: any free one.
     """
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        held.bind((HOST, wanted or 0))
+        bound_socket.bind((HOST, number or 0))
     except (OSError, OverflowError) as error:
-        held.close()
+        bound_socket.close()
         raise ConfigError(
-            f"port {wanted} cannot be taken.",
+            f"port {number} cannot be taken.",
             where=f"roles.{role}.engine.port",
             why=str(error),
             todo="Leave it out: a free one is found at each start.",
         ) from error
-    return held
+    return bound_socket

@@ -1,5 +1,6 @@
-"""The provider ``sglang/sleeping``: SGLang with its memory saver, which needs CUDA. Written for
-0.5.23 and not run.
+"""Provides ``sglang/sleeping``: SGLang with its memory saver, which needs CUDA.
+
+It is written for SGLang 0.5.23 and has not been run.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ _SAVER = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
 
 
 class SleepingSglangGenerator(EngineSleeps, SglangGenerator):
-    """See ``gcore_core.contract.generator.Sleeps``. Samples that run go back to SGLang's queue, and
-    are read again after it.
+    """A generator that gives the device's memory back while it sleeps.
+
+    See ``gcore_core.contract.generator.Sleeps``. Samples that run go back to SGLang's queue; after
+    the sleep their prompts and actions are read again.
     """
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
         super().__init__(config, replace(context, engine=with_arguments(context, _SAVER, "sglang")))
 
     def release_memory(self) -> None:
+        """Gives the memory of weights and cache back; see ``EngineSleeps``."""
         self._call("/pause_generation", {"mode": "retract"})
         self._call("/release_memory_occupation", {})
 
     def take_memory(self) -> None:
+        """Takes the memory again and goes on with the samples; see ``EngineSleeps``."""
         self._call("/resume_memory_occupation", {})
         self._call("/continue_generation", {})

@@ -1,9 +1,8 @@
-"""The plugin ``sim``: backends that take the real protocol's path and only spend time, as a cost
-model says.
+"""The plugin ``sim`` has backends that go through the real protocol and only spend time.
 
-With them the real supervisor, controllers, messages, store and pushes run at hundreds of devices on
-one machine, in real time with many workers in a few processes (``launcher: {use: sim/crowd}``) or
-on a virtual clock (``g-core sim run job.yaml``).
+A cost model says how much. With them the real supervisor, controllers, messages, store and pushes
+run at hundreds of devices on one machine, in real time with many workers in a few processes
+(``launcher: {use: sim/crowd}``) or on a virtual clock (``g-core sim run job.yaml``).
 """
 
 from __future__ import annotations

@@ -48,17 +48,17 @@ class SimAsks:
 
         The verdict is as long as the row and (seed, ordinal, sample) say.
         """
-        read = record.columns["prompt_ids"].size + record.columns["action_ids"].size
-        told = record.prompt.fields
+        record_tokens = record.columns["prompt_ids"].size + record.columns["action_ids"].size
+        row_fields = record.prompt.fields
         verdict = {
-            name: told.get(name.replace("answer", "verdict"), value)
+            name: row_fields.get(name.replace("answer", "verdict"), value)
             for name, value in _VERDICT.items()
         }
         return Question(
             prompt=Prompt(
                 row=0,
                 text="judge",
-                fields={"prompt_tokens": self._config.instructions + read, **verdict},
+                fields={"prompt_tokens": self._config.instructions + record_tokens, **verdict},
             ),
             seed=sample_seed(self._config.seed, record.ordinal, 0, record.sample),
             about=(record.ordinal, record.sample),

@@ -37,12 +37,12 @@ class _Waiting:
 
     group: the ordinal of its prompt.
     cached: tokens to prefill: the prompt, and what it had sampled before the cache was dropped.
-    left: tokens still to be sampled.
+    remaining: tokens still to be sampled.
     """
 
     group: int
     cached: int
-    left: int
+    remaining: int
 
 
 class ContinuousBatch:
@@ -59,7 +59,7 @@ class ContinuousBatch:
         self._prefix_cache = prefix_cache
         self._waiting: dict[Key, _Waiting] = {}
         self._running: dict[Key, _Sequence] = {}
-        self._given: Counter[Key] = Counter()  # tokens of sequences that wait again
+        self._sampled: Counter[Key] = Counter()  # tokens of sequences that wait again
         # A heap of (end, order of admission, key). An entry whose sequence was removed stays until
         # it comes up.
         self._ends: list[tuple[int, int, Key]] = []
@@ -73,14 +73,17 @@ class ContinuousBatch:
 
     @property
     def running(self) -> int:
+        """The number of sequences that run."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
+        """The number of sequences that wait for a place."""
         return len(self._waiting)
 
     @property
     def cached(self) -> int:
+        """The number of tokens in the cache."""
         return self._offset + len(self._running) * self._steps
 
     def add(self, key: Key, prompt: int, answer: int) -> None:
@@ -93,25 +96,26 @@ class ContinuousBatch:
     def done(self, key: Key) -> int:
         """Returns how many tokens a sequence has so far."""
         sequence = self._running.get(key)
-        return self._given[key] + (self._steps - sequence.begun if sequence else 0)
+        return self._sampled[key] + (self._steps - sequence.begun if sequence else 0)
 
     def remove(self, key: Key) -> None:
+        """Removes a sequence, whether it runs or waits; an unknown key is ignored."""
         self._waiting.pop(key, None)
-        self._given.pop(key, None)
+        self._sampled.pop(key, None)
         if key in self._running:
             self._leave(key)
 
     def forget_cache(self) -> None:
         """Drops the cache: running sequences wait again, first in line, to be prefilled whole."""
-        again = {}
+        waiting_again = {}
         for key, sequence in list(self._running.items()):
-            given = self._steps - sequence.begun
-            again[key] = _Waiting(
-                sequence.group, sequence.cached + given, sequence.end - self._steps
+            sampled = self._steps - sequence.begun
+            waiting_again[key] = _Waiting(
+                sequence.group, sequence.cached + sampled, sequence.end - self._steps
             )
             self._leave(key)
-            self._given[key] += given
-        self._waiting = {**again, **self._waiting}
+            self._sampled[key] += sampled
+        self._waiting = {**waiting_again, **self._waiting}
         self._prefill_s = 0.0
 
     def advance(self, limit_s: float) -> tuple[float, list[Key]]:
@@ -131,8 +135,8 @@ class ContinuousBatch:
             or self._running[self._ends[0][2]].end != self._ends[0][0]
         ):
             heapq.heappop(self._ends)
-        left = self._ends[0][0] - self._steps
-        steps = max(min(left, self._steps_within(limit_s - seconds)), 0 if seconds else 1)
+        steps_to_end = self._ends[0][0] - self._steps
+        steps = max(min(steps_to_end, self._steps_within(limit_s - seconds)), 0 if seconds else 1)
         seconds += self._decode_s(steps)
         self._steps += steps
         ended = []
@@ -140,7 +144,7 @@ class ContinuousBatch:
             end, _, key = heapq.heappop(self._ends)
             if key in self._running and self._running[key].end == end:
                 self._leave(key)
-                self._given.pop(key, None)
+                self._sampled.pop(key, None)
                 ended.append(key)
         return seconds, ended
 
@@ -154,15 +158,15 @@ class ContinuousBatch:
                 return
             del self._waiting[key]
             # A prompt that another running sequence of its group has in the cache costs nothing.
-            known = self._prefix_cache and self._groups[new.group] and not self._given[key]
-            self._prefill_s += 0.0 if known else profile.prefill_s * new.cached
+            is_cached = self._prefix_cache and self._groups[new.group] and not self._sampled[key]
+            self._prefill_s += 0.0 if is_cached else profile.prefill_s * new.cached
             self._running[key] = _Sequence(
-                new.group, new.cached, self._steps, self._steps + new.left
+                new.group, new.cached, self._steps, self._steps + new.remaining
             )
             self._groups[new.group] += 1
             self._offset += new.cached - self._steps
             self._order += 1
-            heapq.heappush(self._ends, (self._steps + new.left, self._order, key))
+            heapq.heappush(self._ends, (self._steps + new.remaining, self._order, key))
 
     def _leave(self, key: Key) -> None:
         sequence = self._running.pop(key)
@@ -172,6 +176,11 @@ class ContinuousBatch:
         self._offset -= sequence.cached - sequence.begun
 
     def _decode_s(self, steps: int) -> float:
+        """Returns the seconds of ``steps`` decoding steps in which no sequence starts or ends.
+
+        Step i has i tokens more in the cache for each running sequence; the sum over i is steps
+        (steps - 1) / 2.
+        """
         running = len(self._running)
         growth = self._profile.cached_s * running * steps * (steps - 1) / 2
         return steps * self._profile.step_s(running, self.cached) + growth

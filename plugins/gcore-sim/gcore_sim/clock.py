@@ -14,6 +14,7 @@ _SLICE_S = 1.0  # progress is told this often, so that no deadline passes
 
 
 def _sleep(seconds: float, progress: Progress) -> None:
+    """Sleeps in this thread, and calls ``progress`` every second meanwhile."""
     until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > _SLICE_S:
         time.sleep(_SLICE_S)
@@ -27,7 +28,7 @@ _spender: ContextVar[Callable[[float, Progress], None]] = ContextVar("spender", 
 def spend(seconds: float, progress: Progress = lambda: None) -> None:
     """Lets ``seconds`` pass for the caller of this backend.
 
-    progress: is called every second meanwhile.
+    progress: is called every second meanwhile, so that nobody takes the backend for stuck.
     """
     if seconds > 0:
         _spender.get()(seconds, progress)
@@ -41,22 +42,22 @@ class LoopCompute:
     """
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
-        async with self._turn:
+        async with self._lock:
             # The call itself runs at once and only notes what it spends; the time passes after it.
-            owed: list[tuple[float, Progress]] = []
-            before = _spender.set(lambda seconds, progress: owed.append((seconds, progress)))
+            spendings: list[tuple[float, Progress]] = []
+            token = _spender.set(lambda seconds, progress: spendings.append((seconds, progress)))
             try:
                 result = work(*args)
             finally:
-                _spender.reset(before)
+                _spender.reset(token)
             await asyncio.sleep(0)
-            for seconds, progress in owed:
-                whole, rest = divmod(seconds, _SLICE_S)
-                for _ in range(int(whole)):
+            for seconds, progress in spendings:
+                whole_slices, rest_s = divmod(seconds, _SLICE_S)
+                for _ in range(int(whole_slices)):
                     await asyncio.sleep(_SLICE_S)
                     progress()
-                await asyncio.sleep(rest)
+                await asyncio.sleep(rest_s)
             return result

@@ -31,7 +31,9 @@ from gcore_sim.config import TrainerConfig
 from gcore_sim.workloads import Workload
 
 ORACLE = "oracle"
-_POLICY, _JUDGE = "rollout", "judge"
+#: Names of the two roles that a simulated run has.
+_POLICY = "rollout"
+_JUDGE = "judge"
 _SYNC_S = 10.0  # a push of weights and the wake after it
 
 
@@ -58,9 +60,11 @@ class Cluster:
 
     @property
     def replicas(self) -> int:
+        """The number of replicas of either role that fit on the devices."""
         return self.devices // self.size
 
     def window(self) -> Window:
+        """Returns what a policy sees before the first step, when nothing is measured."""
         needs = {
             _POLICY: Need(kind="generator", follows="policy", size=self.size),
             _JUDGE: Need(kind="generator", size=self.size),
@@ -80,6 +84,7 @@ class Row:
     """One step under one policy.
 
     policy: the policy's name, or ORACLE.
+    step: the step's number, from 0.
     seconds: the rollout's time under this policy.
     best_s: the rollout's time under the best fixed split of this step.
     bound_s: a lower bound of the rollout's time; no placement takes less.
@@ -110,6 +115,9 @@ class Row:
 
     @property
     def excess(self) -> float:
+        """The share by which the rollout took longer than under the best fixed split of the
+        step.
+        """
         return self.seconds / self.best_s - 1
 
 
@@ -127,9 +135,8 @@ class _Trial:
         decision = self._policy.revise(self._partition, replace(self._window, step=step))
         took_s = time.process_time() - began_s
         # A cell that begins or ends to judge has changed roles: the symmetric difference.
-        # A cell that begins or ends to judge has changed roles: the symmetric difference.
-        before = set(self._partition.cells[_JUDGE]) if self._partition else set()
-        moved = len(before ^ set(decision.partition.cells[_JUDGE])) if before else 0
+        judge_cells = set(self._partition.cells[_JUDGE]) if self._partition else set()
+        moved = len(judge_cells ^ set(decision.partition.cells[_JUDGE])) if judge_cells else 0
         self._partition = decision.partition
         return decision, moved, took_s
 
@@ -141,7 +148,7 @@ class _Trial:
             candidate=decision.chosen,
             predicted_s=decision.predicted_s.get(decision.chosen),
             measured_s=played.seconds,
-            work=float(sum(own.actions.sum() for own in requests.values())),
+            work=float(sum(role_requests.actions.sum() for role_requests in requests.values())),
         )
         self._window = replace(
             self._window,
@@ -195,9 +202,15 @@ def simulate(
 
 
 def _row(
-    name: str, step: int, played: Played, facts: Mapping[str, Any], told: tuple[Any, ...]
+    name: str, step: int, played: Played, facts: Mapping[str, Any], decision_facts: tuple[Any, ...]
 ) -> Row:
-    mode, share, moved, took_s, predicted_s = told
+    """Makes the row of one step under one policy.
+
+    facts: what all rows of the step have in common.
+    decision_facts: (mode, share of the cells that judge, cells moved, processor seconds of
+        deciding, predicted seconds).
+    """
+    mode, share, moved, took_s, predicted_s = decision_facts
     return Row(
         policy=name,
         step=step,
@@ -225,7 +238,7 @@ class _Plays:
         self._cluster = cluster
         self._groups = groups
         self._rate = rate
-        self._known: dict[Engines, Played] = {}
+        self._played: dict[Engines, Played] = {}
 
     def of(self, decision: Decision) -> Played:
         size = self._cluster.size
@@ -257,12 +270,12 @@ class _Plays:
             self._split(best.judge + stride)
             if self._least() == best:
                 if stride == 1:
-                    return best.judge, self._known[best]
+                    return best.judge, self._played[best]
                 stride = max(1, stride // 2)
 
     def _least(self) -> Engines:
-        splits = [engines for engines in self._known if engines.mode == "split"]
-        return min(splits, key=lambda engines: self._known[engines].seconds)
+        splits = [engines for engines in self._played if engines.mode == "split"]
+        return min(splits, key=lambda engines: self._played[engines].seconds)
 
     def _split(self, judges: int) -> None:
         """Plays the split with so many judges; both roles keep at least one replica."""
@@ -271,7 +284,7 @@ class _Plays:
         self._play(Engines("split", n - judges, judges))
 
     def _play(self, engines: Engines) -> Played:
-        if engines not in self._known:
+        if engines not in self._played:
             cluster = self._cluster
             profiles = self._cluster.profiles
             if engines.mode == "coresident":
@@ -286,8 +299,8 @@ class _Plays:
                 cluster.switch_s,
                 dealing,
             )
-            self._known[engines] = played
-        return self._known[engines]
+            self._played[engines] = played
+        return self._played[engines]
 
 
 def train_s(cluster: Cluster, played: Played, balancer: Balancer | None) -> float:
@@ -296,20 +309,23 @@ def train_s(cluster: Cluster, played: Played, balancer: Balancer | None) -> floa
     All devices train. The slowest rank sets the time; without a balancer all ranks are taken to
     have the same work.
     """
-    chosen = np.flatnonzero(played.groups.kept[: played.issued])[: cluster.needed]
-    groups = played.groups.take(chosen)
+    trained = np.flatnonzero(played.groups.kept[: played.issued])[: cluster.needed]
+    groups = played.groups.take(trained)
     lengths = (groups.policy + groups.policy_prompt).ravel()
     trainer = cluster.trainer
     costs = trainer.record_s + trainer.token_s * lengths + trainer.token2_s * lengths**2
     if balancer is None:
-        longest = float(costs.sum()) / cluster.replicas
+        slowest_s = float(costs.sum()) / cluster.replicas
     else:
         samples = groups.policy.shape[1]
         work = Work(
-            group=np.repeat(chosen, samples),
+            group=np.repeat(trained, samples),
             prompt=groups.policy_prompt.ravel().astype(np.int64),
             actions=groups.policy.ravel().astype(np.int64),
             extra=np.zeros(len(lengths)),
         )
-        longest = max(float(costs[part].sum()) for part in balancer.split(work, cluster.replicas))
-    return longest * (1 + trainer.prepare_share) + trainer.update_s + _SYNC_S
+        slowest_s = max(
+            float(costs[rank_records].sum())
+            for rank_records in balancer.split(work, cluster.replicas)
+        )
+    return slowest_s * (1 + trainer.prepare_share) + trainer.update_s + _SYNC_S

@@ -1,4 +1,4 @@
-"""``g-core sim run FILE``: as ``g-core run``, in one process and on virtual time."""
+"""Runs ``g-core sim run FILE``, which is ``g-core run`` in one process and on virtual time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from gcore_core.testing.simulation import VirtualLoop
 
 
 class _VirtualPolicy(asyncio.DefaultEventLoopPolicy):
+    """Makes event loops whose clock is virtual."""
+
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         return VirtualLoop()
 
 
 def run(words: list[str]) -> int:
+    """Runs ``g-core sim run`` with these command-line arguments; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="g-core sim run",
         description="Runs a job of emulated backends in one process, on virtual time: seconds "
@@ -37,12 +40,13 @@ def run(words: list[str]) -> int:
 
 
 def _unscaled(file: Path, overrides: Sequence[str]) -> list[str]:
-    """Overrides that take the scale of time out of every emulated backend: there is no need to
-    hurry.
+    """Returns overrides that set ``time_scale`` to 1 for every emulated backend of the job.
+
+    On virtual time nobody waits, so there is no need to hurry.
     """
     plan = load_plan(file, [*overrides, "launcher.use=sim/inline"])
     scaled = [
-        path for path, chosen in plan.provided.items() if "time_scale" in plan.at(path)["config"]
+        path for path, provided in plan.provided.items() if "time_scale" in plan.at(path)["config"]
     ]
     return [
         f"{path}.config.time_scale=1.0" for path in scaled if plan.provided[path].plugin == "sim"

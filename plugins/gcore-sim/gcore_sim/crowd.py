@@ -51,6 +51,7 @@ class CrowdLauncher:
 
     @contextlib.asynccontextmanager
     async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
+        """See ``Launcher.site``; the site's agent is a ``Hosts``."""
         async with LocalLauncher(self._config).site(names, supervisor, logs) as site:
             crowd = Hosts(site.agent, self._config.processes, logs)
             try:
@@ -70,6 +71,7 @@ class InlineCrowdLauncher:
 
     @contextlib.asynccontextmanager
     async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
+        """See ``Launcher.site``; the site's agent is a ``Tasks``."""
         async with InlineLauncher().site(names, supervisor, logs) as site:
             crowd = Tasks(site.agent, cast(InlineView, site.network))
             try:
@@ -119,16 +121,17 @@ class Crowd:
             asyncio.ensure_future(self._relay(cast(AsyncGenerator[WorkerExit, None], stream)))
         )
         while True:
-            gone = await self._exits.get()
-            if isinstance(gone, Exception):
-                raise gone
-            yield cast(Item, gone)
+            worker_exit = await self._exits.get()
+            if isinstance(worker_exit, Exception):
+                raise worker_exit
+            yield cast(Item, worker_exit)
 
     async def _relay(self, stream: AsyncGenerator[WorkerExit, None]) -> None:
+        """Puts the agent's exits, and an error that ends their stream, into the queue."""
         try:
             async with contextlib.aclosing(stream):
-                async for gone in stream:
-                    self._exits.put_nowait(gone)
+                async for worker_exit in stream:
+                    self._exits.put_nowait(worker_exit)
         except Exception as error:  # isolation point: it is raised where the exits are read
             self._exits.put_nowait(error)
 
@@ -140,9 +143,12 @@ class Crowd:
         raise NotImplementedError
 
     def add_usage(self, usage: UsageReply) -> None:
-        pass
+        """Adds the processor time and memory of processes that were started here; here there are
+        none.
+        """
 
     async def end(self) -> None:
+        """Ends what was started here."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -164,10 +170,9 @@ class Hosts(Crowd):
 
     async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
         # Host number i gets every `self._most`-th worker, beginning with the i-th.
-        # Host number i gets every `self._most`-th worker, beginning with the i-th.
-        own = [spec for spec in workers if is_emulated(spec) and _runs_here(spec)]
-        for number in range(min(self._most, len(own))):
-            spec = HostSpec(name=f"host.{number}", workers=own[number :: self._most])
+        emulated = [spec for spec in workers if is_emulated(spec) and _runs_here(spec)]
+        for number in range(min(self._most, len(emulated))):
+            spec = HostSpec(name=f"host.{number}", workers=emulated[number :: self._most])
             log = self._logs / f"{spec.name}.log"
             process, lifeline = await spawn_process(
                 [sys.executable, "-u", "-m", "gcore_sim.host"], spec, log
@@ -175,10 +180,11 @@ class Hosts(Crowd):
             self._processes[spec.name] = process
             self._lifelines.append(lifeline)
             self._tasks.append(asyncio.ensure_future(self._watch(spec.name, process, log)))
-        hosted = {spec.name for spec in own}
+        hosted = {spec.name for spec in emulated}
         return [spec for spec in workers if spec.name not in hosted]
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        """Waits for a host's end and puts its exit, with the end of its log, into the queue."""
         code = await process.wait()
         tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
         self._exits.put_nowait(WorkerExit(name, process.pid, code, False, tail))

@@ -85,9 +85,9 @@ class SimGenerator:
                 self._failed.append(failed)
                 continue
             lengths = answer_lengths(request.prompt.fields, self._lengths)
-            drawn = max(1, round(lengths.median)) if request.greedy else lengths.draw(request.seed)
+            length = max(1, round(lengths.median)) if request.greedy else lengths.draw(request.seed)
             answer, status = (
-                (drawn, FINISHED) if drawn <= lengths.limit else (lengths.limit, TRUNCATED)
+                (length, FINISHED) if length <= lengths.limit else (lengths.limit, TRUNCATED)
             )
             self._samples[request.ordinal, request.sample] = _Sample(
                 request, prompt, answer, status
@@ -98,21 +98,27 @@ class SimGenerator:
         """Emulates decoding until the next answer ends, or for ``tick_s``."""
         if not self._awake:
             raise ContractError("a sleeping generator was asked to go on", where="sim")
-        failed, self._failed = self._failed, []
+        failed = self._failed
+        self._failed = []
         seconds, ended = self._batch.advance(self._config.tick_s)
         self._spend(seconds)
         return failed + [self._finished(key, None) for key in ended]
 
     def abort(self, keys: Sequence[Key]) -> list[Finished]:
-        found = []
+        """See ``Generator.abort``; an unknown key is ignored."""
+        aborted = []
         for key in keys:
             if key in self._samples:
-                done = self._batch.done(key)
+                sampled = self._batch.done(key)
                 self._batch.remove(key)
-                found.append(self._finished(key, done))
-        return found
+                aborted.append(self._finished(key, sampled))
+        return aborted
 
     def _finished(self, key: Key, aborted_after: int | None) -> Finished:
+        """Makes a sample's result and forgets the sample.
+
+        aborted_after: the tokens that it has when it is aborted; None: it ended by itself.
+        """
         sample = self._samples.pop(key)
         status, answer = (
             (sample.status, sample.answer) if aborted_after is None else (ABORTED, aborted_after)
@@ -130,8 +136,8 @@ class SimGenerator:
         actions = np.empty(answer, np.int32)
         logp = np.empty(answer, np.float32)
         begun = 0
-        for (end, _, table), drawn in zip(parts, letters, strict=True):
-            actions[begun:end] = drawn[begun:end]
+        for (end, _, table), version_letters in zip(parts, letters, strict=True):
+            actions[begun:end] = version_letters[begun:end]
             if end == answer and status == FINISHED:
                 actions[-1] = END
             logp[begun:end] = table.logp[actions[begun:end]]
@@ -165,18 +171,23 @@ class SimGenerator:
     # -- weights -----------------------------------------------------------------------------------
 
     def begin_weights(self, plan: WeightPlan) -> None:
+        """See ``ReceivesWeights.begin_weights``.
+
+        Raises WeightMismatch for an older version or for tensors of another model.
+        """
         if plan.version < self.version:
             what = f"version {plan.version} is older than {self.version}"
             raise WeightMismatch(
                 what, where=f"tensor {plan.tensors[0].name!r}" if plan.tensors else ""
             )
-        if other := set(plan.tensors) ^ set(weight_specs()):
+        if mismatched := set(plan.tensors) ^ set(weight_specs()):
             raise WeightMismatch(
-                "the push is of another model", where=f"tensor {min(s.name for s in other)!r}"
+                "the push is of another model", where=f"tensor {min(s.name for s in mismatched)!r}"
             )
         self._incoming.clear()
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+        """See ``ReceivesWeights.load_weights``. Spends the time of the emulated gigabytes."""
         total = sum(spec.nbytes for spec in weight_specs())
         for spec, array in tensors:
             self._incoming[spec.name] = array.tobytes()
@@ -186,13 +197,14 @@ class SimGenerator:
         """See ``ReceivesWeights.commit_weights``; running answers go on under the new weights."""
         # What the old version has sampled of each answer becomes a part of its past.
         for key, sample in self._samples.items():
-            done = self._batch.done(key)
-            if done > (sample.past[-1][0] if sample.past else 0):
-                sample.past.append((done, self.version, self._table))
+            sampled = self._batch.done(key)
+            if sampled > (sample.past[-1][0] if sample.past else 0):
+                sample.past.append((sampled, self.version, self._table))
         self._table = table_of(b"".join(self._incoming[spec.name] for spec in weight_specs()))
         self.version = plan.version
 
     def fingerprint(self) -> dict[str, int]:
+        """Returns name -> xxh3-64 of the tensor's bytes."""
         return {
             spec.name: xxhash.xxh3_64_intdigest(part.data) for spec, part in tensors_of(self._table)
         }
@@ -211,6 +223,7 @@ class SimGenerator:
         self._spend(self._config.sleep_s)
 
     def wake(self) -> None:
+        """Takes the memory back that ``sleep`` gave away."""
         self._awake = True
         self._spend(self._config.wake_s)
 
@@ -222,8 +235,9 @@ class SimGenerator:
 
 
 def _prompt_tokens(request: SampleRequest) -> int:
-    told = request.prompt.fields.get("prompt_tokens")
-    return int(told) if told is not None else len((request.prompt.text or "").encode())
+    """Returns the tokens of a prompt: what its row says, else the bytes of its text."""
+    tokens = request.prompt.fields.get("prompt_tokens")
+    return int(tokens) if tokens is not None else len((request.prompt.text or "").encode())
 
 
 @lru_cache(maxsize=2)

@@ -67,21 +67,25 @@ async def _ended_by_itself(spec: WorkerSpec, network: Network) -> bool:
     running = asyncio.ensure_future(
         Worker(spec, network, LoopCompute(), lambda code: given_up.set()).run()
     )
-    waiting = asyncio.ensure_future(given_up.wait())
+    giving_up = asyncio.ensure_future(given_up.wait())
     try:
-        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, giving_up}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             return False
         running.result()
         return True
     finally:
         running.cancel()
-        waiting.cancel()
-        await asyncio.gather(running, waiting, return_exceptions=True)
+        giving_up.cancel()
+        await asyncio.gather(running, giving_up, return_exceptions=True)
         await network.close()
 
 
 async def _main(spec: HostSpec, lifeline: int) -> None:
+    """Runs all workers of a host at once.
+
+    lifeline: a file descriptor that becomes readable when this host shall end.
+    """
     # Readable means ended: the launcher is gone, or has no more use for this host.
     asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
     await asyncio.gather(
@@ -93,6 +97,9 @@ async def _main(spec: HostSpec, lifeline: int) -> None:
 
 
 def main() -> None:
+    """Runs the workers of one host until the launcher ends it; the exit code is 1 if a worker
+    failed.
+    """
     spec, lifeline = read_spec(
         "a host of emulated workers; started by the crowd's launcher only", HostSpec
     )

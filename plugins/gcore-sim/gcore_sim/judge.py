@@ -29,6 +29,9 @@ class SimJudge:
         )
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        """See ``Scorer.score``. Raises DataError when ``reads`` is set and a medium's hash is
+        wrong.
+        """
         seconds = sum(self.seconds(record) for record in records)
         spend(seconds * self._config.time_scale, self._progress)
         for record in records if self._config.reads else ():
@@ -46,19 +49,22 @@ class SimJudge:
         """
         config = self._config
         profile = self._config.profile
-        read = (
+        read_tokens = (
             config.instructions
             + record.columns["prompt_ids"].size
             + record.columns["action_ids"].size
         )
-        written = min(
+        verdict_tokens = min(
             self._verdicts.draw(self._chance_of("verdict", record, 2**64)), config.verdict_limit
         )
-        cached = config.running * (read + written / 2)
+        cached = config.running * (read_tokens + verdict_tokens / 2)
         step_s = profile.step_s(config.running, cached)
-        return (profile.prefill_s * read + written * step_s / config.running) / config.replicas
+        return (
+            profile.prefill_s * read_tokens + verdict_tokens * step_s / config.running
+        ) / config.replicas
 
     def _value(self, record: ScoredRecord) -> float:
+        """Returns the reward of a record, 0 or 1."""
         # The row decides whether all of its answers get the same reward; then the group does not
         # teach. Otherwise each answer gets its own.
         group = (
@@ -68,6 +74,10 @@ class SimJudge:
             return float(group < self._config.decided * self._config.solved)
         return float(self._chance_of("reward", record, 2**32) / 2**32 < self._config.solved)
 
-    def _chance_of(self, what: str, record: ScoredRecord, below: int) -> int:
-        name = f"{what}/{self._config.seed}/{record.ordinal}/{record.sample}"
+    def _chance_of(self, purpose: str, record: ScoredRecord, below: int) -> int:
+        """Returns a whole number from 0 to ``below`` - 1 that depends on the record alone.
+
+        purpose: what it is for; numbers for different purposes do not depend on each other.
+        """
+        name = f"{purpose}/{self._config.seed}/{record.ordinal}/{record.sample}"
         return xxhash.xxh3_64_intdigest(name.encode()) % below

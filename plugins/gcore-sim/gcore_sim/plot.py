@@ -1,5 +1,6 @@
-"""Steps of a simulation as a picture. The only module that needs matplotlib: ``pip install
-gcore-sim[plot]``.
+"""Draws the steps of a simulation.
+
+This is the only module that needs matplotlib: ``pip install gcore-sim[plot]``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ from gcore_sim.cluster import ORACLE, Row
 
 
 def plot(rows: Sequence[Row], file: Path, title: str = "") -> None:
-    """Seconds and judges' cells of every step, a line for each policy; idle shares, a bar for
-    each.
+    """Draws three panels into one picture, with a line or a bar for each policy.
+
+    The panels are the seconds of every step, the share of cells that judge, and the idle shares by
+    cause. Raises ConfigError where matplotlib is missing.
+
+    rows: of one simulation, the oracle's too.
+    file: where the picture is written; its ending says the format.
+    title: a line above the panels; empty: none.
     """
     try:
         from matplotlib import pyplot
@@ -24,28 +31,32 @@ def plot(rows: Sequence[Row], file: Path, title: str = "") -> None:
     figure, (seconds, shares, idle) = pyplot.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
     names = list(dict.fromkeys(row.policy for row in rows))
     for name in names:
-        own = [row for row in rows if row.policy == name]
+        policy_rows = [row for row in rows if row.policy == name]
         dashed = "--" if name == ORACLE else "-"
         color = "black" if name == ORACLE else None
         (line,) = seconds.plot(
-            [row.step for row in own], [row.seconds for row in own], dashed, color=color, label=name
+            [row.step for row in policy_rows],
+            [row.seconds for row in policy_rows],
+            dashed,
+            color=color,
+            label=name,
         )
-        if all(row.mode == "split" for row in own):
+        if all(row.mode == "split" for row in policy_rows):
             shares.plot(
-                [row.step for row in own],
-                [row.share for row in own],
+                [row.step for row in policy_rows],
+                [row.share for row in policy_rows],
                 dashed,
                 color=line.get_color(),
             )
     causes = list(rows[0].idle)
-    left = [0.0] * len(names)
+    bar_starts = [0.0] * len(names)
     for cause in causes:
         means = []
         for name in names:
-            own = [row for row in rows if row.policy == name]
-            means.append(sum(row.idle[cause] for row in own) / len(own))
-        idle.barh(names, means, left=left, label=cause)
-        left = [a + b for a, b in zip(left, means, strict=True)]
+            policy_rows = [row for row in rows if row.policy == name]
+            means.append(sum(row.idle[cause] for row in policy_rows) / len(policy_rows))
+        idle.barh(names, means, left=bar_starts, label=cause)
+        bar_starts = [a + b for a, b in zip(bar_starts, means, strict=True)]
     seconds.set(title="rollout, seconds", xlabel="step")
     shares.set(title="share of the cells that judge", xlabel="step", ylim=(0, None))
     idle.set(title="idle share by cause")

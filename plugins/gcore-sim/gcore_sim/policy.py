@@ -46,6 +46,7 @@ def table_of(content: bytes) -> Table:
 
 
 def initial_table() -> Table:
+    """Returns the table before any training: logits that fall evenly from 0.5 to -0.5."""
     return table_of(np.linspace(0.5, -0.5, len(LETTERS), dtype=np.float32).tobytes())
 
 
@@ -62,5 +63,5 @@ def weight_specs() -> list[TensorSpec]:
 
 def tensors_of(table: Table) -> Iterator[tuple[TensorSpec, np.ndarray]]:
     """Yields the logits as the flat uint8 tensors of a push."""
-    for spec, part in zip(weight_specs(), (table.logits[:END], table.logits[END:]), strict=True):
-        yield spec, part.view(np.uint8)
+    for spec, logits in zip(weight_specs(), (table.logits[:END], table.logits[END:]), strict=True):
+        yield spec, logits.view(np.uint8)

@@ -62,13 +62,13 @@ class SimPrompts:
         prompt, median, sigma, limit = KINDS[config.kind]
         # `shared` is the part of an answer's log-length that the prompt decides; the rest of the
         # variance, which `sigma` keeps below, is drawn for each answer.
-        own, shared = (
+        prompt_draw, answer_draw = (
             np.random.Generator(np.random.Philox(key=[config.seed, row]))
             .standard_normal(2)
             .tolist()
         )
-        tokens = prompt * math.exp(_PROMPT_SIGMA * own)
-        answer = median * math.exp(sigma * math.sqrt(config.correlation) * shared)
+        tokens = prompt * math.exp(_PROMPT_SIGMA * prompt_draw)
+        answer = median * math.exp(sigma * math.sqrt(config.correlation) * answer_draw)
         sigma *= math.sqrt(1 - config.correlation)
         if config.prompt_tokens:
             tokens = config.prompt_tokens[row % len(config.prompt_tokens)]
@@ -79,7 +79,7 @@ class SimPrompts:
             sigma = drift.answer_sigma
             limit = drift.answer_limit
             answer = _between(drift.answer, x) * math.exp(
-                sigma * math.sqrt(config.correlation) * shared
+                sigma * math.sqrt(config.correlation) * answer_draw
             )
             sigma *= math.sqrt(1 - config.correlation)
             chance = np.random.Generator(np.random.Philox(key=[config.seed + 1, row])).random()
@@ -94,7 +94,8 @@ class SimPrompts:
             sigma = 0.0
             limit = max(config.answer_tokens)
         if row in self._longer:
-            tokens, answer = tokens * config.skew.factor, answer * config.skew.answer_factor
+            tokens = tokens * config.skew.factor
+            answer = answer * config.skew.answer_factor
         return Prompt(
             row=row,
             text=f"row {row}",
@@ -135,11 +136,12 @@ def _between(ends: Sequence[float], x: float) -> float:
 @lru_cache(maxsize=8)
 def _drift_of_rows(ordinals: int, rows: int, seed: int) -> tuple[float, ...]:
     """Returns how far each row has drifted, from 0 to 1, by its ordinal in the first pass."""
-    found = [0.0] * rows
+    drift_of_row = [0.0] * rows
     for ordinal in range(rows):
-        found[row_of(ordinal, rows, seed)[1]] = min(ordinal / ordinals, 1.0)
-    return tuple(found)
+        drift_of_row[row_of(ordinal, rows, seed)[1]] = min(ordinal / ordinals, 1.0)
+    return tuple(drift_of_row)
 
 
 def _drifted(drift: Drift, rows: int) -> tuple[float, ...]:
+    """Returns how far each row has drifted; see ``_drift_of_rows``."""
     return _drift_of_rows(drift.ordinals, rows, drift.seed)

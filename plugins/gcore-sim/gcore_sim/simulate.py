@@ -1,5 +1,6 @@
-"""The plugin ``simulate``: ``g-core simulate``, which tries placement policies on a cluster that
-does not exist.
+"""The plugin ``simulate`` adds ``g-core simulate``, which tries placement policies.
+
+They decide for a cluster that does not exist.
 """
 
 from __future__ import annotations

@@ -39,24 +39,34 @@ class SimTrainer:
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
     ) -> list[dict[str, float]]:
+        """See ``Trainer.prepare``. Spends ``prepare_share`` of one epoch's time; every scalar is
+        0.
+        """
         columns = [record.columns for record in records]
         for array in (
             array for record in records if self._config.reads for array in record.media.values()
         ):
             xxhash.xxh3_64_intdigest(array.data)
-        lengths = [held["prompt_ids"].size + held["action_ids"].size for held in columns]
+        lengths = [
+            record_columns["prompt_ids"].size + record_columns["action_ids"].size
+            for record_columns in columns
+        ]
         self._seconds = np.array(
             [self._config.record_seconds(length) for length in lengths], np.float64
         )
         self._minibatch = np.array([record.minibatch for record in records], np.int64)
         counts = [
-            np.bincount(held["action_ids"][held["action_mask"] != 0], minlength=len(LETTERS))
-            for held in columns
+            np.bincount(
+                record_columns["action_ids"][record_columns["action_mask"] != 0],
+                minlength=len(LETTERS),
+            )
+            for record_columns in columns
         ]
         self._counts = np.array(counts, np.float64).reshape(len(records), len(LETTERS))
         logp = self._table.logp
         gaps = [
-            np.abs(logp[held["action_ids"]] - held["logp"]).max(initial=0.0) for held in columns
+            np.abs(logp[record_columns["action_ids"]] - record_columns["logp"]).max(initial=0.0)
+            for record_columns in columns
         ]
         self._gaps = np.array(gaps, np.float64)
         self._spend(self._config.prepare_share * float(self._seconds.sum()))
@@ -65,6 +75,7 @@ class SimTrainer:
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
     ) -> dict[str, float]:
+        """See ``Trainer.train``. Raises NonFiniteLoss when an advantage is not finite."""
         if not np.isfinite(advantages).all():
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = self._table.logp.astype(np.float64)
@@ -97,22 +108,22 @@ class SimTrainer:
             "busy_s": seconds * config.time_scale,
         }
 
-    def _loss(self, advantages: np.ndarray, chosen: np.ndarray) -> tuple[float, np.ndarray]:
+    def _loss(self, advantages: np.ndarray, indexes: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the mean of -advantage * logp over trained actions, and the step that lowers it.
 
         The step is the negative gradient with respect to the logits, float64[27].
         """
         logp = self._table.logp.astype(np.float64)
-        size = self._config.micro_batch or max(len(chosen), 1)
+        size = self._config.micro_batch or max(len(indexes), 1)
         loss = 0.0
         gradient = np.zeros(len(LETTERS))
-        for start in range(0, len(chosen), size):
-            part = chosen[start : start + size]
-            weighted = advantages[part] @ self._counts[part]
+        for start in range(0, len(indexes), size):
+            micro_batch = indexes[start : start + size]
+            weighted = advantages[micro_batch] @ self._counts[micro_batch]
             loss -= float(weighted @ logp)
             # d logp[a] / d logits = onehot(a) - softmax, summed over the actions by their weights.
             gradient += weighted - weighted.sum() * np.exp(logp)
-        actions = max(float(self._counts[chosen].sum()), 1.0)
+        actions = max(float(self._counts[indexes].sum()), 1.0)
         return loss / actions, gradient / actions
 
     def weight_specs(self) -> list[TensorSpec]:

@@ -34,21 +34,27 @@ first setting. Engines take what a profile says, by default a roofline of 32e9 p
 
 
 def run(words: list[str]) -> int:
+    """Runs ``g-core simulate`` with these command-line arguments; returns the exit code.
+
+    Raises ConfigError for arguments that do not fit together, DataError for a trace without steps.
+    """
     args = _parser().parse_args(words)
-    policies = {name: _made("placement", name, "placement") for name in args.policies.split(",")}
+    policies = {
+        name: _build_provider("placement", name, "placement") for name in args.policies.split(",")
+    }
     judge = Lengths(median=args.judge_tokens, sigma=0.5, limit=args.judge_tokens * 8)
     workload: Published | Recorded
     if args.trace is not None:
         workload = recorded(args.trace, judge)
-        needed = args.groups or workload.needed
+        needed_groups = args.groups or workload.needed
     else:
         workload = Published(name=args.workload, steps=args.steps)
-        needed = args.groups or min(args.devices, 1024)
+        needed_groups = args.groups or min(args.devices, 1024)
     profile = _profile(args.profile)
     cluster = Cluster(
         devices=args.devices,
         size=args.size,
-        needed=needed,
+        needed=needed_groups,
         switch_s=args.switch_s,
         profiles=(profile, profile),
     )
@@ -61,9 +67,9 @@ def run(words: list[str]) -> int:
             where="--devices",
             todo="give more devices, or a smaller --size",
         )
-    balancer = _made("balancer", args.balance, "balance")
+    balancer = _build_provider("balancer", args.balance, "balance")
     rows = list(simulate(cluster, workload, policies, args.steps, args.seed, balancer))
-    told = summary(rows)
+    summaries = summary(rows)
     if args.plot is not None:
         from gcore_sim.plot import plot
 
@@ -71,17 +77,23 @@ def run(words: list[str]) -> int:
     if args.json:
         print(
             json.dumps(
-                {"cluster": asdict(cluster), "policies": told, "steps": list(map(asdict, rows))},
+                {
+                    "cluster": asdict(cluster),
+                    "policies": summaries,
+                    "steps": list(map(asdict, rows)),
+                },
                 indent=2,
             )
         )
     else:
-        _print(told, cluster)
+        _print(summaries, cluster)
     return 0
 
 
 def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:
-    """Returns policy -> means over its steps, without the first ``skip`` steps, fastest first.
+    """Returns policy -> means over its steps, fastest first.
+
+    The entries of a policy are these:
 
     seconds: of the rollout.
     step_seconds: of the rollout, preparation, training and the push.
@@ -92,34 +104,42 @@ def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:
     prediction_error: mean relative error of predictions; None when the policy makes none.
     decision_share_of_step: processor time of decisions over the time of the steps.
     idle: cause -> share of replica-seconds.
+
+    skip: number of first steps that are left out.
     """
-    found: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row.policy for row in rows):
-        own = [row for row in rows if row.policy == name and row.step >= skip]
-        excess = np.array([row.excess for row in own])
+        policy_rows = [row for row in rows if row.policy == name and row.step >= skip]
+        excess = np.array([row.excess for row in policy_rows])
         errors = [
-            abs(row.predicted_s / row.seconds - 1) for row in own if row.predicted_s is not None
+            abs(row.predicted_s / row.seconds - 1)
+            for row in policy_rows
+            if row.predicted_s is not None
         ]
-        whole = np.array([row.seconds + row.train_s for row in own])
-        found[name] = {
-            "seconds": float(np.mean([row.seconds for row in own])),
-            "step_seconds": float(whole.mean()),
+        step_s = np.array([row.seconds + row.train_s for row in policy_rows])
+        summaries[name] = {
+            "seconds": float(np.mean([row.seconds for row in policy_rows])),
+            "step_seconds": float(step_s.mean()),
             "excess_mean": float(excess.mean()),
             "excess_p95": float(np.quantile(excess, 0.95)),
             "excess_max": float(excess.max()),
-            "over_bound": float(np.mean([row.seconds / row.bound_s for row in own])),
-            "judge_share": float(np.mean([row.share for row in own])),
-            "moved_cells": float(np.mean([row.moved for row in own])),
+            "over_bound": float(np.mean([row.seconds / row.bound_s for row in policy_rows])),
+            "judge_share": float(np.mean([row.share for row in policy_rows])),
+            "moved_cells": float(np.mean([row.moved for row in policy_rows])),
             "prediction_error": float(np.mean(errors)) if errors else None,
-            "decision_share_of_step": float(sum(row.decision_s for row in own) / whole.sum()),
+            "decision_share_of_step": float(
+                sum(row.decision_s for row in policy_rows) / step_s.sum()
+            ),
             "idle": {
-                cause: float(np.mean([row.idle[cause] for row in own])) for cause in own[0].idle
+                cause: float(np.mean([row.idle[cause] for row in policy_rows]))
+                for cause in policy_rows[0].idle
             },
         }
-    return dict(sorted(found.items(), key=lambda item: item[1]["seconds"]))
+    return dict(sorted(summaries.items(), key=lambda item: item[1]["seconds"]))
 
 
-def _print(told: dict[str, dict[str, Any]], cluster: Cluster) -> None:
+def _print(summaries: dict[str, dict[str, Any]], cluster: Cluster) -> None:
+    """Prints the summaries as two tables: times, then idle shares by cause."""
     head = [
         "policy",
         "rollout s",
@@ -132,24 +152,24 @@ def _print(told: dict[str, dict[str, Any]], cluster: Cluster) -> None:
         "idle",
     ]
     rows = []
-    for name, own in told.items():
-        error = own["prediction_error"]
+    for name, means in summaries.items():
+        error = means["prediction_error"]
         rows.append(
             [
                 name,
-                f"{own['seconds']:.0f}",
-                f"{own['step_seconds']:.0f}",
-                f"{own['excess_mean']:+.1%}" if name != ORACLE else "",
-                f"{own['excess_p95']:+.1%}" if name != ORACLE else "",
-                f"{own['excess_max']:+.1%}" if name != ORACLE else "",
-                f"{own['judge_share']:.0%}",
+                f"{means['seconds']:.0f}",
+                f"{means['step_seconds']:.0f}",
+                f"{means['excess_mean']:+.1%}" if name != ORACLE else "",
+                f"{means['excess_p95']:+.1%}" if name != ORACLE else "",
+                f"{means['excess_max']:+.1%}" if name != ORACLE else "",
+                f"{means['judge_share']:.0%}",
                 "" if error is None else f"{error:.0%}",
-                f"{sum(own['idle'].values()):.0%}",
+                f"{sum(means['idle'].values()):.0%}",
             ]
         )
     print(f"{cluster.devices} devices, replicas of {cluster.size}, {cluster.needed} groups a step")
     print_table(head, rows)
-    best = told[ORACLE]
+    best = summaries[ORACLE]
     print(
         f"\noracle: the best fixed split of each step; it takes {best['over_bound']:.2f} times "
         "the lower bound."
@@ -158,7 +178,7 @@ def _print(told: dict[str, dict[str, Any]], cluster: Cluster) -> None:
     causes = list(best["idle"])
     print_table(
         ["policy", *causes],
-        [[name, *(f"{own['idle'][c]:.1%}" for c in causes)] for name, own in told.items()],
+        [[name, *(f"{means['idle'][c]:.1%}" for c in causes)] for name, means in summaries.items()],
     )
 
 
@@ -171,11 +191,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    workload_options = parser.add_mutually_exclusive_group()
+    workload_options.add_argument(
         "--trace", type=Path, metavar="RUN", help="answers as long as those of this run"
     )
-    what.add_argument(
+    workload_options.add_argument(
         "--workload", choices=sorted(PUBLISHED), default="drift", help="a published one (drift)"
     )
     parser.add_argument("--devices", type=int, default=512, help="512")
@@ -223,7 +243,7 @@ def _specs(kind: str, plugin: str, name: str) -> dict[str, Provider]:
     return {item.spec.name: item.spec for item in plugins.providers(kind)}
 
 
-def _made(kind: str, name: str, plugin: str) -> Any:
+def _build_provider(kind: str, name: str, plugin: str) -> Any:
     """Builds the provider that ``name`` asks for: ``name[:value]`` or ``plugin[/name][:value]``.
 
     ``value`` is turned into the type of the default of the provider's first setting. Raises

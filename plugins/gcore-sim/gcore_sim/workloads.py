@@ -29,6 +29,8 @@ _KEPT = {"trained", "surplus"}  # verdicts of groups that teach
 
 
 class Workload(Protocol):
+    """Makes the groups of simulated steps."""
+
     def groups(self, step: int, count: int, seed: int) -> Groups:
         """Returns ``count`` groups of a step, in the order of their ordinals.
 
@@ -72,10 +74,12 @@ class Shape:
 
 
 def _steady(step: int, steps: int) -> Shape:
+    """Keeps the default distributions in every step."""
     return Shape()
 
 
 def _judge_heavy(step: int, steps: int) -> Shape:
+    """Has short answers and long verdicts in every step."""
     policy = Lengths(median=1200, sigma=1.0, limit=16384)
     return Shape(policy=policy, judge=Lengths(median=1800, sigma=0.5, limit=8192))
 
@@ -133,13 +137,13 @@ class Published:
         random = np.random.default_rng([seed, step])
         # A log-length is a sum of the prompt's draw and the answer's own, so two answers to one
         # prompt correlate by _CORRELATION and each still has variance 1.
-        shared = random.standard_normal((count, 1))
-        own = random.standard_normal((count, self.samples))
+        prompt_draws = random.standard_normal((count, 1))
+        answer_draws = random.standard_normal((count, self.samples))
         policy = shape.policy.draw(
-            math.sqrt(_CORRELATION) * shared + math.sqrt(1 - _CORRELATION) * own
+            math.sqrt(_CORRELATION) * prompt_draws + math.sqrt(1 - _CORRELATION) * answer_draws
         )
         judge = shape.judge.draw(random.standard_normal((count, self.samples)))
-        odds = math.log(shape.keep / (1 - shape.keep)) - shape.harder * shared[:, 0]
+        odds = math.log(shape.keep / (1 - shape.keep)) - shape.harder * prompt_draws[:, 0]
         return Groups(
             policy=policy,
             judge=judge,
@@ -170,20 +174,28 @@ class Recorded:
         which = np.arange(len(groups))
         if count > len(groups):
             which = np.concatenate([which, random.integers(0, len(groups), count - len(groups))])
-        taken = groups.take(which[:count])
-        drawn = self.judge.draw(random.standard_normal(taken.policy.shape))
-        unknown = np.isnan(taken.judge)
+        step_groups = groups.take(which[:count])
+        verdicts = self.judge.draw(random.standard_normal(step_groups.policy.shape))
+        unknown = np.isnan(step_groups.judge)
         return replace(
-            taken,
-            judge=np.where(unknown, drawn, taken.judge),
+            step_groups,
+            judge=np.where(unknown, verdicts, step_groups.judge),
             judge_prompt=np.where(
-                unknown, INSTRUCTIONS + taken.policy_prompt + taken.policy, taken.judge_prompt
+                unknown,
+                INSTRUCTIONS + step_groups.policy_prompt + step_groups.policy,
+                step_groups.judge_prompt,
             ),
         )
 
 
 def recorded(directory: Path, judge: Lengths) -> Recorded:
-    """Reads the groups in a run's trace. Raises DataError where it has none that were trained."""
+    """Reads the groups in a run's trace.
+
+    Raises DataError where the run has no trained group.
+
+    directory: the run's directory.
+    judge: lengths of the verdicts that the trace does not have.
+    """
     steps: dict[int, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for line in read_trace(directory):
         if isinstance(line, Record) and line.verdict in _KEPT | {"filtered"}:
@@ -198,8 +210,13 @@ def recorded(directory: Path, judge: Lengths) -> Recorded:
             why="a simulation needs the lengths of at least one step",
             todo="give the directory of a run that has finished a step",
         )
-    found = [_table([own[ordinal] for ordinal in sorted(own)]) for _, own in sorted(steps.items())]
-    return Recorded(recorded=found, needed=max(1, round(float(np.mean(trained)))), judge=judge)
+    step_tables = [
+        _table([step_groups[ordinal] for ordinal in sorted(step_groups)])
+        for _, step_groups in sorted(steps.items())
+    ]
+    return Recorded(
+        recorded=step_tables, needed=max(1, round(float(np.mean(trained)))), judge=judge
+    )
 
 
 def _table(groups: Sequence[Sequence[Record]]) -> Groups:
@@ -209,14 +226,16 @@ def _table(groups: Sequence[Sequence[Record]]) -> Groups:
     groups are filled up with zeros.
     """
     shape = len(groups), max(map(len, groups))
-    policy, prompt, judge, read = (np.zeros(shape) for _ in range(4))
+    policy, prompt, judge, judge_prompt = (np.zeros(shape) for _ in range(4))
     for row, group in enumerate(groups):
         for column, record in enumerate(group):
             policy[row, column] = record.n_actions
             prompt[row, column] = record.n_prompt
             judge[row, column] = sum(answer.n_actions for answer in record.asked)
-            read[row, column] = sum(answer.n_prompt for answer in record.asked)
+            judge_prompt[row, column] = sum(answer.n_prompt for answer in record.asked)
             if record.scored_s and not record.asked:
                 judge[row, column] = np.nan
     kept = np.array([group[0].verdict in _KEPT for group in groups])
-    return Groups(policy=policy, judge=judge, policy_prompt=prompt, judge_prompt=read, kept=kept)
+    return Groups(
+        policy=policy, judge=judge, policy_prompt=prompt, judge_prompt=judge_prompt, kept=kept
+    )

@@ -1,6 +1,4 @@
-"""The plugin named ``torch``: trainer, generator and scalar rewards on plain torch for Hugging Face
-models.
-"""
+"""The plugin ``torch`` has a trainer, a generator and scalar rewards for Hugging Face models."""
 
 from __future__ import annotations
 
@@ -44,21 +42,23 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """A generator here converts what is pushed to its own dtype, and the bytes that it then holds
-    are not those that were sent.
+    """Yields a problem for every generator of this plugin whose dtype is not the policy's.
+
+    Such a generator converts what is pushed to its own dtype, so the bytes that it then holds are
+    not those that were sent.
     """
     roles = plan["roles"]
-    pushed = roles.get("policy", {}).get("config", {}).get("dtype")
+    pushed_dtype = roles.get("policy", {}).get("config", {}).get("dtype")
     for name, role in roles.items():
         follows = name == "rollout" or role.get("follows") == "policy"
         plugin, _, provider = role["use"].partition("/")
         if not follows or plugin != "torch" or provider not in ("", "default"):
             continue
-        held = role["config"].get("dtype")
-        if pushed is not None and held is not None and pushed != held:
+        own_dtype = role["config"].get("dtype")
+        if pushed_dtype is not None and own_dtype is not None and pushed_dtype != own_dtype:
             yield (
-                f"roles.{name}.config.dtype: the policy pushes {pushed} weights, and this "
-                f"generator would hold {held}; set it to {pushed}."
+                f"roles.{name}.config.dtype: the policy pushes {pushed_dtype} weights, and this "
+                f"generator would hold {own_dtype}; set it to {pushed_dtype}."
             )
 
 

@@ -1,5 +1,6 @@
-"""What ``g-core conformance torch`` runs: the contracts of trainer and generator on tiny random
-models.
+"""Holds trainer and generator to their contracts, for ``g-core conformance torch``.
+
+The models are tiny and random.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _GENERATOR = {"max_new_tokens": 8}
 
 
 class OnLlama:
+    """Has a model of the Llama family."""
+
     family = "llama"
 
     @pytest.fixture(scope="class")
@@ -32,13 +35,13 @@ class OnLlama:
 
 
 class OnQwen2(OnLlama):
-    """Grouped heads, biases, tied embeddings."""
+    """Has a model with grouped heads, biases and tied embeddings."""
 
     family = "qwen2"
 
 
 class OnQwen2VL(OnLlama):
-    """A model that takes images, and prompts that show some."""
+    """Has a model that takes images, and prompts that show some."""
 
     family = "qwen2_vl"
 
@@ -54,21 +57,26 @@ class OnQwen2VL(OnLlama):
     def prompts(self, tmp_path: Path) -> list[Prompt]:
         from PIL import Image
 
-        found = [Prompt(row=0, text="1+2=")]
+        prompts = [Prompt(row=0, text="1+2=")]
         for row, size in enumerate(((16, 24), (24, 16), (32, 32)), 1):
             file = tmp_path / f"{row}.png"
             Image.effect_noise(size, 100).convert("RGB").save(file)
             text = "<|vision_start|><|image_pad|><|vision_end|>1+2="
-            found.append(Prompt(row=row, text=text, images=[str(file)]))
-        return found
+            prompts.append(Prompt(row=row, text=text, images=[str(file)]))
+        return prompts
 
 
 class OnDevice(GeneratorContract):
+    """Says how much memory the generator takes."""
+
     provider = "torch"
 
     @pytest.fixture
     def memory(self, generator: Any) -> Callable[[], int]:
-        """Of weights and cache: on a CPU, as tests are run, the cache alone falls."""
+        """Returns a function that returns the bytes of weights and cache.
+
+        On a CPU, as tests are run, a sleep frees the cache alone.
+        """
         return lambda: generator.memory_bytes
 
 

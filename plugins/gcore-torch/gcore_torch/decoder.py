@@ -62,10 +62,10 @@ class Decoder(Protocol):
         tokens: int64[B].
         """
 
-    def drop(self, gone: np.ndarray) -> np.ndarray:
+    def drop(self, removed: np.ndarray) -> np.ndarray:
         """Removes rows and renumbers the others.
 
-        gone: bool[B], true for rows to remove.
+        removed: bool[B], true for rows to remove.
         Returns int64[rows that stay]: for each row, in the new order, its old number.
         """
 
@@ -132,7 +132,8 @@ class FusedDecoder:
 
         A negative shift drops that many columns on the left, which no row uses.
         """
-        first, last = max(0, -shift), self._column
+        first = max(0, -shift)
+        last = self._column
         grows = columns > self._cache.shape[4]
         if shift or grows:
             live = self._cache[:, :, : self.rows, :, first:last].clone()
@@ -142,11 +143,12 @@ class FusedDecoder:
         self._column += shift
         self._starts[: self.rows] += shift
         if columns > len(self._cos):
-            ahead = torch.arange(2 * columns, device=self._device)[None]
-            cos, sin = self._model.model.rotary_emb(self._cos[None], ahead)
+            positions = torch.arange(2 * columns, device=self._device)[None]
+            cos, sin = self._model.model.rotary_emb(self._cos[None], positions)
             half = self._size // 2
             # sin has its sign included: rotated x = x * cos + (x with its halves swapped) * sin
-            self._cos, self._sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+            self._cos = cos[0]
+            self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
 
     @torch.no_grad()
     def prefill(
@@ -172,7 +174,8 @@ class FusedDecoder:
         logits = []
         start = 0
         while start < len(prompts):
-            stop, width = start, 0
+            stop = start
+            width = 0
             while stop < len(prompts) and (
                 stop == start
                 or (stop - start + 1) * max(width, len(prompts[stop])) <= _PREFILL_TOKENS
@@ -223,12 +226,12 @@ class FusedDecoder:
         if (lengths == width).all():
             return None
         real = np.arange(width) >= width - lengths[:, None]
-        seen = np.tri(width, dtype=bool) & real[:, None, :]
+        visible = np.tri(width, dtype=bool) & real[:, None, :]
         # a padded token sees itself, so that its softmax is not nan
-        return torch.from_numpy((seen | np.eye(width, dtype=bool))[:, None]).to(self._device)
+        return torch.from_numpy((visible | np.eye(width, dtype=bool))[:, None]).to(self._device)
 
     def _angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        # cos and sin [n, 1, E] of n positions
+        """Returns cos and sin, each [n, 1, E], of n positions."""
         at = torch.from_numpy(positions).to(self._device)
         return self._cos.index_select(0, at)[:, None], self._sin.index_select(0, at)[:, None]
 
@@ -241,9 +244,9 @@ class FusedDecoder:
         cos, sin = self._angles(column - starts)
         bias = None
         if self._masked:
-            seen = torch.from_numpy(np.arange(column + 1) >= starts[:, None]).to(self._device)
-            bias = torch.zeros(seen.shape, device=self._device, dtype=self._dtype).masked_fill_(
-                ~seen, -torch.inf
+            visible = torch.from_numpy(np.arange(column + 1) >= starts[:, None]).to(self._device)
+            bias = torch.zeros(visible.shape, device=self._device, dtype=self._dtype).masked_fill_(
+                ~visible, -torch.inf
             )
             bias = bias[:, None, None]
         x = F.embedding(tokens, self._model.model.embed_tokens.weight)
@@ -263,13 +266,13 @@ class FusedDecoder:
         self._column += 1
         return self._logits(x)
 
-    def drop(self, gone: np.ndarray) -> np.ndarray:
+    def drop(self, removed: np.ndarray) -> np.ndarray:
         # the last rows that stay move into the gaps, so no more rows are copied than go
-        stay = int(len(gone) - gone.sum())
+        stay = int(len(removed) - removed.sum())
         order = np.arange(stay)
-        gaps = gone[:stay].nonzero()[0]
+        gaps = removed[:stay].nonzero()[0]
         if len(gaps):
-            moved = stay + (~gone[stay:]).nonzero()[0]
+            moved = stay + (~removed[stay:]).nonzero()[0]
             order[gaps] = moved
             to, source = (torch.from_numpy(i).to(self._device) for i in (gaps, moved))
             live = self._cache[..., : self._column, :]
@@ -309,10 +312,14 @@ class FusedDecoder:
         return projected
 
     def _logits(self, x: Tensor) -> Tensor:
+        """Returns the logits [n, V] of hidden states x [n, D]."""
         return F.linear(self._norm(x), self._model.lm_head.weight)
 
 
 def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
+    """Returns the RMS norm (Zhang and Sennrich, 2019) with the weight of a module of
+    transformers.
+    """
     return lambda x: F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
 
 
@@ -358,10 +365,10 @@ def _fuse(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
         if parts[0] is None:
             fused.append(None)
             continue
-        whole = torch.cat(parts)
-        for part, view in zip(parts, whole.split([len(p) for p in parts]), strict=True):
+        fused_tensor = torch.cat(parts)
+        for part, view in zip(parts, fused_tensor.split([len(p) for p in parts]), strict=True):
             part.data = view
-        fused.append(whole)
+        fused.append(fused_tensor)
     return fused[0], fused[1]
 
 
@@ -444,11 +451,11 @@ class TransformersDecoder:
             start += part.rows
         return torch.cat(logits)
 
-    def drop(self, gone: np.ndarray) -> np.ndarray:
+    def drop(self, removed: np.ndarray) -> np.ndarray:
         parts = []
         start = 0
         for part in self._parts:
-            keep = (~gone[start : start + part.rows]).nonzero()[0]
+            keep = (~removed[start : start + part.rows]).nonzero()[0]
             start += part.rows
             if 0 < len(keep) < part.rows:
                 part.take(torch.from_numpy(keep).to(self._model.device))
@@ -456,7 +463,7 @@ class TransformersDecoder:
                 parts.append(part)
         self._parts = parts
         self.rows = sum(part.rows for part in parts)
-        return (~gone).nonzero()[0]
+        return (~removed).nonzero()[0]
 
     def clear(self) -> None:
         self._parts = []
@@ -495,6 +502,7 @@ class ImageTextDecoder(TransformersDecoder):
         )
 
     def _logits(self, out: Any) -> Tensor:
+        """Returns the logits [R, V] of the last token of each row."""
         logits: Tensor = self._model.lm_head(out.last_hidden_state[:, -1])
         return logits
 
@@ -518,9 +526,9 @@ def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> De
         input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False
     ).logits[0, 8:]
     fused = FusedDecoder(model, max(capacity, 1))
-    found = [fused.prefill([ids[:9]], [1])[0]]
+    logits = [fused.prefill([ids[:9]], [1])[0]]
     for token in ids[9:]:
-        found.append(fused.advance(torch.tensor([token], device=model.device))[0])
+        logits.append(fused.advance(torch.tensor([token], device=model.device))[0])
     fused.clear()
-    agrees = bool((torch.stack(found) - expected).abs().max() <= tolerance)
+    agrees = bool((torch.stack(logits) - expected).abs().max() <= tolerance)
     return fused if agrees or choice == "fused" else TransformersDecoder(model)

@@ -33,7 +33,7 @@ from gcore_torch.config import TorchTrainerConfig
 
 
 class TorchEngine:
-    """See ``gcore_language.training.TrainingEngine``."""
+    """Trains on plain torch; see ``gcore_language.training.TrainingEngine``."""
 
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
         self._config = config
@@ -114,6 +114,11 @@ class TorchEngine:
         fully_shard(policy, mesh=self._mesh)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
+        """Makes AdamW (Loshchilov and Hutter, 2019); weights with one dimension have no weight
+        decay.
+
+        Its learning rate is 0 until ``update`` sets one.
+        """
         config = self._config
         matrices = [p for p in self._parameters if p.dim() > 1]
         vectors = [p for p in self._parameters if p.dim() <= 1]
@@ -131,6 +136,9 @@ class TorchEngine:
         )
 
     def _autocast(self) -> AbstractContextManager[Any]:
+        """Returns the context in which forward passes run: bfloat16 where the settings ask for
+        it.
+        """
         autocast: AbstractContextManager[Any] = torch.autocast(
             self.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16"
         )
@@ -156,17 +164,27 @@ class TorchEngine:
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
+        """See ``TrainingEngine.logprobs``. Raises RuntimeError when there is no reference model."""
         policy = self._policy if model == "policy" else self._reference
         if policy is None:
             raise RuntimeError("there is no reference model")
         return [self._forward(policy, batch, "none")[0] for batch in batches]
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
+        """See ``TrainingEngine.accumulate``.
+
+        For a batch that is None the backward pass runs with a loss of 0, because the ranks of a
+        sharded model must all go backward.
+        """
         for batch in batches:
             logp, entropies = self._forward(self._policy, batch, entropy)
             (logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)).backward()
 
     def update(self, rate: float, clip: float) -> float:
+        """See ``TrainingEngine.update``. Returns the norm of the gradients before clipping.
+
+        Nothing is updated when the norm is not finite.
+        """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # FSDP2 has averaged gradients over the ranks, but an engine has to sum them
         scale = float(self.ranks.count)
@@ -183,6 +201,7 @@ class TorchEngine:
         return norm
 
     def discard(self) -> None:
+        """Drops the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
     # -- weights -----------------------------------------------------------------------------------
@@ -194,11 +213,14 @@ class TorchEngine:
         ]
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        """Yields every tensor of a push with its bytes, uint8[nbytes]; ranks besides 0 yield no
+        bytes.
+        """
         for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
-            whole = full(tensor)
+            full_tensor = full(tensor)
             yield (
                 spec,
-                to_bytes(whole, DTYPES[self._config.dtype])
+                to_bytes(full_tensor, DTYPES[self._config.dtype])
                 if self.ranks.rank == 0
                 else np.empty(0, np.uint8),
             )
@@ -209,14 +231,16 @@ class TorchEngine:
             yield spec, flat_bytes(full(tensor), DTYPES[self._config.dtype])
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
+        """See ``TrainingEngine.save``. Returns when all ranks have saved."""
         save_rank(directory, self.ranks, self.rows(), self._counted(numbers))
         self.ranks.wait()
 
     def begin_save(self, directory: Path, numbers: dict[str, Any]) -> PendingSave:
-        told = self._counted(numbers)
+        """See ``SavingEngine.begin_save``."""
+        numbers_to_save = self._counted(numbers)
 
         def write(rows: Mapping[str, Tensor], wrote: Callable[[], None]) -> None:
-            save_rank(directory, self.ranks, rows, told, wrote)
+            save_rank(directory, self.ranks, rows, numbers_to_save, wrote)
 
         return self.staging.save(self.rows(), write, self._context.progress)
 
@@ -234,40 +258,42 @@ class TorchEngine:
 
         The keys are those of ``state_files``.
         """
-        found: dict[str, Tensor | None] = {}
+        local: dict[str, Tensor | None] = {}
         for name, tensor in self._tensors.items():
             parts = {"weight": tensor} | {
                 part: self._optimizer.state.get(tensor, {}).get(part) for part in MOMENTS
             }
-            for part, held in parts.items():
-                if held is not None:
-                    found[f"{part}/{name}"] = local_rows(held, first=self.ranks.rank == 0)
-        return {key: rows for key, rows in found.items() if rows is not None}
+            for part, state in parts.items():
+                if state is not None:
+                    local[f"{part}/{name}"] = local_rows(state, first=self.ranks.rank == 0)
+        return {key: rows for key, rows in local.items() if rows is not None}
 
     @torch.no_grad()
     def load(self, directory: Path) -> dict[str, Any]:
+        """See ``TrainingEngine.load``. Returns the numbers that were saved."""
         self.staging.wait()
         numbers = load_numbers(directory)
         steps = numbers.pop("optimizer_steps")
         self._optimizer.state.clear()  # a state from before the first update has no moments
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-        for part, name, whole in load_parts(directory, shapes):
+        for part, name, full_tensor in load_parts(directory, shapes):
             tensor = self._tensors[name]
             if part == "weight":
-                tensor.copy_(like(whole, tensor))
+                tensor.copy_(like(full_tensor, tensor))
             else:
                 state = self._optimizer.state[tensor]
                 state["step"] = torch.tensor(float(steps[name]), device=tensor.device)
-                state[part] = like(whole, tensor).clone()
+                state[part] = like(full_tensor, tensor).clone()
         return numbers
 
     def save_pretrained(self, directory: Path) -> None:
+        """Writes the model and its tokenizer as transformers saves them; rank 0 writes."""
         directory.mkdir(parents=True, exist_ok=True)
         weights: dict[str, Tensor] = {}
         for name, tensor in self._tensors.items():
-            whole = full(tensor)
+            full_tensor = full(tensor)
             if self.ranks.rank == 0:
-                weights[name] = whole
+                weights[name] = full_tensor
         if self.ranks.rank == 0:
             save_model(self._policy.model, directory, weights, DTYPES[self._config.dtype])
             copy_tokenizer(self._path, directory, self._tokenizer)

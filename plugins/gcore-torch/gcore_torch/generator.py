@@ -1,8 +1,7 @@
-"""The provider ``torch`` of kind generator: samples from a Hugging Face causal language model with
-a cached batch.
+"""Provides the generator ``torch``, which samples from a Hugging Face causal language model.
 
-Every call of ``step`` gives each running sample one more token. Samples join as rows become free
-and leave when they end.
+It keeps a batch of running samples with cached keys and values. Every call of ``step`` gives each
+running sample one more token. Samples join as rows become free and leave when they end.
 
 A sample's random numbers depend only on its seed and the position of the token. Logits, though, are
 rounded differently in another batch. So ``deterministic`` also fixes which samples run together:
@@ -154,10 +153,12 @@ class TorchGenerator:
             self._reader = ImageReader(path, self._model.config, trust_remote_code=trust)
         # whether a token ends a sample, for each token of the vocabulary
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
-        told = (self._model.generation_config, text_config, self._tokenizer)
-        self._ends[end_tokens(getattr(source, "eos_token_id", None) for source in told)] = True
-        longest = getattr(text_config, "max_position_embeddings", None) or 2**31
-        self._context_length = min(config.context_length or longest, longest)
+        token_sources = (self._model.generation_config, text_config, self._tokenizer)
+        self._ends[
+            end_tokens(getattr(source, "eos_token_id", None) for source in token_sources)
+        ] = True
+        model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
+        self._context_length = min(config.context_length or model_limit, model_limit)
         tolerance = 1e-3 if config.dtype == "float32" else 0.5
         self._decoder = make_decoder(self._model, config.decoder, config.max_batch, tolerance)
         self._tensors = named_tensors(self._model)
@@ -197,9 +198,9 @@ class TorchGenerator:
             self._tokenizer, requests, self._context_length, self.version, lay
         )
         self._failed += failed
-        longest = self._config.max_new_tokens
+        max_actions = self._config.max_new_tokens
         self._queue += [
-            _Waiting(request, prompt, min(longest, room), images.get(request.ordinal))
+            _Waiting(request, prompt, min(max_actions, room), images.get(request.ordinal))
             for request, prompt, room in fitting
         ]
 
@@ -234,8 +235,9 @@ class TorchGenerator:
             return []
         if self._context.deterministic:
             self._queue.sort(key=lambda w: (w.request.ordinal, w.request.sample))
-        taken, self._queue = self._queue[:free], self._queue[free:]
-        return sorted(taken, key=lambda w: len(w.prompt))
+        joining = self._queue[:free]
+        self._queue = self._queue[free:]
+        return sorted(joining, key=lambda w: len(w.prompt))
 
     def _join(self, joining: list[_Waiting]) -> torch.Tensor:
         """Adds samples, each prompt read once; returns the logits [joining, V] of first tokens.
@@ -295,13 +297,13 @@ class TorchGenerator:
         length = rows.length[: rows.count]
         last = rows.tokens[np.arange(rows.count), length - 1]
         ended = self._ends[last]
-        gone = ended | (length >= rows.limit[: rows.count])
+        leaving = ended | (length >= rows.limit[: rows.count])
         stopped = self._stopped(~ended) if self._config.stop else np.zeros_like(ended)
-        gone |= stopped
-        if not gone.any():
+        leaving |= stopped
+        if not leaving.any():
             return []
         finished = []
-        indexes = gone.nonzero()[0]
+        indexes = leaving.nonzero()[0]
         for i, columns in zip(indexes.tolist(), self._columns(indexes), strict=True):
             status, reason = (
                 (FINISHED, "")
@@ -311,16 +313,16 @@ class TorchGenerator:
                 else (TRUNCATED, "length")
             )
             finished.append(self._finish(i, status, reason, columns))
-        rows.reorder(self._decoder.drop(gone))
+        rows.reorder(self._decoder.drop(leaving))
         return finished
 
     def _stopped(self, candidates: np.ndarray) -> np.ndarray:
         """Returns bool[B]: which of the candidates, bool[B], have text with a stop string."""
         indexes = candidates.nonzero()[0]
-        found = np.zeros_like(candidates)
+        has_stop = np.zeros_like(candidates)
         for i, text in zip(indexes.tolist(), self._decode(indexes), strict=True):
-            found[i] = any(stop in text for stop in self._config.stop)
-        return found
+            has_stop[i] = any(stop in text for stop in self._config.stop)
+        return has_stop
 
     def _finish(self, row: int, status: str, reason: str, columns: Columns) -> Finished:
         """Makes the result of one row; its versions are those of its first and last action."""
@@ -347,12 +349,12 @@ class TorchGenerator:
         mask = np.ones(tokens.shape[1], np.uint8)
         cold = np.ones((), np.float32)
         warm = np.array(self._config.temperature or 1.0, np.float32)
-        found: list[Columns] = []
+        columns: list[Columns] = []
         for place, (i, text) in enumerate(
             zip(indexes.tolist(), self._decode(indexes), strict=True)
         ):
             actions = int(rows.length[i])
-            found.append(
+            columns.append(
                 {
                     "prompt_ids": rows.waiting[i].prompt,
                     "action_ids": tokens[place, :actions],
@@ -363,7 +365,7 @@ class TorchGenerator:
                 }
                 | _grid(rows.waiting[i])
             )
-        return found
+        return columns
 
     def _decode(self, indexes: np.ndarray) -> list[str]:
         """Returns the text of the actions so far, without the prompt, of the rows ``indexes``."""
@@ -378,14 +380,15 @@ class TorchGenerator:
         keys: (ordinal, sample) of each. Unknown keys are ignored.
         Returns what they have so far; a sample that has not begun has no actions.
         """
-        wanted = set(keys)
+        aborted_keys = set(keys)
         finished = []
-        kept = []
+        still_queued = []
         for waiting in self._queue:
             request = waiting.request
-            if (request.ordinal, request.sample) in wanted:
+            if (request.ordinal, request.sample) in aborted_keys:
                 versions = (self.version, self.version)
-                columns, media = _empty(waiting), _media(waiting)
+                columns = _empty(waiting)
+                media = _media(waiting)
                 finished.append(
                     Finished(
                         request=request,
@@ -396,17 +399,17 @@ class TorchGenerator:
                     )
                 )
             else:
-                kept.append(waiting)
-        self._queue = kept
+                still_queued.append(waiting)
+        self._queue = still_queued
         rows = self._rows
-        gone = np.array(
-            [(w.request.ordinal, w.request.sample) in wanted for w in rows.waiting], np.bool_
+        leaving = np.array(
+            [(w.request.ordinal, w.request.sample) in aborted_keys for w in rows.waiting], np.bool_
         )
-        if gone.any():
-            indexes = gone.nonzero()[0]
+        if leaving.any():
+            indexes = leaving.nonzero()[0]
             for i, columns in zip(indexes.tolist(), self._columns(indexes), strict=True):
                 finished.append(self._finish(i, ABORTED, "", columns))
-            rows.reorder(self._decoder.drop(gone))
+            rows.reorder(self._decoder.drop(leaving))
         return finished
 
     def close(self) -> None:
@@ -495,7 +498,7 @@ class TorchGenerator:
         if self._scorer is None:
             self._scorer = Policy(self._model)
             check_layouts(self._scorer, self._device, may_flat=False, tolerance=1e-3)
-        found = [np.zeros(len(record["action_ids"]), np.float32) for record in records]
+        logprobs = [np.zeros(len(record["action_ids"]), np.float32) for record in records]
         samples = [
             Sample(index=i, ordinal=i, prompt=record["prompt_ids"], columns=record)
             for i, record in enumerate(records)
@@ -505,9 +508,9 @@ class TorchGenerator:
             logp = self._scorer(batch)[0].cpu().numpy()
             start = 0
             for i in batch.index.tolist():
-                found[i][:] = logp[start : start + len(found[i])]
-                start += len(found[i])
-        return found
+                logprobs[i][:] = logp[start : start + len(logprobs[i])]
+                start += len(logprobs[i])
+        return logprobs
 
 
 def _empty(waiting: _Waiting) -> Columns:

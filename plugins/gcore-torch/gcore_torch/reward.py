@@ -1,9 +1,8 @@
-"""The provider ``torch`` of kind reward: a scalar reward model that was trained on preferences.
+"""Provides the reward ``torch``: a scalar reward model that was trained on preferences.
 
 It takes any sequence classifier of transformers with one output, whose logit is the reward. Of two
-completions of one prompt with rewards r1 and r2, the first is preferred with probability
-1 / (1 + exp(r2 - r1)) (Bradley and Terry, 1952). So only differences within a prompt have a
-meaning.
+completions of one prompt with rewards r1 and r2, the first is preferred with probability 1 / (1 +
+exp(r2 - r1)) (Bradley and Terry, 1952). So only differences within a prompt have a meaning.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gcore_torch.config import TorchRewardConfig
 
 
 class TorchReward:
-    """See ``gcore_core.contract.scorer.Scorer``.
+    """Scores records with a scalar reward model; see ``gcore_core.contract.scorer.Scorer``.
 
     The score is read at the last token, as transformers reads it.
     """
@@ -42,11 +41,16 @@ class TorchReward:
         )
         text_config = self._model.config.get_text_config()
         self._pad = text_config.pad_token_id
-        longest = getattr(text_config, "max_position_embeddings", None) or 2**31
-        self._context_length = min(config.context_length or longest, longest)
+        model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
+        self._context_length = min(config.context_length or model_limit, model_limit)
         self._budget_tokens = config.budget_tokens
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        """Returns the reward of each record, in their order.
+
+        A record that is too long, whose prompt the tokenizer cannot write, or whose reward is not
+        finite gets a failure that says so.
+        """
         scores: list[Score] = [failure("")] * len(records)
         rows: dict[int, list[int]] = {}
         for i, record in enumerate(records):
@@ -79,8 +83,8 @@ class TorchReward:
         prompt = record.prompt
         if prompt.messages is None:
             return list(self._tokenizer((prompt.text or "") + record.text).input_ids)
-        turns = [*prompt.messages, {"role": "assistant", "content": record.text}]
-        text = self._tokenizer.apply_chat_template(turns, tokenize=False)
+        messages = [*prompt.messages, {"role": "assistant", "content": record.text}]
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[list[int]]:
@@ -106,7 +110,8 @@ class TorchReward:
         for row, tokens in zip(ids, rows, strict=True):
             row[: len(tokens)] = torch.tensor(tokens)
         mask = torch.arange(ids.shape[1])[None] < torch.from_numpy(lengths)[:, None]
-        ids, mask = ids.to(self._device), mask.to(self._device, torch.long)
+        ids = ids.to(self._device)
+        mask = mask.to(self._device, torch.long)
         if not hasattr(self._model, "score"):  # an encoder, which reads from its first token
             logits = self._model(input_ids=ids, attention_mask=mask).logits[:, 0]
         else:
@@ -127,11 +132,15 @@ def load_classifier(path: str, dtype: str, trust_remote_code: bool) -> Any:
     """Loads a sequence classifier of transformers with one output, in evaluation mode.
 
     Raises DataError when it cannot be read, lacks weights or has several outputs.
+
+    path: its directory or its name on the hub.
+    dtype: a key of ``gcore_language.models.DTYPES``.
+    trust_remote_code: whether Python code in the directory may run.
     """
     from transformers import AutoModelForSequenceClassification
 
     try:
-        model, told = AutoModelForSequenceClassification.from_pretrained(
+        model, loading_info = AutoModelForSequenceClassification.from_pretrained(
             path,
             dtype=DTYPES[dtype],
             trust_remote_code=trust_remote_code,
@@ -140,11 +149,12 @@ def load_classifier(path: str, dtype: str, trust_remote_code: bool) -> Any:
         )
     except LOAD_ERRORS as error:
         raise unreadable("reward model", path, error) from error
-    if told["missing_keys"]:
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
         raise DataError(
             "model is no reward model.",
             where=path,
-            why=f"It lacks {', '.join(sorted(told['missing_keys'])[:3])}, which would be random.",
+            why=f"It lacks {', '.join(missing[:3])}, which would be random.",
             todo="Take a model that was trained as a sequence classifier with one output.",
         )
     if model.config.num_labels != 1:

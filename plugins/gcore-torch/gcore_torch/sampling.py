@@ -82,8 +82,8 @@ def _narrow(weights: Tensor, top_p: float, top_k: int) -> Tensor:
     et al. 2020).
     """
     ordered, order = weights.sort(-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    drop = before >= top_p
+    mass_before = ordered.cumsum(-1) - ordered
+    drop = mass_before >= top_p
     if top_k > 0:
         drop[:, top_k:] = True
     drop[:, 0] = False  # the likeliest token always stays

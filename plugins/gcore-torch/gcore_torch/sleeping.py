@@ -21,6 +21,10 @@ class SleepingWeights:
 
     asleep: whether the generator sleeps.
     lacking: whether it is awake without weights: they were discarded and not pushed yet.
+
+    role: the generator's role, for errors.
+    tensors: name -> tensor; the tensors' storage is replaced in place.
+    discard: whether a sleep drops the weights.
     """
 
     def __init__(self, role: str, tensors: Mapping[str, Tensor], *, discard: bool) -> None:
@@ -116,12 +120,14 @@ class SleepingWeights:
             )
 
     def _refusal(self, what: str, todo: str) -> ContractError:
+        """Returns the error for a call that needs the weights."""
         return ContractError(what, where=f"roles.{self._role}", todo=todo)
 
     def _compare(self) -> None:
-        found = self.fingerprint()
+        """Raises WeightMismatch when a tensor's hash is not the one it had before the sleep."""
+        hashes = self.fingerprint()
         for name, expected in self._hashes.items():
-            if found[name] != expected:
+            if hashes[name] != expected:
                 raise WeightMismatch(
                     f"tensor {name} is not what it was before the sleep.",
                     where=f"roles.{self._role}",

@@ -1,4 +1,4 @@
-"""The provider ``torch`` of kind trainer: AdamW on a Hugging Face causal language model."""
+"""Provides the trainer ``torch``: AdamW on a Hugging Face causal language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``g-core venv create``, ``list`` and ``doctor``: what each takes, and what it prints."""
+"""Runs ``g-core venv create``, ``list`` and ``doctor``, and prints what they return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ by PIP_... and pip.conf.
 
 
 def default(words: list[str]) -> int:
-    """``g-core venv``: the list, and the overview for ``--help``."""
+    """Runs ``g-core venv``, which lists the venvs; with ``--help`` it prints the overview.
+
+    Raises ConfigError for an unknown command.
+    """
     if words and not words[0].startswith("-"):
         raise ConfigError(
             f"no such command: {words[0]!r}{did_you_mean(words[0], list(_COMMANDS))}.",
@@ -47,12 +50,12 @@ def default(words: list[str]) -> int:
 
 
 def list_venvs(words: list[str]) -> int:
-    """``g-core venv list``."""
+    """Runs ``g-core venv list`` with these command-line arguments; returns the exit code."""
     return _list(_parse_without_name("list", "Lists every venv with its state.", words).json)
 
 
 def doctor(words: list[str]) -> int:
-    """``g-core venv doctor``: 0 when nothing is wrong, else 2."""
+    """Runs ``g-core venv doctor``; returns 0 when nothing is wrong, else 2."""
     description = "Looks at the machine and at every venv; exit code 0 when nothing is wrong."
     as_json = _parse_without_name("doctor", description, words).json
     from gcore_venv.doctor import examine, print_findings
@@ -61,68 +64,78 @@ def doctor(words: list[str]) -> int:
 
 
 def create(words: list[str]) -> int:
-    """``g-core venv create PLUGIN``."""
+    """Runs ``g-core venv create PLUGIN`` with these command-line arguments; returns the exit code.
+
+    What an option leaves open is taken from the venv's record, if it was made before.
+    """
     args = _parser_of_create().parse_args(words)
     where = "g-core venv create"
     if not args.plugin:
         raise ConfigError("the name of a plugin is missing.", where=where, todo=f"{where} PLUGIN")
-    from gcore_venv.listing import readable, shown
+    from gcore_venv.listing import readable, row_of
     from gcore_venv.making import make
     from gcore_venv.recipe import Wish, interpreter, recipe
 
     name = args.name or args.plugin
     link = venvs.directory(name, where="--name" if args.name else where)
-    before = {} if args.fresh else venvs.record(link)
-    owner = before.get("plugin", args.plugin)
+    old_record = {} if args.fresh else venvs.record(link)
+    owner = old_record.get("plugin", args.plugin)
     if owner != args.plugin:
         raise ConfigError(
             f"venv {name!r} was made for plugin {owner!r}.",
             where=where,
             todo="give this one another name: --name NAME",
         )
-    python_before = shutil.which(before.get("python", ""))
+    python_before = shutil.which(old_record.get("python", ""))
     wish = Wish(
         plugin=args.plugin,
-        flavour=args.flavour or before.get("flavour", ""),
+        flavour=args.flavour or old_record.get("flavour", ""),
         python=interpreter(args.python or python_before),
-        extra=tuple(args.extra or before.get("with", ())),
+        extra=tuple(args.extra or old_record.get("with", ())),
     )
-    wanted = recipe(wish, where=where)
+    planned = recipe(wish, where=where)
     directory = _place(link, args.dir)
     if not args.json:
-        print(f"{name} ({wanted.spec.name}): {link}", flush=True)
-    made = make(wanted, directory, fresh=args.fresh)
+        print(f"{name} ({planned.spec.name}): {link}", flush=True)
+    venv = make(planned, directory, fresh=args.fresh)
     if directory != link and not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(directory)
-    row = shown(name, made.record, "ready")
+    row = row_of(name, venv.record, "ready")
     if args.json:
-        print(json.dumps(row | {"seconds": round(made.seconds, 1)}, indent=2))
+        print(json.dumps(row | {"seconds": round(venv.seconds, 1)}, indent=2))
         return 0
-    took = f"made in {made.seconds:.0f} s" if made.seconds else "is ready"
+    took = f"made in {venv.seconds:.0f} s" if venv.seconds else "is ready"
     print(f"{took}: {row['engine']}, {readable(row['bytes'])}\n  in a job: python: venv:{name}")
     return 0
 
 
-def _place(link: Path, given: Path | None) -> Path:
-    """The directory itself: the named one, what its name links to, or the one that is given."""
-    named = link.resolve()
-    if given is None:
-        return named
-    wanted = given.expanduser().resolve()
-    if (link.exists() or link.is_symlink()) and wanted != named:
+def _place(link: Path, chosen: Path | None) -> Path:
+    """Returns the directory in which the venv lies or shall lie.
+
+    Raises ConfigError when the venv already lies elsewhere.
+
+    link: the path of the venv's name, which may be a link.
+    chosen: the directory that ``--dir`` names; None: where the name leads.
+    """
+    linked = link.resolve()
+    if chosen is None:
+        return linked
+    target = chosen.expanduser().resolve()
+    if (link.exists() or link.is_symlink()) and target != linked:
         raise ConfigError(
-            f"venv {link.name!r} is in {named}.",
+            f"venv {link.name!r} is in {linked}.",
             where="--dir",
             todo="give this one another name: --name NAME",
         )
-    return wanted
+    return target
 
 
 def _list(as_json: bool) -> int:
-    from gcore_venv.listing import listed, readable, shown
+    """Prints every venv with its state; returns the exit code."""
+    from gcore_venv.listing import listed, readable, row_of
 
-    rows = [shown(item.name, item.record, item.state, item.reason) for item in listed()]
+    rows = [row_of(item.name, item.record, item.state, item.reason) for item in listed()]
     if as_json:
         print(json.dumps(rows, indent=2))
         return 0
@@ -157,6 +170,9 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _parse_without_name(command: str, description: str, words: list[str]) -> argparse.Namespace:
+    """Returns the arguments of a command that takes no name. Raises ConfigError when one is
+    given.
+    """
     parser = _parser(command, description)
     _add_json(parser)
     parser.add_argument("name", nargs="?", help=argparse.SUPPRESS)  # refused below, in our words

@@ -41,10 +41,10 @@ _SMI_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The result of one check.
+    """The result of one check; its fields are the keys of the JSON output.
 
     what: the thing that was checked.
-    told: how it is.
+    told: the state in which it is.
     mend: the command that puts it right; empty when nothing is wrong.
     """
 
@@ -55,11 +55,11 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Checks everything, one thing after the other, and yields each result."""
-    made = listed()
+    all_venvs = listed()
     yield from _this_interpreter()
-    for item in made:
+    for item in all_venvs:
         yield _venv(item)
-    yield _driver(made)
+    yield _driver(all_venvs)
     yield _shared_memory()
     yield _loopback()
     yield _sockets()
@@ -72,25 +72,26 @@ def examine() -> Iterator[Finding]:
 
 def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:
     """Prints each finding as it comes; returns the exit code: 2 if something is wrong, else 0."""
-    found = []
+    printed = []
     for item in findings:
-        found.append(item)
+        printed.append(item)
         if not as_json:
             print(f"{'FAULT' if item.mend else 'ok':<6} {item.what}: {item.told}", flush=True)
             print(end="".join(f"{'':7}{line}\n" for line in item.mend.splitlines()))
     if as_json:
         print(
             json.dumps(
-                [dataclasses.asdict(item) | {"ok": not item.mend} for item in found], indent=2
+                [dataclasses.asdict(item) | {"ok": not item.mend} for item in printed], indent=2
             )
         )
-    return 2 if any(item.mend for item in found) else 0
+    return 2 if any(item.mend for item in printed) else 0
 
 
 # -- interpreters ----------------------------------------------------------------------------------
 
 
 def _this_interpreter() -> Iterator[Finding]:
+    """Checks this interpreter and the plugins that are installed in it."""
     told = f"{sys.executable}, Python {platform.python_version()}, gcore-core {__version__}"
     yield Finding(what="this interpreter", told=told)
     for row in catalog.scan().plugins:
@@ -104,6 +105,7 @@ def _this_interpreter() -> Iterator[Finding]:
 
 
 def _venv(item: Listed) -> Finding:
+    """Checks that a venv is ready, has the versions of its record and meets its plugin's needs."""
     what = f"venv {item.name}"
     if item.state == "being made":
         return Finding(what=what, told=item.state)
@@ -112,21 +114,23 @@ def _venv(item: Listed) -> Finding:
             what=what, told=": ".join(filter(None, (item.state, item.reason))), mend=item.remake
         )
     record = item.record
-    again = f"{item.remake} --fresh"
+    remake = f"{item.remake} --fresh"
     try:
-        found = probe(item.python, list(record["versions"]))
+        versions_there = probe(item.python, list(record["versions"]))
         unmet = open_interpreter(str(item.python), where=what).unmet(_needs(record["plugin"]))
     except GcoreError as error:
-        return Finding(what=what, told=error.what, mend=again)
+        return Finding(what=what, told=error.what, mend=remake)
     wrong = [
-        f"{name} is {found[name] or 'missing'}, {version} was installed"
+        f"{name} is {versions_there[name] or 'missing'}, {version} was installed"
         for name, version in record["versions"].items()
-        if found[name] != version
+        if versions_there[name] != version
     ]
     wrong += [f"{record['plugin']} needs {need}, found {have or 'none'}" for need, have in unmet]
     if wrong:
-        return Finding(what=what, told="; ".join(wrong), mend=again)
-    versions = ", ".join(f"{name} {found[name]}" for name in (record["engine"], "gcore-core"))
+        return Finding(what=what, told="; ".join(wrong), mend=remake)
+    versions = ", ".join(
+        f"{name} {versions_there[name]}" for name in (record["engine"], "gcore-core")
+    )
     return Finding(what=what, told=f"{record['flavour']}, {versions}")
 
 
@@ -145,13 +149,16 @@ def _needs(plugin: str) -> list[str]:
 # -- the machine -----------------------------------------------------------------------------------
 
 
-def _driver(made: list[Listed]) -> Finding:
-    cuda = [item for item in made if item.record.get("flavour") == "cuda"]
+def _driver(all_venvs: list[Listed]) -> Finding:
+    """Checks that the driver of GPUs answers, if there is one or a venv needs one."""
+    cuda = [item for item in all_venvs if item.record.get("flavour") == "cuda"]
     devices = find_devices("auto")
-    here = f"{len(devices)} {'GPUs' if devices[0].kind == 'cuda' else 'cores'}"
+    devices_text = f"{len(devices)} {'GPUs' if devices[0].kind == 'cuda' else 'cores'}"
     if not DRIVER.is_dir():
         if not cuda:
-            return Finding(what="driver", told=f"none is loaded, and nothing needs one; {here}")
+            return Finding(
+                what="driver", told=f"none is loaded, and nothing needs one; {devices_text}"
+            )
         names = ", ".join(item.name for item in cuda)
         mend = "\n".join(f"{item.remake} --cpu" for item in cuda)
         return Finding(what="driver", told=f"none is loaded, but made for CUDA: {names}", mend=mend)
@@ -159,22 +166,25 @@ def _driver(made: list[Listed]) -> Finding:
     if smi is not None:
         words = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S)
+            process = subprocess.run(words, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             told = f"nvidia-smi gives no answer within {_SMI_TIMEOUT_S:.0f} s"
             return Finding(what="driver", told=told, mend="sudo systemctl reboot")
-        if done.returncode != 0:
-            last = (done.stdout + done.stderr).strip().splitlines() or ["nvidia-smi fails"]
+        if process.returncode != 0:
+            last = (process.stdout + process.stderr).strip().splitlines() or ["nvidia-smi fails"]
             return Finding(what="driver", told=last[-1], mend="sudo modprobe nvidia && nvidia-smi")
-        here = f"{here}: {'; '.join(sorted(set(done.stdout.strip().splitlines())))}"
+        devices_text = (
+            f"{devices_text}: {'; '.join(sorted(set(process.stdout.strip().splitlines())))}"
+        )
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     return Finding(
         what="driver",
-        told=here + (f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""),
+        told=devices_text + (f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""),
     )
 
 
 def _shared_memory() -> Finding:
+    """Checks that there is a GiB of shared memory."""
     if not SHARED_MEMORY.is_dir():
         return Finding(
             what="shared memory",
@@ -195,6 +205,7 @@ def _shared_memory() -> Finding:
 
 
 def _loopback() -> Finding:
+    """Checks that 127.0.0.1 takes connections."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -234,6 +245,7 @@ def _temporary() -> str:
 
 
 def _open_files() -> Finding:
+    """Checks that a process may open enough files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     told = "no limit" if unlimited else f"a process may open {soft}"
@@ -245,9 +257,16 @@ def _open_files() -> Finding:
 
 
 def _disk(what: str, place: Path, least: int, mend: str) -> Finding:
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    told = f"{readable(free)} free in {there}"
+    """Checks that a disk has room.
+
+    what: what the room is for.
+    place: a directory on the disk; it need not exist yet.
+    least: bytes that must be free.
+    mend: how to put it elsewhere.
+    """
+    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    told = f"{readable(free)} free in {existing}"
     return (
         Finding(what=what, told=told) if free >= least else Finding(what=what, told=told, mend=mend)
     )

@@ -1,4 +1,4 @@
-"""Lists the venvs that there are, and whether each is still what it should be."""
+"""Lists the named venvs, and says whether each is still what it should be."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from gcore_venv.recipe import Wish, recipe
 class Listed:
     """One venv.
 
+    name: by which jobs name it.
+    record: what is written in its record file.
     state: ready, being made, half made or stale.
-    reason: what is stale about it.
+    reason: what is stale about it; empty unless it is stale.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Listed:
 
     @property
     def python(self) -> Path:
+        """The path of the venv's interpreter."""
         return venvs.root() / self.name / "bin" / "python"
 
     @property
@@ -42,6 +45,7 @@ def listed() -> list[Listed]:
 
 
 def _look_at(name: str, record: dict[str, Any]) -> Listed:
+    """Returns a venv with its state."""
     if is_being_made((venvs.root() / name).resolve()):
         return Listed(name=name, record=record, state="being made")
     if not record.get("complete"):
@@ -59,24 +63,24 @@ def _stale(record: dict[str, Any]) -> str:
         extra=tuple(record["with"]),
     )
     try:
-        now = recipe(wish, where="")
+        current = recipe(wish, where="")
     except (ConfigError, PluginError) as error:
         return error.what
-    if now.digest() == record["digest"]:
+    if current.digest() == record["digest"]:
         return ""
-    there = record["versions"]
+    versions = record["versions"]
     differ = [
         (
-            f"{source.distribution} is {there.get(source.distribution) or 'missing'} there, "
+            f"{source.distribution} is {versions.get(source.distribution) or 'missing'} there, "
             f"{source.version} here"
         )
-        for source in now.sources
-        if there.get(source.distribution) != source.version
+        for source in current.sources
+        if versions.get(source.distribution) != source.version
     ]
     return "; ".join(differ) or "its pins have changed"
 
 
-def shown(name: str, record: dict[str, Any], state: str, reason: str = "") -> dict[str, Any]:
+def row_of(name: str, record: dict[str, Any], state: str, reason: str = "") -> dict[str, Any]:
     """Turns a venv into a row for a person or a tool."""
     engine = record.get("engine", "")
     return {
@@ -92,4 +96,5 @@ def shown(name: str, record: dict[str, Any], state: str, reason: str = "") -> di
 
 
 def readable(count: int) -> str:
+    """Returns a number of bytes in MB (1e6) or GB (1e9); empty for 0."""
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB" if count else ""

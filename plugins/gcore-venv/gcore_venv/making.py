@@ -37,11 +37,16 @@ _TELL_EVERY_S = 10.0
 
 
 class Progress(Protocol):
+    """Shows the user how far the making of a venv is."""
+
     def begin(self, step: str) -> None:
-        """A command is started."""
+        """Is called when a command is started.
+
+        step: the command's name for the user.
+        """
 
     def line(self, text: str) -> None:
-        """It printed a line."""
+        """Is called with each line that the command prints."""
 
 
 class PlainProgress:
@@ -82,6 +87,7 @@ class LiveProgress:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Progress]:
+    """Yields the progress for this process's output: live on a terminal, else plain lines."""
     if not sys.stdout.isatty():
         yield PlainProgress()
         return
@@ -93,7 +99,7 @@ def progress() -> Iterator[Progress]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class ReadyVenv:
     """A venv that is ready.
 
     directory: where it lies.
@@ -106,37 +112,41 @@ class Made:
     seconds: float
 
 
-def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
-    """Makes the venv, unless it is there with the same digest.
+def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> ReadyVenv:
+    """Makes the venv, unless it is there with the same digest, and returns it.
 
-    One that is half made is made anew. Waits while another process makes it. Raises ConfigError
-    when the directory holds something else, PluginError with pip's words when pip fails.
+    One that is half made is made anew. Waits while another process makes it.
 
-    fresh: make it anew in any case.
+    Raises ConfigError when the directory holds something else, PluginError with pip's words when
+    pip fails.
+
+    recipe: what goes into it.
+    directory: where it is made.
+    fresh: whether to make it anew in any case.
     """
     digest = recipe.digest()
     with _alone(directory) as lock:
-        there = venvs.record(directory)
-        if there.get("complete") and there.get("digest") == digest and not fresh:
-            return Made(directory=directory, record=there, seconds=0.0)
+        old_record = venvs.record(directory)
+        if old_record.get("complete") and old_record.get("digest") == digest and not fresh:
+            return ReadyVenv(directory=directory, record=old_record, seconds=0.0)
         start_s = time.monotonic()
-        _clear(directory, there)
+        _clear(directory, old_record)
         wish = recipe.wish
-        asked = {
+        request = {
             "plugin": wish.plugin,
             "flavour": recipe.spec.name,
             "python": wish.python,
             "with": list(wish.extra),
         }
-        _write(directory, {**asked, "complete": False})
-        with progress() as shown:
-            steps = _Steps(directory, shown, lock)
+        _write(directory, {**request, "complete": False})
+        with progress() as reporter:
+            steps = _Steps(directory, reporter, lock)
             steps.run("python -m venv", [wish.python, "-m", "venv", str(directory)])
             python = str(directory / "bin" / "python")
             for step, words in recipe.pip_steps():
                 steps.run(step, [python, "-m", "pip", *words])
         record = {
-            **asked,
+            **request,
             "complete": True,
             "digest": digest,
             "engine": recipe.spec.engine,
@@ -144,7 +154,7 @@ def make(recipe: Recipe, directory: Path, *, fresh: bool = False) -> Made:
             "bytes": _size(directory),
         }
         _write(directory, record)
-        return Made(directory=directory, record=record, seconds=time.monotonic() - start_s)
+        return ReadyVenv(directory=directory, record=record, seconds=time.monotonic() - start_s)
 
 
 def is_being_made(directory: Path) -> bool:
@@ -163,33 +173,41 @@ def probe(python: str | Path, distributions: Sequence[str]) -> dict[str, str | N
     """Starts the interpreter, imports the core there, and returns distribution -> version.
 
     The version is None where the distribution is missing. Raises PluginError with the interpreter's
-    last line when it fails.
+    last line when it fails, and when it takes more than two minutes.
     """
     command = [str(python), "-I", "-c", _PROBE, *distributions]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"{python} does not run: {error}.") from error
-    if done.returncode != 0:
-        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    if process.returncode != 0:
+        last = (process.stderr.strip() or f"exit code {process.returncode}").splitlines()[-1]
         raise PluginError(f"{python} cannot import gcore_core: {last}.")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 class _Steps:
     """Runs commands, and writes their output into a log.
 
     The commands hold the lock too, in case this process is killed before they end.
+
+    directory: the venv's, in which the log lies.
+    reporter: gets every line that is printed.
+    lock: the open file of the venv's lock.
     """
 
-    def __init__(self, directory: Path, shown: Progress, lock: IO[bytes]) -> None:
+    def __init__(self, directory: Path, reporter: Progress, lock: IO[bytes]) -> None:
         self._log = directory / LOG
         self._directory = directory
-        self._shown = shown
+        self._reporter = reporter
         self._lock = lock
 
     def run(self, step: str, command: list[str]) -> None:
-        self._shown.begin(step)
+        """Runs one command. Raises PluginError with its last lines when it fails.
+
+        step: the command's name for the user.
+        """
+        self._reporter.begin(step)
         printed = []
         with self._log.open("a", encoding="utf-8") as log:
             print(f"$ {shlex.join(command)}", file=log, flush=True)
@@ -208,7 +226,7 @@ class _Steps:
                     log.write(line)
                     if text := line.strip():
                         printed.append(text)
-                        self._shown.line(text)
+                        self._reporter.line(text)
         if process.returncode != 0:
             errors = [
                 line
@@ -226,13 +244,13 @@ class _Steps:
 def _environment() -> dict[str, str]:
     """Returns the environment of venv and pip, without what would lead them out of the venv."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
-    own = {
+    settings = {
         "PIP_USER": "0",
         "PIP_NO_INPUT": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    return {name: value for name, value in os.environ.items() if name not in left_out} | own
+    return {name: value for name, value in os.environ.items() if name not in left_out} | settings
 
 
 @contextlib.contextmanager
@@ -258,11 +276,15 @@ def _alone(directory: Path) -> Iterator[IO[bytes]]:
 
 
 def _lock_file(directory: Path) -> Path:
+    """Returns the path of the venv's lock, which lies beside the venv."""
     return directory.with_name(f".{directory.name}.lock")
 
 
 def _clear(directory: Path, record: dict[str, Any]) -> None:
-    """Makes the directory empty, if it holds a venv that g-core made. Raises ConfigError if not."""
+    """Empties the directory if it holds a venv that g-core made, or makes it.
+
+    Raises ConfigError when the directory holds something else.
+    """
     if not record and directory.is_dir() and any(directory.iterdir()):
         raise ConfigError(
             "holds files that g-core did not write; nothing was done.",
@@ -283,29 +305,31 @@ def _write(directory: Path, record: dict[str, Any]) -> None:
 
 def _verified(recipe: Recipe, python: str) -> dict[str, str | None]:
     """Returns the installed versions. Raises PluginError when they are not what was asked for."""
-    found = probe(python, [source.distribution for source in recipe.sources] + [recipe.spec.engine])
+    versions = probe(
+        python, [source.distribution for source in recipe.sources] + [recipe.spec.engine]
+    )
     wrong = [
         (
-            f"{source.distribution} is {found[source.distribution] or 'missing'} there, "
+            f"{source.distribution} is {versions[source.distribution] or 'missing'} there, "
             f"{source.version} here"
         )
         for source in recipe.sources
-        if found[source.distribution] != source.version
+        if versions[source.distribution] != source.version
     ]
-    if found[recipe.spec.engine] is None:
+    if versions[recipe.spec.engine] is None:
         wrong.append(f"the engine, {recipe.spec.engine}, is missing there")
     if wrong:
         raise PluginError(
             "pip installed something else than was asked for.", where=python, why="\n".join(wrong)
         )
-    return found
+    return versions
 
 
 def _size(directory: Path) -> int:
     """Returns the bytes on disk of all files in a directory; a file with two names counts once."""
-    seen = {}
+    size_of_file = {}
     for folder, _, files in os.walk(directory):
         for name in files:
-            told = os.lstat(os.path.join(folder, name))
-            seen[told.st_dev, told.st_ino] = told.st_blocks * 512
-    return sum(seen.values())
+            status = os.lstat(os.path.join(folder, name))
+            size_of_file[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(size_of_file.values())

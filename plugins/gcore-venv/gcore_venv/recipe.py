@@ -1,6 +1,6 @@
 """Finds out what goes into a venv: a plugin's tested pins, and G-Core's own distributions.
 
-The latter are installed as they are installed here.
+G-Core's own distributions are installed there in the way in which they are installed here.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Wish:
 class Source:
     """One of G-Core's own distributions.
 
+    distribution: its name.
+    version: its version here.
     words: arguments by which pip installs it as it is installed here.
     requires: the requirements in its metadata.
     """
@@ -64,7 +66,8 @@ class Source:
 class Recipe:
     """A wish with everything looked up.
 
-    spec: the plugin's venv.
+    wish: what the user asks for.
+    spec: the plugin's description of the venv.
     requirements: pip's file with the plugin's tested pins; None where it has none.
     sources: G-Core's own distributions to install.
     """
@@ -80,7 +83,7 @@ class Recipe:
         Code of an editable install does not change it.
         """
         spec = self.spec
-        told = [
+        inputs = [
             _FORMAT,
             [self.wish.plugin, os.path.realpath(self.wish.python)],
             [spec.name, spec.engine, spec.no_deps, spec.extras, spec.remove],
@@ -90,19 +93,22 @@ class Recipe:
                 for source in self.sources
             ],
         ]
-        return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
 
     def pip_steps(self) -> Iterator[tuple[str, list[str]]]:
         """Yields pip's steps in order, each as its name for the user and pip's arguments."""
-        own = [word for source in self.sources for word in source.words]
+        source_arguments = [word for source in self.sources for word in source.words]
         pins = ["-r", str(self.requirements)] if self.requirements else []
-        told = ["-r", self.requirements.name] if self.requirements else []
+        shown_arguments = ["-r", self.requirements.name] if self.requirements else []
         if pins and self.spec.no_deps:
-            yield f"pip install --no-deps {' '.join(told)}", ["install", "--no-deps", *pins]
+            yield (
+                f"pip install --no-deps {' '.join(shown_arguments)}",
+                ["install", "--no-deps", *pins],
+            )
             pins = []
-            told = []
-        told += [source.distribution for source in self.sources]
-        yield f"pip install {' '.join(told)}", ["install", *pins, *own]
+            shown_arguments = []
+        shown_arguments += [source.distribution for source in self.sources]
+        yield f"pip install {' '.join(shown_arguments)}", ["install", *pins, *source_arguments]
         if self.spec.remove:
             yield (
                 f"pip uninstall {' '.join(self.spec.remove)}",
@@ -117,10 +123,10 @@ def interpreter(python: str | None) -> str:
     """
     if python is None:
         return sys.executable
-    found = shutil.which(os.path.expanduser(python))
-    if found is None:
+    path = shutil.which(os.path.expanduser(python))
+    if path is None:
         raise ConfigError(f"there is no interpreter {python}.", where="--python", python=python)
-    return os.path.abspath(found)
+    return os.path.abspath(path)
 
 
 def recipe(wish: Wish, *, where: str) -> Recipe:
@@ -150,8 +156,8 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
             todo=f"choices: {', '.join(offered)}",
             choices=list(offered),
         )
-    beside = [name for name in spec.beside if _installed(name)]
-    names = [installed.distribution, *beside, *(_distribution(name) for name in wish.extra)]
+    companions = [name for name in spec.beside if _installed(name)]
+    names = [installed.distribution, *companions, *(_distribution(name) for name in wish.extra)]
     extras = {installed.distribution: spec.extras}
     return Recipe(
         wish=wish,
@@ -191,16 +197,16 @@ def _with_ours(names: Sequence[str]) -> list[str]:
 
     They are installed as they are here, not from an index.
     """
-    found = [_CORE]
+    names_of_ours = [_CORE]
     queue = [str(canonicalize_name(name)) for name in names]
     while queue:
         name = queue.pop(0)
-        if name not in found and (installed := _installed(name)):
-            found.append(name)
+        if name not in names_of_ours and (installed := _installed(name)):
+            names_of_ours.append(name)
             queue += [
                 required for required in _requires(installed) if required.startswith("gcore-")
             ]
-    return found
+    return names_of_ours
 
 
 def _requires(installed: Distribution) -> Iterator[str]:
@@ -224,17 +230,19 @@ def _installed(name: str) -> Distribution | None:
 
 
 def _source(name: str, extras: Sequence[str]) -> Source:
-    found = _installed(name)
-    asked = name + (f"[{','.join(extras)}]" if extras else "")
-    version = found.version if found else __version__  # the core may run without being installed
-    words: tuple[str, ...] = (f"{asked}=={version}",)
-    if found and (text := found.read_text("direct_url.json")):
-        words = _from_url(asked, json.loads(text), extras)
-    requires = tuple((found.requires if found else None) or ())
+    """Returns what pip needs to install a distribution as it is installed here."""
+    installed = _installed(name)
+    requirement = name + (f"[{','.join(extras)}]" if extras else "")
+    # The core may run without being installed.
+    version = installed.version if installed else __version__
+    words: tuple[str, ...] = (f"{requirement}=={version}",)
+    if installed and (text := installed.read_text("direct_url.json")):
+        words = _from_url(requirement, json.loads(text), extras)
+    requires = tuple((installed.requires if installed else None) or ())
     return Source(distribution=name, version=version, words=words, requires=requires)
 
 
-def _from_url(asked: str, direct: dict[str, Any], extras: Sequence[str]) -> tuple[str, ...]:
+def _from_url(requirement: str, direct: dict[str, Any], extras: Sequence[str]) -> tuple[str, ...]:
     """Returns pip's arguments for what was installed from a directory, archive or repository.
 
     direct: what pip wrote about that install (PEP 610).
@@ -247,4 +255,4 @@ def _from_url(asked: str, direct: dict[str, Any], extras: Sequence[str]) -> tupl
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     if direct.get("subdirectory"):
         url += f"#subdirectory={direct['subdirectory']}"
-    return (f"{asked} @ {url}",)
+    return (f"{requirement} @ {url}",)

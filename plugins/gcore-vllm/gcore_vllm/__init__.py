@@ -1,4 +1,4 @@
-"""The plugin named ``vllm``: samples from a policy with vLLM, in the worker's own process."""
+"""The plugin ``vllm`` samples from a policy with vLLM, in the worker's own process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gcore_venvs() -> Iterable[VenvProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """The interpreter of every role that uses this plugin must have one of ``ENGINES``."""
+    """Yields a problem for every role of this plugin whose interpreter has none of ``ENGINES``."""
     from gcore_core.contract.errors import ConfigError
     from gcore_core.kits.commands import open_interpreter
 

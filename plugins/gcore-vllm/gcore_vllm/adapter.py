@@ -19,7 +19,7 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """An adapter that fits the model.
+    """A LoRA adapter that fits the model (Hu et al., 2021).
 
     directory: where it lies.
     max_rank: the smallest of vLLM's buffers that holds all of its ranks.
@@ -57,6 +57,10 @@ def open_adapter(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Adapter:
 
 
 def _largest_rank(file: Path) -> int:
+    """Returns the largest rank in an adapter's config.
+
+    Raises DataError when it cannot be read or is not of a LoRA adapter.
+    """
     if not file.is_file():
         raise DataError(
             f"adapter directory has no {file.name}.",
@@ -91,12 +95,13 @@ def _check_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         raise DataError(f"adapter directory has no {file.name}.", where=str(file.parent))
     try:
         with safe_open(file, framework="np") as opened:
-            found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            names = opened.keys()  # it cannot be iterated over itself
+            tensor_shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
     except SafetensorError as error:
         raise DataError(
             "adapter is damaged or half written.", where=str(file), why=str(error)
         ) from error
-    for name, shape in found.items():
+    for name, shape in tensor_shapes.items():
         module, _, half = name.removeprefix("base_model.model.").rpartition(".lora_")
         if half not in ("A.weight", "B.weight") or ".experts" in module:
             # vLLM refuses other tensors by itself. Experts have other names in a checkpoint, so
@@ -107,12 +112,14 @@ def _check_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
             raise DataError(
                 f"adapter is for {module}, which the model does not have.", where=str(file)
             )
-        given, wanted = (shape[-1], base[-1]) if half == "A.weight" else (shape[0], base[0])
-        if given != wanted:
+        adapter_size, model_size = (
+            (shape[-1], base[-1]) if half == "A.weight" else (shape[0], base[0])
+        )
+        if adapter_size != model_size:
             raise DataError(
                 (
-                    f"adapter is of another model: {name} has {given} rows or columns where the "
-                    f"model has {wanted}."
+                    f"adapter is of another model: {name} has {adapter_size} rows or columns where "
+                    f"the model has {model_size}."
                 ),
                 where=str(file),
             )

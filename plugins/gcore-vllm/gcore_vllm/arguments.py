@@ -1,5 +1,6 @@
-"""The role's ``engine:`` mapping: passed on to vLLM's EngineArgs as it is, after its names were
-checked.
+"""Names the arguments of vLLM's EngineArgs that a role's ``engine:`` may not set.
+
+The mapping is passed on to EngineArgs as it is, after its names were checked.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ _ARGUMENTS = EngineArguments(
 
 
 def check_engine(engine: Mapping[str, Any], known: Collection[str], role: str) -> None:
-    """Raises ConfigError for a name that is not among ``known`` (vLLM's own), or that is set
-    elsewhere or fixed.
+    """Raises ConfigError for a name in ``engine:`` that vLLM lacks, or that cannot be set there.
+
+    engine: the role's ``engine:`` mapping.
+    known: the names that vLLM has.
+    role: the role's name, for the error.
     """
     _ARGUMENTS.check_set_here(engine, role)
     _ARGUMENTS.check_known(engine, known, role)

@@ -52,7 +52,10 @@ class _Running:
 
 
 class VllmGenerator:
-    """See ``gcore_core.contract.generator.Generator`` and ``ReceivesWeights``."""
+    """A generator that samples with vLLM's engine in this process.
+
+    See ``Generator`` and ``ReceivesWeights`` in ``gcore_core.contract.generator``.
+    """
 
     def __init__(self, config: VllmGeneratorConfig, context: WorkerContext) -> None:
         self._config = config
@@ -86,6 +89,7 @@ class VllmGenerator:
 
     @property
     def version(self) -> int:
+        """The version of the weights that vLLM holds."""
         return self._inbox.version
 
     # -- sampling ----------------------------------------------------------------------------------
@@ -119,6 +123,10 @@ class VllmGenerator:
         return {"type": "token", "prompt_token_ids": ready.prompt.tolist()}
 
     def _parameters(self, request: SampleRequest, room: int) -> Any:
+        """Returns vLLM's sampling parameters of a request.
+
+        room: tokens that the context has left behind the prompt.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -141,7 +149,8 @@ class VllmGenerator:
     def step(self) -> list[Finished]:
         """See ``Generator.step``: one step of vLLM's scheduler."""
         self._inbox.check_idle()
-        finished, self._failed = self._failed, []
+        finished = self._failed
+        self._failed = []
         if self._running:
             ended = [output for output in self._engine.step() if output.finished]
             finished += self._finish(
@@ -150,7 +159,10 @@ class VllmGenerator:
         return finished
 
     def _finish(self, ended: Sequence[tuple[_Running, Any]]) -> list[Finished]:
-        """The records of requests that ended, from vLLM's CompletionOutputs."""
+        """Makes the results of requests that ended.
+
+        ended: each with vLLM's CompletionOutput.
+        """
         texts = decode(self._tokenizer, [output.token_ids for _, output in ended])
         return [
             self._record(running, output, text)
@@ -158,6 +170,7 @@ class VllmGenerator:
         ]
 
     def _record(self, running: _Running, output: Any, text: str) -> Finished:
+        """Makes the result of one request from vLLM's CompletionOutput and its decoded text."""
         first = self.version if running.first_version is None else running.first_version
         status, reason = _status(output.finish_reason, output.stop_reason)
         columns = self._columns(running, output, text) if status != FAILED else {}
@@ -171,6 +184,7 @@ class VllmGenerator:
         )
 
     def _columns(self, running: _Running, output: Any, text: str) -> Columns:
+        """Returns a record's columns."""
         ids = output.token_ids
         greedy = running.ready.request.greedy or self._config.temperature == 0
         return {
@@ -189,15 +203,15 @@ class VllmGenerator:
         """
         from vllm.v1.engine import FinishReason
 
-        wanted = set(keys)
+        aborted_keys = set(keys)
         requests = {name: running.ready.request for name, running in self._running.items()}
-        named = [
+        names = [
             name
             for name, request in requests.items()
-            if (request.ordinal, request.sample) in wanted
+            if (request.ordinal, request.sample) in aborted_keys
         ]
         ended = []
-        for running in map(self._running.pop, named):
+        for running in map(self._running.pop, names):
             # vLLM's own abort hands over the actions so far through a queue, which the engine in
             # this process does not have. So they are taken from its state first.
             state = self._engine.output_processor.request_states[running.engine_id]
@@ -207,6 +221,7 @@ class VllmGenerator:
         return self._finish(ended)
 
     def close(self) -> None:
+        """Forgets all samples and ends the engine."""
         self._running.clear()
         self._engine.engine_core.shutdown()
 
@@ -225,8 +240,11 @@ class VllmGenerator:
         self._workers("gcore_load_weights", self._inbox.take(tensors))
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.commit_weights``. Samples that run are read again under the new
-        weights.
+        """See ``ReceivesWeights.commit_weights``.
+
+        Prompts and actions of samples that run are read again under the new weights. Raises a
+        mismatch when vLLM loaded nothing into one of its parameters, or keeps cached keys and
+        values.
         """
         self._inbox.complete()
         if untouched := sorted(set().union(*self._workers("gcore_commit_weights"))):
@@ -271,6 +289,7 @@ class VllmGenerator:
             self._engine.reset_encoder_cache()
 
     def _has_actions(self, running: _Running) -> bool:
+        """Returns whether vLLM has sampled an action of this sample."""
         state = self._engine.output_processor.request_states[running.engine_id]
         return bool(state.detokenizer.num_output_tokens())
 
@@ -295,6 +314,9 @@ def _status(finish_reason: str, stop_reason: int | str | None) -> tuple[str, str
 
 
 def _tokenizer_of(files: ModelFiles, config: VllmGeneratorConfig) -> Any:
+    """Loads the model's tokenizer. Raises PluginBroken when it needs a package that is not
+    there.
+    """
     trust = config.trust_remote_code
     try:
         return load_tokenizer(

@@ -1,8 +1,8 @@
-"""vLLM's models of Qwen2-VL's kind on machines that have no torchvision, whose builds fail beside a
-torch for CPUs.
+"""Registers vLLM's models of Qwen2-VL's kind on machines without torchvision.
 
-vLLM and transformers import it to open images and videos, which this plugin does not let them do:
-the engine gets patches. What vLLM still asks, how many tokens there may be, is answered here.
+Builds of torchvision fail beside a torch for CPUs. vLLM and transformers import it to open images
+and videos, which this plugin does not let them do: the engine gets patches. What vLLM still asks,
+how many tokens there may be, is answered here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.utils import is_torchvision_available
 
 
 def _stand_in() -> None:
-    """Puts empty modules where imports find them, unless the real one is there."""
+    """Puts empty modules in torchvision's place, unless torchvision is there."""
     if (
         is_torchvision_available()
     ):  # transformers remembers the answer, and leaves the empty modules alone

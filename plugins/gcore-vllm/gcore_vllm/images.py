@@ -64,7 +64,7 @@ class Showing:
         patches = images.grid.prod(1)
         counts = patches // self._merge**2
         first = (ids == self._token).nonzero()[0][counts.cumsum() - counts]
-        given = {PIXELS: torch.from_numpy(images.pixels), GRID: torch.from_numpy(images.grid)}
+        tensors = {PIXELS: torch.from_numpy(images.pixels), GRID: torch.from_numpy(images.grid)}
         fields = {
             PIXELS: MultiModalFieldConfig.flat_from_sizes("image", torch.from_numpy(patches)),
             GRID: MultiModalFieldConfig.batched("image", keep_on_cpu=True),
@@ -75,12 +75,12 @@ class Showing:
             PlaceholderRange(offset=int(at), length=int(n))
             for at, n in zip(first, counts, strict=True)
         ]
-        items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(given), fields)
+        items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(tensors), fields)
         return dict(mm_input(ids.tolist(), items, {"image": names}, {"image": places}))
 
 
 def _name(pixels: np.ndarray, grid: np.ndarray) -> str:
     """Returns the hash by which vLLM tells images apart in its caches."""
-    found = xxhash.xxh3_128(np.ascontiguousarray(pixels).data)
-    found.update(grid.data)
-    return found.hexdigest()
+    digest = xxhash.xxh3_128(np.ascontiguousarray(pixels).data)
+    digest.update(grid.data)
+    return digest.hexdigest()

@@ -109,10 +109,10 @@ def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None
     # worker counts within the devices that are visible already, where some are hidden.
     if context.devices:
         visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        shown = [
+        visible_devices = [
             visible[index] if index < len(visible) else str(index) for index in context.devices
         ]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices)
     if len(context.devices) > 1:  # each device gets a process, a child of this one
         # Threads run in this process, so it must not fork.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
@@ -149,9 +149,11 @@ def _arguments(
 ) -> dict[str, Any]:
     """Returns what vLLM's EngineArgs get by this plugin's settings. Raises ConfigError."""
     room = config.kv_cache_gib or (_CPU_CACHE_GIB if cpu else None)
-    longest = files.config.get("max_position_embeddings")
-    length = config.context_length and min(config.context_length, longest or config.context_length)
-    found: dict[str, Any] = {
+    model_limit = files.config.get("max_position_embeddings")
+    length = config.context_length and min(
+        config.context_length, model_limit or config.context_length
+    )
+    arguments: dict[str, Any] = {
         "model": str(files.directory),
         "load_format": "safetensors",
         "skip_tokenizer_init": not config.stop,  # stop strings are found by vLLM
@@ -170,19 +172,20 @@ def _arguments(
     if cpu:
         # A prompt read in pieces makes vLLM wind back the sample's random generator, which fails on
         # a CPU.
-        batched = max(_CPU_STEP_TOKENS, length or longest or 0)
-        found |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
-        found |= {"enforce_eager": True, "block_size": _CPU_BLOCK_TOKENS}
+        batched = max(_CPU_STEP_TOKENS, length or model_limit or 0)
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched}
+        arguments |= {"enforce_eager": True, "block_size": _CPU_BLOCK_TOKENS}
         if context.engine.get("enable_chunked_prefill"):
             raise ConfigError(
                 "vLLM cannot read prompts in pieces on a CPU when samples have seeds.",
                 where=f"roles.{context.role}.engine.enable_chunked_prefill",
                 todo="Leave it out.",
             )
-    return found
+    return arguments
 
 
 def _lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
+    """Returns the arguments of vLLM's EngineArgs for an adapter; none without one."""
     return (
         {}
         if adapter is None
@@ -191,6 +194,7 @@ def _lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
 
 
 def _todo(message: str, context: WorkerContext) -> str:
+    """Returns what a user can do about an error that vLLM raised at its start."""
     if "head_dim" in message:
         return (
             "Take a model whose heads have a size vLLM has kernels for (32, 64, 80, 96, 112, "
@@ -207,6 +211,7 @@ def _todo(message: str, context: WorkerContext) -> str:
 
 
 def not_installed(error: Exception) -> PluginBroken:
+    """Returns the error for a vLLM that cannot be imported."""
     return PluginBroken(
         "vLLM cannot be imported here.",
         where="vllm",

@@ -52,9 +52,9 @@ class WorkerExtension:
 
         Each tensor is copied, because a layer keeps its tensors until the last of them has come.
         """
-        named = ((spec.name, from_bytes(spec, array)) for spec, array in tensors)
+        named_weights = ((spec.name, from_bytes(spec, array)) for spec, array in tensors)
         with set_current_vllm_config(self.vllm_config):
-            self._gcore_loaded |= set(self.model_runner.get_model().load_weights(named))
+            self._gcore_loaded |= set(self.model_runner.get_model().load_weights(named_weights))
 
     def gcore_commit_weights(self) -> list[str]:
         """Ends the push; returns the parameters that nothing was loaded into."""

@@ -1,3 +1,4 @@
-"""What SGLang finds here by its setting SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE: how images become
-patches.
+"""Holds how images become patches.
+
+SGLang finds the package by its setting SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE.
 """

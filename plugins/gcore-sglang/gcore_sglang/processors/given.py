@@ -39,12 +39,18 @@ class GivenPatches(BaseMultimodalProcessor):
     async def process_mm_data_async(
         self, image_data: Sequence[str], input_text: list[int], request_obj: Any, **_: Any
     ) -> MultimodalProcessorOutput:
-        """input_text: token ids."""
-        config, (file,) = self._config, image_data
+        """Returns what SGLang passes to the model for one prompt.
+
+        image_data: the path of one file with pixels, float32[patches, numbers], and grid,
+            int64[images, 3], both in the order of the images.
+        input_text: the prompt's token ids, in which the tokens of each image lie together.
+        """
+        config = self._config
+        (file,) = image_data
         merge = config.vision_config.spatial_merge_size
-        with np.load(file, allow_pickle=False) as told:
-            pixels = torch.from_numpy(told["pixels"])
-            grid = torch.from_numpy(told["grid"])
+        with np.load(file, allow_pickle=False) as arrays:
+            pixels = torch.from_numpy(arrays["pixels"])
+            grid = torch.from_numpy(arrays["grid"])
         patches = grid.prod(-1)
         ids = torch.tensor(input_text)
         places = (ids == config.image_token_id).nonzero()[:, 0]
@@ -53,9 +59,9 @@ class GivenPatches(BaseMultimodalProcessor):
                 modality=Modality.IMAGE,
                 feature=feature,
                 offsets=[(int(place[0]), int(place[-1]))],
-                model_specific_data={"image_grid_thw": one[None]},
+                model_specific_data={"image_grid_thw": image_grid[None]},
             )
-            for feature, one, place in zip(
+            for feature, image_grid, place in zip(
                 pixels.split(patches.tolist()),
                 grid,
                 places.split((patches // merge**2).tolist()),
