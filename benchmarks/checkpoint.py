@@ -77,7 +77,7 @@ def save_model(directory: Path, millions: int) -> None:
 
 
 def make_records() -> list[TrainRecord]:
-    """Four prompts with two answers of eight tokens each."""
+    """Returns the records of four prompts with two answers of eight tokens each."""
     draw = np.random.default_rng(0)
     records = []
     for ordinal in range(4):
@@ -235,6 +235,7 @@ def timings_text(times: dict[str, float]) -> str:
 def claims_of(
     millions: int, seconds_of_part: dict[str, list[float]], facts: dict[str, float]
 ) -> list[Claim]:
+    """Returns the claims of one size; some bars hold from 200 million parameters on."""
     middle = {name: statistics.median(values) for name, values in seconds_of_part.items()}
     cost = [
         with_save - without

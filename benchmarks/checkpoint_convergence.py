@@ -143,6 +143,11 @@ def _steps_done(directory: Path) -> int:
 def claims_of(
     accuracy: dict[str, list[float]], seconds: dict[str, list[float]], kills: int
 ) -> list[Claim]:
+    """Returns the claims over all seeds.
+
+    accuracy, seconds: way of saving -> a value for each seed.
+    kills: how often a run was killed.
+    """
     spread = max(max(accuracy["none"]) - min(accuracy["none"]), LEAST_SPREAD)
     mean = {way: statistics.mean(values) for way, values in accuracy.items()}
     distances = {way: abs(mean[way] - mean["none"]) / spread for way in WAYS if way != "none"}

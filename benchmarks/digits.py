@@ -127,6 +127,7 @@ def draw(weights: Path, taught: Path) -> Drawn:
     ]
 
     def score(**settings: Any) -> float:
+        """Returns the mean score of the images under a classifier with these settings."""
         scorer = Classifier(
             ClassifierConfig(path=str(taught), **settings), WorkerContext(role="scorer")
         )
@@ -159,6 +160,9 @@ def replay_gaps(weights: Path) -> tuple[float, float]:
     ]
 
     def gap(rows_of: list[list[TrainRecord]], **changes: Any) -> float:
+        """Returns the largest gap when these batches of records are computed one after the
+        other.
+        """
         engine = DiffusionEngine(DiffusionTrainerConfig(**changes), context)
         engine.kernel = Kernel(noise=settings.noise, scale=settings.scale, prediction="flow")
         largest = 0.0
@@ -222,6 +226,7 @@ def taught_in(folder: Path) -> Path:
 
 
 def claims_of(seeds: list[Seed], before: Drawn, gaps: tuple[float, float]) -> list[Claim]:
+    """Returns the claims of all seeds."""
     return [
         Claim("reward_before", before.reward, "probability"),
         Claim("reward_after_min", min(s.after.reward for s in seeds), "probability", 0.9),

@@ -272,6 +272,7 @@ def contract_words_never_called() -> int | None:
 
 
 def density(name: str, text: Text) -> list[Claim]:
+    """Returns the claims about how dense some files are."""
     share = 100 * text.tuple_assignments / text.assignments
     comments = 100 * text.own_line_comments / text.code
     return [
@@ -283,10 +284,12 @@ def density(name: str, text: Text) -> list[Claim]:
 
 
 def none_of(name: str, count: int) -> Claim:
+    """Returns a claim whose bar is 0."""
     return Claim(name, count, "found", bar=0, op="<=")
 
 
 def structure() -> list[Claim]:
+    """Returns the claims about who imports whom."""
     core, *plugins = packages()
     modules = frozenset(module_name(file, core) for file in files_of([core]))
     inner = [item for file in files_of([core]) for item in imports_of(file, core, modules)]

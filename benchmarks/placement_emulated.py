@@ -192,6 +192,7 @@ class Ordinals:
 
 @lru_cache(maxsize=4)
 def _dataset(steps: int) -> SimPrompts:
+    """Returns the dataset of a run of so many steps."""
     settings = prompts(steps)
     return SimPrompts(PromptsConfig(**{**settings, "drift": Drift(**settings["drift"])}))
 
@@ -406,6 +407,15 @@ def claims_of(
     predictions: Mapping[str, tuple[float, float]],
     fixed: Sequence[str],
 ) -> list[Claim]:
+    """Returns the claims of all runs.
+
+    Raises RuntimeError when policies consumed different groups, or moved devices where they must
+    not.
+
+    sums: policy -> sums of its run.
+    predictions: policy -> (mean seconds of a rollout, idle share), simulated.
+    fixed: the names of the fixed splits that ran.
+    """
     if len({(run_sums.consumed, run_sums.trained) for run_sums in sums.values()}) != 1:
         raise RuntimeError(
             f"policies consumed different groups: { {n: o.consumed for n, o in sums.items()} }"

@@ -96,6 +96,10 @@ def claims_of(
     runs = {job: rows for job, rows in zip(jobs, rows_of_jobs, strict=True) if job[0] == devices}
 
     def excess(name: str, workload: str = "", cold: int = COLD) -> np.ndarray:
+        """Returns the excess of a policy in every step from ``cold`` on.
+
+        workload: its name; empty: all of them.
+        """
         return np.array(
             [
                 r.excess

@@ -254,6 +254,7 @@ def rate(runs: Sequence[Trained]) -> float:
 
 
 def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
+    """Returns the claims of all seeds; those about TRL only where it ran."""
     ours = [seed.ours for seed in seeds]
     gains = [seed.ours.after["greedy_accuracy"] - seed.before["greedy_accuracy"] for seed in seeds]
     claims = [

@@ -107,4 +107,5 @@ def versions(distributions: Sequence[str]) -> dict[str, str]:
 
 
 def _lines(path: str) -> list[str]:
+    """Returns the lines of a file; none where there is no such file."""
     return Path(path).read_text().splitlines() if Path(path).exists() else []

@@ -122,6 +122,7 @@ class Model:
 
 
 def _tensors(directory: Path) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+    """Yields every tensor in the safetensors files of a directory, with its bytes."""
     from safetensors.numpy import load_file
 
     for file in sorted(directory.glob("*.safetensors")):
@@ -156,6 +157,7 @@ class Memory:
 
 
 def _resident() -> int:
+    """Returns the resident bytes of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
@@ -208,17 +210,20 @@ def _copy(buffer: np.ndarray) -> None:
 
 
 def _swap(falling_asleep: Model, waking: Model) -> None:
+    """Gives the device from one model to another, or to the same."""
     falling_asleep.generator.sleep()
     waking.wake()
 
 
 def _timed(work: Callable[[], object]) -> float:
+    """Runs ``work`` and returns the seconds it took."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
 
 
 def claims(sizes: list[int], rounds: int) -> list[Claim]:
+    """Returns the claims of every size and mode; the first has the bar."""
     results = []
     worst = 0.0
     for millions in sizes:

@@ -428,6 +428,10 @@ async def measure(model: ModelConfig, rounds: int, generator: str = "TableGenera
 
 
 def claims_of(name: str, measured: Measured, bar: float | None = None) -> list[Claim]:
+    """Returns the claims of one model.
+
+    bar: what the push's speed over the plain copy's is held to.
+    """
     return [
         Claim(f"gb_per_second_over_memcpy_{name}", measured.ratio, "ratio", bar),
         Claim(f"gb_per_second_{name}", measured.nbytes / measured.push_s / 1e9, "GB/s"),
@@ -436,6 +440,7 @@ def claims_of(name: str, measured: Measured, bar: float | None = None) -> list[C
 
 
 async def measure_all(rounds: int) -> list[Claim]:
+    """Measures every size and kind of generator."""
     models = {name: ModelConfig(nbytes=nbytes) for name, nbytes in SIZES.items()}
     plain = {
         name: await measure(model, rounds, "ReadingGenerator") for name, model in models.items()

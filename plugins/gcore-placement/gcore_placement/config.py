@@ -12,11 +12,13 @@ from gcore_core.contract.errors import ConfigError
 
 
 def _require(holds: bool, where: str, what: str) -> None:
+    """Raises ConfigError with ``what`` for the setting ``where`` unless it ``holds``."""
     if not holds:
         raise ConfigError(what, where=f"placement.config.{where}")
 
 
 def _share(settings: Any, name: str) -> None:
+    """Raises ConfigError unless the setting ``name`` lies between 0 and 1."""
     value = getattr(settings, name)
     _require(0 < value < 1, name, f"must be between 0 and 1, is {value:g}")
 

@@ -175,6 +175,7 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _markdown(costs: Costs) -> Iterator[str]:
+    """Yields the lines of the costs: a table by device, then a list."""
     causes = list(costs.shares)
     yield from _table(
         [
@@ -215,6 +216,7 @@ def _markdown(costs: Costs) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields a Markdown table whose columns are as wide as their longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

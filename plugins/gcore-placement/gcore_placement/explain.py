@@ -129,6 +129,7 @@ def _explain_step(decided: run_files.Decided, measured: run_files.Measured | Non
 
 
 def _plain(value: Any) -> str:
+    """Writes a number with four digits, and anything else as it is."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

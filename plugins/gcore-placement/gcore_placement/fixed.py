@@ -44,11 +44,15 @@ class _Together:
 
 
 class Colocated(_Together):
+    """Has all cells sample until all answers are there, then all judge."""
+
     mode = "colocated"
     reason = "every cell samples until all answers are there, then every cell judges"
 
 
 class Coresident(_Together):
+    """Has the policy and the judges awake in every cell."""
+
     mode = "coresident"
     reason = "both models are awake in every cell"
 
@@ -60,6 +64,7 @@ class FixedSplit(Rescue):
         self._config = config
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
+        """Returns the same split in every step; see the contract's placement policy."""
         pool = find_pool(window)
         if pool is None:
             return place_evenly(partition, window)

@@ -132,6 +132,7 @@ def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
         np.add.at(judge_prompt, requests.parent, requests.prompt)
 
     def table(values: np.ndarray) -> np.ndarray:
+        """Returns one value for each request as a table; see ``as_groups``."""
         filled = np.zeros(shape)
         filled[place, sample] = values
         return filled

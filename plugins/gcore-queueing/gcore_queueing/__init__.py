@@ -1,3 +1,4 @@
-"""A rollout as a queueing model: continuous batching on replicas of a policy and of judges, event
-by event.
+"""Models a rollout as a queueing system, event by event.
+
+It models continuous batching on replicas of a policy and of judges.
 """

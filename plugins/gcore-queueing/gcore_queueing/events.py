@@ -581,6 +581,7 @@ def _compiled_once(rule: int) -> Callable[..., Played]:
         in_turn: bool,
         dealing: tuple[int, int],
     ) -> Played:
+        """Plays one rollout; see ``_play``."""
         played: Played = _play(
             actions,
             prompts,

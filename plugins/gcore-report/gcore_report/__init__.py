@@ -52,6 +52,7 @@ def _age_s(run: RunFacts) -> float:
 
 
 def _draw(run: RunFacts) -> None:
+    """Draws the picture from the files of the run."""
     from gcore_report.curves import draw
 
     draw(Path(run.directory))

@@ -79,6 +79,7 @@ def draw(run_dir: Path) -> Path | None:
 
 
 def _held_out(panel: Axes, rows: Rows) -> None:
+    """Draws the rewards of held-out prompts, a line for each reward and way of sampling."""
     panel.set(title="Held-out reward", ylabel="mean reward")
     keys = [key for key in _keys(rows, "evaluation") if not key.endswith("/length")]
     names = list(dict.fromkeys(key.partition("/")[2] for key in keys))
@@ -99,6 +100,9 @@ def _held_out(panel: Axes, rows: Rows) -> None:
 
 
 def _rewards(panel: Axes, rows: Rows) -> None:
+    """Draws the mean of each reward in training, and of their weighted sum where there are
+    several.
+    """
     panel.set(title="Training reward", ylabel="mean over the step's records")
     keys = [key for key in _keys(rows) if key.startswith("reward/")]
     if len(keys) != 1 and "reward" in _keys(rows):
@@ -111,6 +115,7 @@ def _rewards(panel: Axes, rows: Rows) -> None:
 
 
 def _lengths(panel: Axes, rows: Rows) -> None:
+    """Draws the mean number of actions of a record, in training and held-out."""
     panel.set(title="Length", ylabel="mean actions a record")
     if "length" in _keys(rows):
         _smoothed(panel, *_series(rows, "length"), colour=_colour(0), label="training")
@@ -147,6 +152,7 @@ def _kl_entropy(panel: Axes, rows: Rows) -> None:
 
 
 def _gap(panel: Axes, rows: Rows) -> None:
+    """Draws the gap between the log-probs of generator and trainer, on a logarithmic scale."""
     panel.set(title="Log-prob gap, generator to trainer", ylabel="nats")
     positive: list[float] = []
     for i, (key, label) in enumerate(
@@ -166,6 +172,7 @@ def _gap(panel: Axes, rows: Rows) -> None:
 
 
 def _stages(panel: Axes, rows: Rows) -> None:
+    """Draws the seconds of each stage of a step on top of each other."""
     panel.set(title="Time of a step", ylabel="seconds")
     timed = [(row["step"], stage_seconds(row["metrics"])) for row in rows]
     timed = [(step, seconds) for step, seconds in timed if seconds]
@@ -245,9 +252,11 @@ def _share_axis(panel: Axes) -> None:
 
 
 def _legend(panel: Axes) -> None:
+    """Adds a legend where a line has a name."""
     if panel.get_legend_handles_labels()[1]:
         panel.legend(loc="best")
 
 
 def _colour(i: int) -> str:
+    """Returns the i-th colour, and the first again after the last."""
     return COLOURS[i % len(COLOURS)]

@@ -1,6 +1,4 @@
-"""What ``g-core conformance sglang`` runs: the contract of a generator on tiny random models, with
-the real engine.
-"""
+"""Holds the generator to its contract on tiny random models, for ``g-core conformance sglang``."""
 
 from __future__ import annotations
 

@@ -101,6 +101,7 @@ def gcore_commands() -> Iterable[p.CommandProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a problem when an emulated trainer of several ranks has a learning rate."""
     role = plan["roles"]["policy"]
     if (
         role["use"].partition("/")[0] == "sim"

@@ -228,6 +228,7 @@ def _row(
 
 
 def _cells(decision: Decision) -> set[Cell]:
+    """Returns all cells at which any role is awake."""
     return {*decision.partition.cells[_POLICY], *decision.partition.cells[_JUDGE]}
 
 

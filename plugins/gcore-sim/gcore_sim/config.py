@@ -21,11 +21,13 @@ KINDS: dict[str, tuple[int, int, float, int]] = {
 
 
 def _require(holds: bool, where: str, what: str) -> None:
+    """Raises ConfigError with ``what`` for the setting ``where`` unless it ``holds``."""
     if not holds:
         raise ConfigError(what, where=where)
 
 
 def _at_least_zero(settings: Any, *names: str) -> None:
+    """Raises ConfigError unless none of these settings is negative."""
     for name in names:
         _require(
             getattr(settings, name) >= 0,

@@ -36,7 +36,7 @@ class TestGenerator(GeneratorContract):
 
     @pytest.fixture
     def memory(self, generator: Any) -> Callable[[], int]:
-        """Emulated bytes of an emulated device."""
+        """Returns a function that returns the emulated bytes on the emulated device."""
         return lambda: generator.memory_bytes
 
     @pytest.fixture

@@ -183,6 +183,7 @@ def _print(summaries: dict[str, dict[str, Any]], cluster: Cluster) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's arguments."""
     parser = argparse.ArgumentParser(
         prog="g-core simulate",
         description=(

@@ -526,7 +526,7 @@ def _empty(waiting: _Waiting) -> Columns:
 
 
 def _grid(waiting: _Waiting) -> dict[str, np.ndarray]:
-    # the column that records with images have besides the others
+    """Returns the column that records with images have besides the others."""
     return {} if waiting.images is None else {GRID: waiting.images.grid}
 
 

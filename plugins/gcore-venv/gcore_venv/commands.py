@@ -157,6 +157,7 @@ def _list(as_json: bool) -> int:
 
 
 def _parser(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """Returns a parser for a command; an empty ``command`` is ``g-core venv`` itself."""
     return argparse.ArgumentParser(
         prog=f"g-core venv {command}".rstrip(),
         description=description,
@@ -166,6 +167,7 @@ def _parser(command: str, description: str, epilog: str = "") -> argparse.Argume
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -184,6 +186,7 @@ def _parse_without_name(command: str, description: str, words: list[str]) -> arg
 
 
 def _parser_of_create() -> argparse.ArgumentParser:
+    """Returns the parser of ``g-core venv create``."""
     description = "Makes the venv that a plugin's engine needs."
     parser = _parser("create", description, _EPILOG_OF_CREATE)
     parser.add_argument(

@@ -241,6 +241,7 @@ def _sockets() -> Finding:
 
 
 def _temporary() -> str:
+    """Returns the directory of temporary files."""
     return tempfile.gettempdir()
 
 

@@ -1,5 +1,6 @@
-"""What ``g-core conformance vllm`` runs: the contract of a generator on tiny random models, with
-the real engine.
+"""Holds the generator to its contract on tiny random models, for ``g-core conformance vllm``.
+
+It uses the real engine.
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ class _Sizes(qwen2_vl.Qwen2VLProcessingInfo):
 
 
 class _NoProcessor(qwen2_vl.Qwen2VLMultiModalProcessor):
+    """Stands for vLLM's processor, and processes nothing."""
+
     requires_tokenizer = False
 
 
