@@ -253,6 +253,7 @@ def inline_controller(
     """
 
     async def step(network: RpcNetwork) -> float:
+        """Moves the payload of one step and returns the seconds it took."""
         began_s = time.perf_counter()
         sending = asyncio.Semaphore(SENDING)
         nbytes_taken = 0

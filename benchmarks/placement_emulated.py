@@ -168,6 +168,7 @@ class Ordinals:
     steps: int
 
     def groups(self, step: int, count: int, seed: int) -> Groups:
+        """Returns the groups from a step's first ordinal on; see ``Workload.groups``."""
         begin = self._begin(step)
         rows = [_lengths(self.steps, ordinal) for ordinal in range(begin, begin + count)]
         policy, judge = (np.array([row[i] for row in rows], float) for i in (0, 1))

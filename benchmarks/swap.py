@@ -147,6 +147,7 @@ class Memory:
         return self
 
     def _watch(self) -> None:
+        """Looks at the resident set every 2 ms until the block ends."""
         while not self._stop.wait(0.002):
             self._peak = max(self._peak, _resident())
 
@@ -260,6 +261,7 @@ class Every:
         self._decision: Decision | None = None
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
+        """Lets the policy decide, and returns the last choice until ``steps`` steps have passed."""
         decision = self._policy.revise(partition, window)
         kept_decision = self._decision
         if kept_decision is not None and window.step % self._steps:

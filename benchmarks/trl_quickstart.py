@@ -52,6 +52,7 @@ class Clock(TrainerCallback):
         self.wall_s: list[float] = []
 
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
+        """Notes the time at the two marks. TRL calls it after every update."""
         if state.global_step in self._marks:
             process_times = os.times()
             self.cpu_s.append(

@@ -97,6 +97,7 @@ class ModelConfig:
     """Share of the embedding in all bytes."""
 
     def specs(self) -> list[TensorSpec]:
+        """Returns the tensors, whose sizes are multiples of 64 bytes."""
         if self.tensors:
             shares = {f"tensor.{i}": 1 / self.tensors for i in range(self.tensors)}
         else:
@@ -133,6 +134,7 @@ class TableTrainer:
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
     ) -> dict[str, float]:
+        """Adds 1 to every number."""
         for tensor in self._tensors:
             tensor += np.uint8(1)
         self.version = step + 1
@@ -145,6 +147,7 @@ class TableTrainer:
         yield from zip(self._specs, self._tensors, strict=True)
 
     def save_pretrained(self, directory: Path) -> None:
+        """Writes the hash of the weights, which ``Site.push`` compares."""
         (directory / "fingerprint").write_text(fingerprint(self._tensors))
 
     def close(self) -> None:
@@ -176,6 +179,7 @@ class TableGenerator:
         self._requests += requests
 
     def step(self) -> list[Finished]:
+        """Fails every sample with the hash of the weights as the reason."""
         digest = fingerprint(self._tensors.values())
         versions = (self.version, self.version)
         requests = self._requests
@@ -300,6 +304,7 @@ class Hellos:
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hello(self, request: Hello, call: Call) -> Nothing:
+        """Notes the process of a worker."""
         self.pids[request.name] = request.pid
         if self.pids.keys() == self.expected:
             self.complete.set()

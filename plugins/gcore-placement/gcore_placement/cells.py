@@ -93,6 +93,7 @@ class Pool:
         """
         if split.mode != "split":
             return dict.fromkeys((self.policy, *self.judges), self.cells)
+        # The policy has the cells before the border; the judges share those from it on.
         border = len(self.cells) - split.judge
         cells_of_role = {self.policy: self.cells[:border]}
         at = border
@@ -102,7 +103,7 @@ class Pool:
         return cells_of_role
 
     def engines(self) -> dict[str, tuple[Cell, ...]]:
-        """Returns, for each role, all cells at which it has engines and so can be awake."""
+        """Returns the cells at which each role has engines, so that it can be awake there."""
         judged = self.cells[len(self.cells) - self.most_judge :]
         return {self.policy: self.cells[: self.most_policy], **dict.fromkeys(self.judges, judged)}
 
@@ -125,6 +126,7 @@ def find_pool(window: Window) -> Pool | None:
                 f"wants {window.slots[role]} slots, but the number of devices is "
                 f"{len(window.devices)}",
             )
+    # A cell holds whole replicas of every role, so its size is a multiple of each replica's.
     size = math.lcm(*(need.size for need in generators.values()))
     pool_devices = window.slots[policies[0]] + max(window.slots[judge] for judge in judges)
     cells = _cells(window.devices[:pool_devices], size)
@@ -199,6 +201,7 @@ class Rescue:
         lost_devices = {role: set(window.lost.get(role, ())) for role in (pool.policy, judge)}
 
         def answers(role: str, cell: Cell) -> bool:
+            """Returns whether a role has an engine at a cell, on devices that are not lost."""
             return cell in pool.engines()[role] and not lost_devices[role] & {
                 device.index for device in cell.devices
             }

@@ -73,6 +73,7 @@ def spent(outcome: run_files.Measured) -> dict[int, dict[str, float]]:
 def idle(outcome: run_files.Measured) -> dict[str, float]:
     """Returns cause -> share of the devices' time in the rollout that was idle for it."""
     shares: dict[str, float] = defaultdict(float)
+    # Every cell counts alike: its idle seconds over the rollout's, divided by the number of cells.
     for device, role_seconds in outcome.ran.items():
         shares[_waits(role_seconds)] += (
             outcome.waited[device] / len(outcome.ran) / max(outcome.measured_s, 1e-9)

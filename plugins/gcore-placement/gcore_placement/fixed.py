@@ -24,6 +24,10 @@ class _Together:
         pass
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
+        """Returns the same placement in every step; see the contract's placement policy.
+
+        Raises PlacementError when a role has fewer slots than the others.
+        """
         pool = find_pool(window)
         if pool is None:
             return place_evenly(partition, window)

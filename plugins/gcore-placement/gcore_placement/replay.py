@@ -203,6 +203,7 @@ class _State:
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> _State:
+        """Returns the state that ``plain`` has written; an empty mapping gives the first step's."""
         return cls(
             regrets={
                 Split.named(name): float(value) for name, value in state.get("regrets", {}).items()

@@ -75,7 +75,9 @@ class Engines:
 
     @property
     def serves(self) -> np.ndarray:
-        """int8[replicas], bit 0 for the policy, bit 1 for the judge."""
+        """The roles that each replica serves: int8[replicas], bit 0 for the policy, bit 1 for
+        the judge.
+        """
         if self.mode == "coresident":
             return np.full(self.policy, 3, np.int8)
         return np.repeat(np.array([1, 2], np.int8), [self.policy, self.judge])
@@ -109,16 +111,16 @@ class Played:
     capacity: tuple[float, float]
 
     def busy(self, role: int) -> float:
-        """Share of a role's replica-seconds in which a replica ran anything."""
+        """Returns the share of a role's replica-seconds in which a replica ran anything."""
         return float(self.spent[events.BUSY + role] / max(self.capacity[role], 1e-12))
 
     def filled(self, role: int) -> float:
-        """Share of a role's places (sequences that can run at once) that were taken."""
+        """Returns the share of a role's places (sequences that can run at once) that were taken."""
         return float(self.spent[events.FILLED + role] / max(self.capacity[role], 1e-12))
 
     @property
     def idle(self) -> dict[str, float]:
-        """For each cause, the share of all replica-seconds in which a replica ran nothing."""
+        """Cause -> share of all replica-seconds in which a replica ran nothing because of it."""
         return {
             name: float(self.spent[row] / max(self.engines * self.seconds, 1e-12))
             for name, row in CAUSES.items()

@@ -228,6 +228,7 @@ class Client:
     async def _respond(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> tuple[int, str]:
+        """Makes a call on the event loop; returns status and text."""
         limit = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._calls.request(method, path, json=body, timeout=limit) as response:
@@ -245,6 +246,7 @@ class Client:
         self._loop.close()
 
     async def _shut(self) -> None:
+        """Cancels all requests and closes both sessions."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -37,6 +37,7 @@ class SimAsks:
         self._sampler = context.sampler
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        """Asks one question about each record, waits for the verdicts and returns the rewards."""
         await self._sampler.sample([self.question(record) for record in records])
         return [
             Score(value=float(record.sample % 2 and record.prompt.fields.get("teaches", True)))

@@ -169,6 +169,7 @@ class ContinuousBatch:
             heapq.heappush(self._ends, (self._steps + new.remaining, self._order, key))
 
     def _leave(self, key: Key) -> None:
+        """Takes a sequence out of the running ones, and its tokens out of the cache."""
         sequence = self._running.pop(key)
         self._groups[sequence.group] -= 1
         if not self._groups[sequence.group]:

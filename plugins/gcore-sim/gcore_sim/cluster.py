@@ -176,6 +176,7 @@ def simulate(
     trials = {name: _Trial(policy, cluster.window()) for name, policy in policies.items()}
     rate = KeepRate()
     for step in range(steps):
+        # More groups than any policy issues, so that none of them runs out of groups.
         groups = workload.groups(step, round(cluster.needed * 5 + 64), seed)
         plays = _Plays(cluster, groups, rate)
         decided = {name: trial.decide(step) for name, trial in trials.items()}
@@ -242,6 +243,7 @@ class _Plays:
         self._played: dict[Engines, Played] = {}
 
     def of(self, decision: Decision) -> Played:
+        """Returns the rollout under a decision."""
         size = self._cluster.size
         n = self._cluster.replicas
         if decision.mode == "colocated":
@@ -275,6 +277,7 @@ class _Plays:
                 stride = max(1, stride // 2)
 
     def _least(self) -> Engines:
+        """Returns the fastest split of those that were played."""
         splits = [engines for engines in self._played if engines.mode == "split"]
         return min(splits, key=lambda engines: self._played[engines].seconds)
 
@@ -285,6 +288,7 @@ class _Plays:
         self._play(Engines("split", n - judges, judges))
 
     def _play(self, engines: Engines) -> Played:
+        """Returns the rollout on these engines; plays it when it was not played before."""
         if engines not in self._played:
             cluster = self._cluster
             profiles = self._cluster.profiles

@@ -100,6 +100,7 @@ class Crowd:
         *,
         deadline_s: float | None = None,
     ) -> Reply:
+        """Passes a call on to the agent, without the workers that are started here."""
         if isinstance(request, SpawnRequest):
             request = cast(Request, SpawnRequest(await self.start(request.workers)))
         answer = await self._agent.call(endpoint, request, deadline_s=deadline_s)
@@ -136,6 +137,7 @@ class Crowd:
             self._exits.put_nowait(error)
 
     async def close(self) -> None:
+        """Closes the connection to the agent."""
         await self._agent.close()
 
     async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
@@ -169,6 +171,7 @@ class Hosts(Crowd):
         self._lifelines: list[int] = []
 
     async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
+        """Starts hosts for the emulated workers, and returns the other workers."""
         # Host number i gets every `self._most`-th worker, beginning with the i-th.
         emulated = [spec for spec in workers if is_emulated(spec) and _runs_here(spec)]
         for number in range(min(self._most, len(emulated))):
@@ -213,6 +216,9 @@ class Tasks(Crowd):
         self._network = network
 
     async def start(self, workers: list[WorkerSpec]) -> list[WorkerSpec]:
+        """Starts a task for each worker that this interpreter may run, and returns the other
+        workers.
+        """
         self._tasks += [
             asyncio.ensure_future(self._run(spec)) for spec in workers if _runs_here(spec)
         ]
@@ -220,6 +226,7 @@ class Tasks(Crowd):
         return [spec for spec in workers if not _runs_here(spec)]
 
     async def _run(self, spec: WorkerSpec) -> None:
+        """Runs one worker, and puts its exit into the queue."""
         code = 1
         try:
             await serve(spec, partial(InlineView, self._network._network, spec.name))

@@ -75,6 +75,7 @@ class SimGenerator:
         self._awake = True
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """See ``Generator.submit``. A prompt longer than the context fails as prompt_too_long."""
         for request in requests:
             prompt = _prompt_tokens(request)
             if prompt > self._config.context_length:
@@ -231,6 +232,7 @@ class SimGenerator:
         pass
 
     def _spend(self, seconds: float) -> None:
+        """Spends emulated seconds, scaled by ``time_scale``."""
         spend(seconds * self._config.time_scale, self._progress)
 
 

@@ -133,6 +133,7 @@ class SimTrainer:
         yield from tensors_of(self._table)
 
     def save(self, directory: Path) -> None:
+        """Writes the table and the version; what ``prepare`` was given is not saved."""
         np.save(directory / "logits.npy", self._table.logits, allow_pickle=False)
         (directory / "version.json").write_text(json.dumps(self.version))
 
@@ -148,4 +149,5 @@ class SimTrainer:
         pass
 
     def _spend(self, seconds: float) -> None:
+        """Spends emulated seconds, scaled by ``time_scale``."""
         spend(seconds * self._config.time_scale, self._progress)

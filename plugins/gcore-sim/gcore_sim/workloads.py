@@ -133,6 +133,9 @@ class Published:
     samples: int = 16
 
     def groups(self, step: int, count: int, seed: int) -> Groups:
+        """Returns groups drawn from the set's distributions in this step; see
+        ``Workload.groups``.
+        """
         shape = PUBLISHED[self.name](step, self.steps)
         random = np.random.default_rng([seed, step])
         # A log-length is a sum of the prompt's draw and the answer's own, so two answers to one
@@ -169,6 +172,7 @@ class Recorded:
     judge: Lengths
 
     def groups(self, step: int, count: int, seed: int) -> Groups:
+        """Returns the groups of a recorded step; see ``Workload.groups``."""
         groups = self.recorded[step % len(self.recorded)]
         random = np.random.default_rng([seed, step])
         which = np.arange(len(groups))

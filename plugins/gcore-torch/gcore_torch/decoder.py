@@ -157,6 +157,7 @@ class FusedDecoder:
         repeats: Sequence[int],
         images: Sequence[Images | None] = (),
     ) -> Tensor:
+        """See ``Decoder.prefill``. Raises ValueError when more than ``capacity`` rows would run."""
         if self.rows + sum(repeats) > self._capacity:
             raise ValueError(
                 f"{self.rows} + {sum(repeats)} rows exceed the capacity of {self._capacity}"
@@ -237,6 +238,7 @@ class FusedDecoder:
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Tensor:
+        """See ``Decoder.advance``."""
         rows = self.rows
         column = self._column
         self._lay(0, column + 1)
@@ -267,7 +269,8 @@ class FusedDecoder:
         return self._logits(x)
 
     def drop(self, removed: np.ndarray) -> np.ndarray:
-        # the last rows that stay move into the gaps, so no more rows are copied than go
+        """See ``Decoder.drop``. The last rows that stay move into the gaps."""
+        # No more rows are copied than go: those that stay and lie behind the new end fill the gaps.
         stay = int(len(removed) - removed.sum())
         order = np.arange(stay)
         gaps = removed[:stay].nonzero()[0]
@@ -414,6 +417,7 @@ class TransformersDecoder:
         repeats: Sequence[int],
         images: Sequence[Images | None] = (),
     ) -> Tensor:
+        """See ``Decoder.prefill``. Neighbouring prompts of one length are read together."""
         device = self._model.device
         # the first run of prompts of one length is read here, the others by a call of its own
         same = sum(1 for _ in takewhile(lambda p: len(p) == len(prompts[0]), prompts))
@@ -452,6 +456,7 @@ class TransformersDecoder:
         return torch.cat(logits)
 
     def drop(self, removed: np.ndarray) -> np.ndarray:
+        """See ``Decoder.drop``. The rows that stay keep their order."""
         parts = []
         start = 0
         for part in self._parts:
@@ -488,6 +493,7 @@ class ImageTextDecoder(TransformersDecoder):
     """
 
     def _read(self, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, _Part]:
+        """Reads prompts and the images that they show; see ``TransformersDecoder._read``."""
         embeddings, positions, shift = show(self._model, ids, images or [None] * len(ids))
         out = self._model.base_model.language_model(
             inputs_embeds=embeddings, position_ids=positions, use_cache=True
@@ -495,6 +501,7 @@ class ImageTextDecoder(TransformersDecoder):
         return self._logits(out), _Part(len(ids), out.past_key_values, shift)
 
     def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
+        """Appends tokens at positions that are counted here; see ``TransformersDecoder._feed``."""
         positions = (part.cache.get_seq_length() + part.shift)[None, :, None].expand(3, -1, 1)
         text = self._model.base_model.language_model
         return self._logits(

@@ -57,6 +57,7 @@ class _Sizes(qwen2_vl.Qwen2VLProcessingInfo):
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int]:
+        """Returns the most tokens of an image: as many as ``_STEPS`` steps may read."""
         return {"image": _STEPS * seq_len}
 
 

@@ -79,7 +79,10 @@ class WorkerExtension:
 
 
 class _AllTokens(torch.nn.Module):
-    """vLLM's TopKTopPSampler, whose log-probs are those of the logits it was given."""
+    """Narrows the choice as vLLM's TopKTopPSampler does, and takes log-probs before it.
+
+    narrowing: vLLM's sampler.
+    """
 
     def __init__(self, narrowing: torch.nn.Module) -> None:
         super().__init__()
@@ -92,6 +95,7 @@ class _AllTokens(torch.nn.Module):
         k: Tensor | None,
         p: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        """Returns (tokens int64[B], log-probs float32[B, V] of all logits [B, V])."""
         logp = logits.log_softmax(dim=-1, dtype=torch.float32)  # first: narrowing works in place
         return self.narrowing(logits, generators, k, p)[0], logp
 
