@@ -241,15 +241,15 @@ def mypy_errors() -> int:
 
     Raises RuntimeError when mypy says neither that there are none nor how many.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    last = (done.stdout.strip().splitlines() or [""])[-1]
-    found = re.match(r"Found (\d+) error", last)
-    if found:
-        return int(found[1])
+    last = (process.stdout.strip().splitlines() or [""])[-1]
+    count_line = re.match(r"Found (\d+) error", last)
+    if count_line:
+        return int(count_line[1])
     if not last.startswith("Success"):
-        raise RuntimeError(f"mypy: {done.stdout}{done.stderr}")
+        raise RuntimeError(f"mypy: {process.stdout}{process.stderr}")
     return 0
 
 

@@ -15,7 +15,7 @@ workloads and seeds. Settings were tuned on seeds below 100. 64 and 4,096 device
 ``decision_share_of_step``: processor seconds of deciding over the simulated seconds of a step,
 training and all.
 ``issued_over_known_keep_rate``: groups that the rule of oversampling issues on drift over those
-that it issues when it is told the chance of every step, same margin; a stalled step takes 15%
+that it issues when it knows the chance of every step, same margin; a stalled step takes 15%
 longer than that one.
 """
 
@@ -46,7 +46,7 @@ WORKLOADS = ("bursty", "drift", "judge-heavy")
 STEPS = 18
 COLD = 3
 SHARES = (0.15, 0.2, 0.25, 0.3, 0.5)
-#: seeds of the sizes that are only told
+#: Number of seeds of the sizes whose claims have no bar.
 FEWER = {64: 3, 4096: 1}
 
 

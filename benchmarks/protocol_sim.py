@@ -5,7 +5,7 @@
 
 A run has 4 shards, 2 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes
 a random time; some are lost (noticed or silent), come twice, late or overtaken; at some a
-generator, judge or scorer is killed, and born again with an empty memory. Every other seed keeps
+generator, judge or scorer is killed, and started again with an empty memory. Every other seed keeps
 surplus groups. A death of a trainer or controller is a restart of the run from its checkpoint,
 which is not simulated here.
 
@@ -118,9 +118,7 @@ def play(first: int, last: int, until_found: bool = False) -> Tally:
         job = job_of(seed)
         try:
             wrong = "; ".join(violations(_run(job, weather), calm(_drops(seed)), weather, job))
-        except (
-            Exception
-        ) as error:  # isolation point: what ends a run is a violation, told with its seed
+        except Exception as error:  # isolation point: what ends a run is a violation of its seed
             wrong = f"{type(error).__name__}: {error}"
         tally_of_seed = Tally(
             1,

@@ -121,7 +121,7 @@ def fingerprint(tensors: Iterable[np.ndarray]) -> str:
 
 
 class TableTrainer:
-    """A trainer whose numbers change when it is told to train."""
+    """A trainer whose numbers change in every step."""
 
     def __init__(self, config: ModelConfig, context: WorkerContext) -> None:
         self.version = 0

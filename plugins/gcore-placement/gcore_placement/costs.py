@@ -19,7 +19,7 @@ from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
 
 SECTION = "placement.md"
-_LISTED = 16  # devices that are told one by one
+_LISTED = 16  # most devices that are listed one by one
 
 
 @dataclass(frozen=True, kw_only=True)

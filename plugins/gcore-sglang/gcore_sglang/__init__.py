@@ -9,8 +9,8 @@ from gcore_core import hookimpl
 from gcore_core.contract.providers import GeneratorProvider, VenvProvider
 from gcore_sglang.config import SglangGeneratorConfig
 
-#: What the engine's venv must have; how to get it depends on the machine, so ``gcore_check``
-#: tells it.
+#: What the engine's venv must have. How to get it depends on the machine, so ``gcore_check`` says
+#: what is missing.
 ENGINE = "sglang>=0.5.23,<0.6"
 
 
@@ -55,7 +55,7 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
         try:
             interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:
-            continue  # the core tells it
+            continue  # the core reports it
         for need, have in interpreter.unmet([ENGINE]):
             yield (
                 f"roles.{name}.python: {interpreter.python} has "

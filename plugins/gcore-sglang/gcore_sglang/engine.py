@@ -363,7 +363,7 @@ class SglangGenerator:
         """
         self._inbox.complete()
         self._forget_cache()
-        # SGLang would abort all samples for a new version if it was not told otherwise.
+        # By default SGLang aborts all samples for a new version.
         self._call(
             "/update_weight_version",
             {"new_version": str(plan.version), "abort_all_requests": False},

@@ -70,7 +70,7 @@ class Server:
         self._environment = _environment(context, self.private, threads)
         self._connections = connections
         self._process: subprocess.Popen[bytes] | None = None
-        self._held: socket.socket | None = None
+        self._bound_socket: socket.socket | None = None
 
     def start(self, timeout_s: float) -> Client:
         """Starts the server, and returns a client of it when it has drawn its first sample.
@@ -120,8 +120,8 @@ class Server:
 
     def _launch(self, key: str) -> int:
         """Starts the child and returns the port that it is going to listen on."""
-        self._held = _hold_port(self._arguments.get("port"), self._context.role)
-        port: int = self._held.getsockname()[1]
+        self._bound_socket = _hold_port(self._arguments.get("port"), self._context.role)
+        port: int = self._bound_socket.getsockname()[1]
         arguments = {**self._arguments, "host": HOST, "port": port, "api_key": key}
         self.private.mkdir(mode=0o700, exist_ok=True)
         with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
@@ -139,7 +139,7 @@ class Server:
     def _tell(self, spec: Mapping[str, Any]) -> None:
         """Writes the spec to the child's standard input, which stays open."""
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: told by whoever waits for it
+            with contextlib.suppress(BrokenPipeError):  # it has ended; whoever waits sees it
                 self._process.stdin.write(json.dumps(spec).encode() + b"\n")
                 self._process.stdin.flush()
 
@@ -203,8 +203,8 @@ class Server:
         """Ends the server's processes: asks them by closing their input, then kills what is
         left.
         """
-        if self._held is not None:
-            self._held.close()
+        if self._bound_socket is not None:
+            self._bound_socket.close()
         process = self._process
         self._process = None
         if process is None or process.stdin is None:
@@ -268,7 +268,7 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
         # interface.
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{private}/rendezvous",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        # SGLang keeps some tokens of the context for itself: it is told a longer one, prompts are
+        # SGLang keeps some tokens of the context for itself: it gets a longer one, prompts are
         # checked here.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",

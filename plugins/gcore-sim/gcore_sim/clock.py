@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[], None]
-_SLICE_S = 1.0  # progress is told this often, so that no deadline passes
+_SLICE_S = 1.0  # progress is called this often, so that no deadline passes
 
 
 def _sleep(seconds: float, progress: Progress) -> None:

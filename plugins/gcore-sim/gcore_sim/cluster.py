@@ -176,7 +176,7 @@ def simulate(
     trials = {name: _Trial(policy, cluster.window()) for name, policy in policies.items()}
     rate = KeepRate()
     for step in range(steps):
-        # More groups than any policy issues, so that none of them runs out of groups.
+        # Five times the groups that are needed, so that enough of them teach.
         groups = workload.groups(step, round(cluster.needed * 5 + 64), seed)
         plays = _Plays(cluster, groups, rate)
         decided = {name: trial.decide(step) for name, trial in trials.items()}

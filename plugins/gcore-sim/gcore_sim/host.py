@@ -109,7 +109,7 @@ def main() -> None:
     code = 0
     try:
         asyncio.run(_main(spec, lifeline))
-    except Exception:  # isolation point: the worker that failed has told the supervisor
+    except Exception:  # isolation point: the worker has reported its failure
         log.exception("%s ends", spec.name)
         code = 1
     logging.shutdown()

@@ -92,8 +92,8 @@ def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:
 
 def _this_interpreter() -> Iterator[Finding]:
     """Checks this interpreter and the plugins that are installed in it."""
-    told = f"{sys.executable}, Python {platform.python_version()}, gcore-core {__version__}"
-    yield Finding(what="this interpreter", told=told)
+    state = f"{sys.executable}, Python {platform.python_version()}, gcore-core {__version__}"
+    yield Finding(what="this interpreter", told=state)
     for row in catalog.scan().plugins:
         if row.state in ("clash", "incompatible"):
             mend = f"{sys.executable} -m pip " + (
@@ -168,8 +168,8 @@ def _driver(all_venvs: list[Listed]) -> Finding:
         try:
             process = subprocess.run(words, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            told = f"nvidia-smi gives no answer within {_SMI_TIMEOUT_S:.0f} s"
-            return Finding(what="driver", told=told, mend="sudo systemctl reboot")
+            state = f"nvidia-smi gives no answer within {_SMI_TIMEOUT_S:.0f} s"
+            return Finding(what="driver", told=state, mend="sudo systemctl reboot")
         if process.returncode != 0:
             last = (process.stdout + process.stderr).strip().splitlines() or ["nvidia-smi fails"]
             return Finding(what="driver", told=last[-1], mend="sudo modprobe nvidia && nvidia-smi")
@@ -191,17 +191,17 @@ def _shared_memory() -> Finding:
             told=f"there is no {SHARED_MEMORY}; a run uses files in {_temporary()}",
         )
     usage = shutil.disk_usage(SHARED_MEMORY)
-    told = f"{readable(usage.free)} of {readable(usage.total)} free in {SHARED_MEMORY}"
+    state = f"{readable(usage.free)} of {readable(usage.total)} free in {SHARED_MEMORY}"
     if usage.total < SHARED_MEMORY_BYTES:
         mend = (
             f"sudo mount -o remount,size=8G {SHARED_MEMORY}\nin a container: docker run "
             "--shm-size=8g"
         )
-        return Finding(what="shared memory", told=told, mend=mend)
+        return Finding(what="shared memory", told=state, mend=mend)
     if usage.free < SHARED_MEMORY_BYTES:
         mend = f"ls -ld {SHARED_MEMORY}/*      what ended processes have left there can be removed"
-        return Finding(what="shared memory", told=told, mend=mend)
-    return Finding(what="shared memory", told=told)
+        return Finding(what="shared memory", told=state, mend=mend)
+    return Finding(what="shared memory", told=state)
 
 
 def _loopback() -> Finding:
@@ -226,7 +226,7 @@ def _sockets() -> Finding:
     A run's processes talk through such sockets, whose paths have a limited length.
     """
     what = "sockets"
-    told = f"can be made in {_temporary()}"
+    state = f"can be made in {_temporary()}"
     try:
         with (
             tempfile.TemporaryDirectory(prefix="g-core-") as directory,
@@ -237,7 +237,7 @@ def _sockets() -> Finding:
         return Finding(
             what=what, told=f"{_temporary()}: {error.strerror or error}", mend="export TMPDIR=/tmp"
         )
-    return Finding(what=what, told=told)
+    return Finding(what=what, told=state)
 
 
 def _temporary() -> str:
@@ -249,12 +249,12 @@ def _open_files() -> Finding:
     """Checks that a process may open enough files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
-    told = "no limit" if unlimited else f"a process may open {soft}"
+    state = "no limit" if unlimited else f"a process may open {soft}"
     if unlimited or soft >= OPEN_FILES:
-        return Finding(what="open files", told=told)
+        return Finding(what="open files", told=state)
     raised = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
     mend = f"ulimit -n {OPEN_FILES}" if raised else f"sudo prlimit --pid $$ --nofile={OPEN_FILES}"
-    return Finding(what="open files", told=told, mend=mend)
+    return Finding(what="open files", told=state, mend=mend)
 
 
 def _disk(what: str, place: Path, least: int, mend: str) -> Finding:
@@ -267,7 +267,9 @@ def _disk(what: str, place: Path, least: int, mend: str) -> Finding:
     """
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    told = f"{readable(free)} free in {existing}"
+    state = f"{readable(free)} free in {existing}"
     return (
-        Finding(what=what, told=told) if free >= least else Finding(what=what, told=told, mend=mend)
+        Finding(what=what, told=state)
+        if free >= least
+        else Finding(what=what, told=state, mend=mend)
     )

@@ -57,7 +57,7 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
         try:
             interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:
-            continue  # the core tells it
+            continue  # the core reports it
         if not any(interpreter.version(engine) for engine in ENGINES):
             yield (
                 f"roles.{name}.python: {interpreter.python} has no vLLM; make a venv "
