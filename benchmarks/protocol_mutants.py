@@ -216,10 +216,10 @@ def planted(name: str) -> Iterator[None]:
     if before not in source:
         raise LookupError(f"{owner.__name__}.{function} has no {before!r} any more")
     source = source.replace(before, after)
-    namespace: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     code = compile(source, f"<{name}>", "exec", __future__.annotations.compiler_flag)
-    exec(code, vars(sys.modules[owner.__module__]), namespace)  # our own text above
-    setattr(owner, function, namespace[function])
+    exec(code, vars(sys.modules[owner.__module__]), found)  # our own text above
+    setattr(owner, function, found[function])
     try:
         yield
     finally:
