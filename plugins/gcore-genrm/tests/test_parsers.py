@@ -153,6 +153,10 @@ def test_what_a_completion_holds_never_takes_the_place_of_the_verdict(
     assert SCORE(said) in (2, None)
 
 
+def test_code_with_the_label_between_fences_is_not_in_the_way() -> None:
+    assert SCORE("```python\nscore: int = 0\n```\nScore: 7") == 7
+
+
 def test_lines_that_differ_are_no_score() -> None:
     assert SCORE("Score: 3\nOn reflection:\nScore: 8") is None
     assert SCORE("Score: 9\nNo:\nScore: 3, because it is wrong") is None
