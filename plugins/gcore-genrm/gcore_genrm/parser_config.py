@@ -32,25 +32,25 @@ def plain(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ParserConfig:
-    """How the score is found in what the judge wrote. Give a line, a key or a pattern."""
+    """How a score is read from an answer of the judge: by a line, a key or a pattern."""
 
     line: str = ""
-    """Label of the line that holds the score: Score for ``Score: 7``. The line may hold nothing
-    else, and lines that differ are no score.
+    """Label of the line that holds the score, such as Score for ``Score: 7``. The line must hold
+    nothing else. Lines that differ are no score.
     """
     key: str = ""
-    """Instead: the key of a JSON object in the text. Objects that differ are no score."""
+    """Key of the score in a JSON object in the answer. Objects that differ are no score."""
     pattern: str = ""
-    """Instead: a regular expression with a group named score, as in ``Grade (?P<score>\\d+)$``. Its
-    last match counts, whoever is quoted there.
+    """Regular expression with a group named score, as in ``Grade (?P<score>\\d+)$``. Its last match
+    counts, even if it is a quotation.
     """
     choices: dict[str, float] = field(default_factory=dict)
-    """Word -> score, capitals or not. Alone: a line must begin with one of the words. Quote yes and
-    no.
+    """Word -> score; capitals do not matter. Without line, key or pattern, a line must be one of
+    the words, or begin with one and a full stop. Quote yes and no.
     """
     after: str = ""
-    """Read only what stands after the first occurrence of this text, such as </think>; an answer
-    without it is no score.
+    """Text at the end of the judge's reasoning, such as </think>. Only what stands after its first
+    occurrence is read; an answer without it is no score.
     """
 
     def __post_init__(self) -> None:
