@@ -119,10 +119,10 @@ def left(work: Path, name: str) -> Any:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_log_probs_match_plain_torch(name: str, together: Any, plain: Any) -> None:
-    found = left(together["updates", name], "updates")["logprobs"]
+    logprobs = left(together["updates", name], "updates")["logprobs"]
     expected = [logp for i, logp in enumerate(plain(RUNS[name][0])["logprobs"]) if i % 4]
-    assert len(found) == len(expected) == 12
-    for one, other in zip(found, expected, strict=True):
+    assert len(logprobs) == len(expected) == 12
+    for one, other in zip(logprobs, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -132,8 +132,8 @@ def test_updates_match_plain_torch(name: str, together: Any, plain: Any) -> None
     work = together["updates", name]
     expected = plain(RUNS[name][0])
     metrics = left(work, "updates")["metrics"]
-    for told, when in zip(metrics, ("first", "second"), strict=True):
-        assert (told["loss"], told["grad_norm"]) == pytest.approx(
+    for step_metrics, when in zip(metrics, ("first", "second"), strict=True):
+        assert (step_metrics["loss"], step_metrics["grad_norm"]) == pytest.approx(
             expected[f"{when}-told"], abs=1e-5, rel=1e-5
         )
         assert tools.largest_difference(left(work, f"{when}.npz"), expected[when]) < 1e-5
@@ -161,14 +161,15 @@ def test_an_exported_model_directory_holds_the_weights(together: Any) -> None:
 
 
 def test_export_gathers_at_most_one_bucket_at_a_time(together: Any) -> None:
-    found = left(together["gathered", "zero3"], "gathered")
-    assert found["before"] == 0
+    gathered = left(together["gathered", "zero3"], "gathered")
+    assert gathered["before"] == 0
     assert all(
-        total <= max(9000, most) for total, most in zip(found["sums"], found["most"], strict=True)
+        total <= max(9000, most)
+        for total, most in zip(gathered["sums"], gathered["most"], strict=True)
     )
     exported = left(together["gathered", "zero3"], "exported.npz")
     assert tools.largest_difference(exported, left(together["gathered", "zero3"], "whole.npz")) == 0
-    assert sum(array.size for array in exported.values()) > 5 * max(found["sums"])
+    assert sum(array.size for array in exported.values()) > 5 * max(gathered["sums"])
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "universal" not in name])

@@ -102,15 +102,15 @@ def test_ddim_steps_to_the_next_level_along_its_prediction(prediction: str) -> N
     here = 0.3
     after = 0.5
     x = here**0.5 * clean + (1 - here) ** 0.5 * eps
-    said = eps if prediction == "epsilon" else here**0.5 * eps - (1 - here) ** 0.5 * clean
+    predicted = eps if prediction == "epsilon" else here**0.5 * eps - (1 - here) ** 0.5 * clean
     mean, _ = Kernel(noise="ddim", scale=0.0, prediction=prediction).moments(
-        said, x, levels(here, after)
+        predicted, x, levels(here, after)
     )
     torch.testing.assert_close(
         mean, after**0.5 * clean + (1 - after) ** 0.5 * eps, atol=1e-5, rtol=1e-5
     )
     _, std = Kernel(noise="ddim", scale=1.0, prediction=prediction).moments(
-        said, x, levels(here, after)
+        predicted, x, levels(here, after)
     )
     beta = 1 - here / after
     torch.testing.assert_close(std**2, torch.full_like(std, (1 - after) / (1 - here) * beta))

@@ -187,16 +187,16 @@ def test_error_for_different_guidance_names_both_numbers(tiny_dir: Path) -> None
 def test_kl_to_the_initial_weights_starts_at_zero_and_grows(tiny_dir: Path) -> None:
     generator = kit.make_generator(tiny_dir)
     trainer = kit.make_trainer(tiny_dir, learning_rate=1e-2)
-    told = []
+    path_kls = []
     for step in range(3):
         records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
-        told.append(kit.train(trainer, records, step=step)["path_kl"])
+        path_kls.append(kit.train(trainer, records, step=step)["path_kl"])
         push(generator, exported(trainer), step + 1)
-    assert told[0] == 0 < told[1] < told[2]
+    assert path_kls[0] == 0 < path_kls[1] < path_kls[2]
 
 
 def test_kl_to_a_moving_reference_stays_smaller(tiny_dir: Path) -> None:
-    told = []
+    path_kls = []
     for decay in (1.0, 0.5):
         generator = kit.make_generator(tiny_dir)
         trainer = kit.make_trainer(tiny_dir, learning_rate=1e-2, reference_decay=decay)
@@ -204,8 +204,8 @@ def test_kl_to_a_moving_reference_stays_smaller(tiny_dir: Path) -> None:
             records = kit.records_of(kit.sampled(generator, kit.make_requests(step=step)))
             metrics = kit.train(trainer, records, step=step)
             push(generator, exported(trainer), step + 1)
-        told.append(metrics["path_kl"])
-    assert 0 < told[1] < told[0]
+        path_kls.append(metrics["path_kl"])
+    assert 0 < path_kls[1] < path_kls[0]
 
 
 def test_a_restored_trainer_continues_as_if_never_stopped(tiny_dir: Path, tmp_path: Path) -> None:

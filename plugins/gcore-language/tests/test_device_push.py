@@ -191,9 +191,9 @@ async def test_every_byte_arrives_and_pushes_succeed_after_any_process_fails(
     async with asyncio.timeout(PATIENCE_S):
         for pipe in ("halted", "never"):
             os.mkfifo(site.directory / pipe)
-        told = os.open(site.directory / "halted", os.O_RDWR | os.O_NONBLOCK)
+        halted_pipe = os.open(site.directory / "halted", os.O_RDWR | os.O_NONBLOCK)
         halted = asyncio.Event()
-        asyncio.get_running_loop().add_reader(told, halted.set)
+        asyncio.get_running_loop().add_reader(halted_pipe, halted.set)
         os.rename(site.directory / "halted", site.directory / "later")
         _, _, dying = await asyncio.gather(
             site.start("policy.0", FactorySpec("backends:Trainer")),
@@ -223,8 +223,8 @@ async def test_every_byte_arrives_and_pushes_succeed_after_any_process_fails(
         await site.begin(version, transport)
         pulls = [site.pull(number, version) for number in range(2)]
         await halted.wait()
-        asyncio.get_running_loop().remove_reader(told)
-        os.close(told)
+        asyncio.get_running_loop().remove_reader(halted_pipe)
+        os.close(halted_pipe)
         (site.directory / "halted").unlink()
         os.kill(dying, signal.SIGKILL)
         with pytest.raises(WorkerDied):
@@ -297,12 +297,12 @@ def test_moved_bytes_and_changes_that_cancel_out_change_the_digest() -> None:
     signs = torch.where(
         torch.arange(4096) % 2 == 1, -values, values
     )  # the highest bit of every word
-    found = [
+    digests = [
         x.contiguous().view(torch.uint8) for x in (values, swapped, -values, signs, values.roll(2))
     ]
-    found.append(torch.cat([found[0], torch.zeros(8, dtype=torch.uint8)]))
-    found.append(torch.cat([torch.zeros(8, dtype=torch.uint8), found[0]]))
-    assert len({fingerprint(content) for content in found}) == len(found)
+    digests.append(torch.cat([digests[0], torch.zeros(8, dtype=torch.uint8)]))
+    digests.append(torch.cat([torch.zeros(8, dtype=torch.uint8), digests[0]]))
+    assert len({fingerprint(content) for content in digests}) == len(digests)
 
 
 def test_digests_of_fixed_bytes_are_constants() -> None:
@@ -357,22 +357,22 @@ def test_the_best_transport_that_all_sides_share_is_chosen(
 
 
 def test_on_a_cpu_shared_memory_is_chosen_unless_configured_otherwise() -> None:
-    mine = offers_of(CPU)
+    ours = offers_of(CPU)
     theirs = {
         name: [*words[:1], *(f"{word}0" for word in words[1:2]), *words[2:]]
-        for name, words in mine.items()
+        for name, words in ours.items()
     }
-    assert list(mine) == ["shm", "ipc", "nccl"]
-    assert [choose(wanted, [mine, theirs]) for wanted in ("auto", "shm", "ipc", "nccl")] == [
+    assert list(ours) == ["shm", "ipc", "nccl"]
+    assert [choose(transport, [ours, theirs]) for transport in ("auto", "shm", "ipc", "nccl")] == [
         "shm",
         "shm",
         "ipc",
         "nccl",
     ]
     with pytest.raises(ConfigError, match="not all sides can use together"):
-        choose("ipc", [mine, mine])
+        choose("ipc", [ours, ours])
     with pytest.raises(ConfigError, match="Use auto, or one of shm, ipc, nccl"):
-        choose("pigeon", [mine, theirs])
+        choose("pigeon", [ours, theirs])
 
 
 # -- handles ---------------------------------------------------------------------------------------

@@ -43,10 +43,10 @@ def test_files_written_here_are_read_by_the_safetensors_library(tmp_path: Path) 
         "long": torch.randn(5_000_000),
     }
     write_tensors(tmp_path / "a.safetensors", tensors)
-    found = load_file(tmp_path / "a.safetensors")
-    assert found.keys() == tensors.keys()
+    stored = load_file(tmp_path / "a.safetensors")
+    assert stored.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+        assert stored[name].dtype == tensor.dtype and torch.equal(stored[name], tensor), name
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
@@ -63,12 +63,12 @@ def test_rows_saved_by_any_number_of_ranks_join_to_whole_tensors(
         for rank in range(count):
             rows = {key: tensor.tensor_split(count)[rank] for key, tensor in whole.items()}
             save_rank(tmp_path, rank_of(rank, count), rows, {"version": count})
-    found = {
+    loaded = {
         f"{part}/{name}": tensor
         for part, name, tensor in load_parts(tmp_path, {"a": (5, 4), "b": (2,)})
     }
-    assert found.keys() == whole.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in whole.items())
+    assert loaded.keys() == whole.keys()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in whole.items())
     assert load_numbers(tmp_path) == {"version": ranks}
 
 
@@ -125,17 +125,17 @@ def test_a_full_disk_is_reported_after_every_rank_has_given_its_tensors(
     """
     monkeypatch.setattr("gcore_language.state_files._FILE_BYTES", 100)
     (tmp_path / "state-00000.safetensors").symlink_to("/dev/full")
-    given = []
+    gathered = []
 
     def parts() -> Iterator[tuple[str, torch.Tensor]]:
         for name in "abc":
-            given.append(name)
+            gathered.append(name)
             yield f"weight/{name}", torch.ones(5, 4)
 
-    with pytest.raises(CheckpointError, match="trainer state could not be written") as told:
+    with pytest.raises(CheckpointError, match="trainer state could not be written") as caught:
         save_state(tmp_path, parts(), {}, writes=True)
-    assert told.value.facts == {"full_disk": True}
-    assert given == ["a", "b", "c"]
+    assert caught.value.facts == {"full_disk": True}
+    assert gathered == ["a", "b", "c"]
     assert [path.name for path in tmp_path.iterdir()] == ["state-00000.safetensors"]
 
 
@@ -253,7 +253,7 @@ def test_a_file_that_cannot_be_written_is_an_error_with_its_name() -> None:
 
 
 def test_progress_is_reported_while_a_file_is_written() -> None:
-    told = []
+    reports = []
     go = threading.Event()
 
     def write(wrote: Callable[[], None]) -> None:
@@ -261,8 +261,8 @@ def test_progress_is_reported_while_a_file_is_written() -> None:
         go.wait(10)
 
     def progress() -> None:
-        told.append(1)
+        reports.append(1)
         go.set()
 
     BackgroundWrite(write, progress).wait()
-    assert told == [1]
+    assert reports == [1]

@@ -71,10 +71,10 @@ def test_an_objective_matches_value_and_gradient_of_a_plain_forward(
         for i, r in enumerate(records)
     ]
 
-    def columns_for(chosen: Any) -> dict[str, Any]:
-        columns = tiny.columns_of([records[i] for i in chosen], advantages[chosen])
+    def columns_for(batch_: Any) -> dict[str, Any]:
+        columns = tiny.columns_of([records[i] for i in batch_], advantages[batch_])
         columns["old_logp"] = torch.from_numpy(
-            np.concatenate([old[i] for i in chosen]).astype(np.float32)
+            np.concatenate([old[i] for i in batch_]).astype(np.float32)
         )
         columns["ref_logp"] = columns["old_logp"] - 0.1
         return columns
@@ -90,25 +90,25 @@ def test_an_objective_matches_value_and_gradient_of_a_plain_forward(
     plain.zero_grad()
     (loss / weight).backward()
 
-    seen: list[float] = []
+    losses: list[float] = []
 
     def part_of_loss(batch: Any, logp: Any, entropies: Any) -> Any:
         part, _, _ = loss_of.loss(columns_for(batch.index), {"logp": logp, "entropy": entropies})
-        seen.append(float(part.detach()))
+        losses.append(float(part.detach()))
         return part / weight
 
     engine.accumulate([*batches_of(records, layout, budget), None], part_of_loss, "gradient")
     gradients = {name: parameter.main_grad for name, parameter in engine._parameters.items()}
     like = next(iter(gradients.values()))
-    found = {
+    grads = {
         piece.name: whole
         for piece, whole in convert.gather(engine._pieces, gradients.__getitem__, like)
     }
-    assert sum(seen) / float(weight) == pytest.approx(float(loss / weight), abs=1e-5)
+    assert sum(losses) / float(weight) == pytest.approx(float(loss / weight), abs=1e-5)
     for name, parameter in plain.named_parameters():
         scale = float(parameter.grad.abs().max())
         torch.testing.assert_close(
-            found[name], parameter.grad, atol=1e-5 * max(scale, 1), rtol=1e-5, msg=name
+            grads[name], parameter.grad, atol=1e-5 * max(scale, 1), rtol=1e-5, msg=name
         )
     engine.discard()
 
@@ -120,10 +120,10 @@ def test_reference_weights_are_swapped_in_and_out(engine: Any, layout: str) -> N
     batches = batches_of(records, layout, 64)
     before = [array.tobytes() for _, array in engine.export_weights()]
     for model, plain in (("policy", engine.plain.policy), ("reference", engine.plain.reference)):
-        found = engine.logprobs([None, *batches], model)
-        assert found[0] is None
+        logps = engine.logprobs([None, *batches], model)
+        assert logps[0] is None
         with torch.no_grad():
-            for batch, logp in zip(batches, found[1:], strict=True):
+            for batch, logp in zip(batches, logps[1:], strict=True):
                 expected = torch.cat([tiny.logp_of(plain, records[i])[0] for i in batch.index])
                 torch.testing.assert_close(logp, expected, atol=1e-5, rtol=1e-5)
     assert [array.tobytes() for _, array in engine.export_weights()] == before
@@ -157,7 +157,7 @@ def test_a_non_finite_gradient_leaves_the_weights_unchanged(engine: Any) -> None
     before = [array.tobytes() for _, array in engine.export_weights()]
     engine.accumulate(
         batches_of(tiny.make_records(samples=3), "padded", 64),
-        lambda *given: given[1].sum() * np.inf,
+        lambda *arguments: arguments[1].sum() * np.inf,
         "metric",
     )
     assert not np.isfinite(engine.update(1.0, 1.0))
@@ -247,9 +247,9 @@ def test_log_probs_match_transformers(
                 torch.cat([tiny.logp_of(model, records[i])[0] for i in batch.index])
                 for model in (plain.policy, plain.reference)
             )
-        (found,) = engine.logprobs([batch], "policy")
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        assert float((found - unchanged).abs().max()) > 1e-3
+        (logp,) = engine.logprobs([batch], "policy")
+        torch.testing.assert_close(logp, expected, atol=1e-5, rtol=1e-5)
+        assert float((logp - unchanged).abs().max()) > 1e-3
     finally:
         engine.close()
 

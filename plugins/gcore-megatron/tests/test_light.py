@@ -111,14 +111,14 @@ def test_log_probs_and_entropies_match_a_softmax(alone: Any) -> None:
     logits = (3 * torch.randn(5, 16)).requires_grad_()
     targets = torch.tensor([0, 9, 3, 11, 7])
     temperature = torch.tensor([1.0, 0.5, 1.0, 2.0, 1.0])
-    found = action_logp(logits, targets, temperature, 12, alone)
+    computed = action_logp(logits, targets, temperature, 12, alone)
     logp = (logits[:, :12] / temperature[:, None]).log_softmax(-1)
     expected = logp.gather(1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
     weights = torch.randn(2, 5)
     gradients = []
-    for values in (found, expected):
+    for values in (computed, expected):
         gradients += torch.autograd.grad((torch.stack(values) * weights).sum(), logits)
-    for one, other in zip((*found, gradients[0]), (*expected, gradients[1]), strict=True):
+    for one, other in zip((*computed, gradients[0]), (*expected, gradients[1]), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
@@ -127,13 +127,13 @@ def test_the_size_of_chunks_does_not_change_results(alone: Any) -> None:
     head = torch.nn.Linear(4, 8)
     targets = torch.arange(5)
     hidden = torch.randn(5, 4)
-    found = []
+    outcomes = []
     for actions in (5, 2):
         head.zero_grad()
         logp, entropy = in_chunks(
             lambda h, t, _: action_logp(head(h), t, None, 8, alone), hidden, targets, None, actions
         )
         (logp.sum() + entropy.sum()).backward()
-        found.append((logp, entropy, head.weight.grad.clone()))
-    for one, other in zip(*found, strict=True):
+        outcomes.append((logp, entropy, head.weight.grad.clone()))
+    for one, other in zip(*outcomes, strict=True):
         torch.testing.assert_close(one, other)

@@ -126,13 +126,13 @@ def test_a_split_model_trains_like_an_unsplit_one(
     """
     family, ranks, _, objective, resumed = SPLITS[split]
     work = trained(split)
-    found = [json.loads((work / f"numbers{rank}.json").read_text()) for rank in range(ranks)]
+    rank_numbers = [json.loads((work / f"numbers{rank}.json").read_text()) for rank in range(ranks)]
     weights = dict(np.load(work / "weights.npz"))
     plain = expected(family, objective)
-    told = {int(i): value for numbers in found for i, value in numbers["kl"].items()}
-    np.testing.assert_allclose([told[i] for i in sorted(told)], plain["kl"], atol=1e-5)
+    kl_of = {int(i): value for numbers in rank_numbers for i, value in numbers["kl"].items()}
+    np.testing.assert_allclose([kl_of[i] for i in sorted(kl_of)], plain["kl"], atol=1e-5)
     for step, (metrics, _) in enumerate(plain["steps"]):
-        for numbers in found:
+        for numbers in rank_numbers:
             for name, value in metrics.items():
                 assert numbers["metrics"][step][name] == pytest.approx(value, rel=1e-5, abs=1e-6), (
                     step,
