@@ -239,8 +239,8 @@ def test_an_interpreter_whose_workers_have_other_versions_is_caught_by_the_hands
     assert done.returncode == 3, done.stdout + done.stderr
     assert done.stderr.splitlines() == [
         "rollout.0: its gcore-telling is 0.2.0, the supervisor's is 0.1.0.",
-        f"  0.2.0 for {place.b}",
-        f"  0.1.0 for {sys.executable}",
+        f"  0.2.0 in {place.b}",
+        f"  0.1.0 in {sys.executable}",
         f"  install the same: {place.b} -m pip install gcore-telling==0.1.0",
     ]
     assert not (tmp_path / "runs/apart/001/rollout.json").exists(), (
