@@ -119,17 +119,19 @@ def last_number(text: str) -> PlainNumber | None:
 # -- the formula around a digit --------------------------------------------------------------------
 
 #: What ends a formula on its line. Words have two letters or more and are no LaTeX commands, except
-#: for commands that begin a text. A formula also ends with its sentence, and with a tag.
+#: for commands that begin a text. A formula also ends with its sentence, and with a tag, such as
+#: ``<answer>``, ``<|end|>`` or the ``<<2*3=6>>`` of a calculator.
 _BOUNDARY = re.compile(
     r"(?P<words>\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|quad|qquad)(?![a-zA-Z])\*?)"
     r"|(?P<command>\\[a-zA-Z]+)"
-    r"|(?P<tag></?[a-zA-Z][^<>]*>)"
-    r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)+|[^\W\d_]{2,})"
+    r"|(?P<tag></?[a-zA-Z][^<>]*>|<\|[^<>]*\|>|<<[^<>]*>>)"
+    r"|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)+|[^\W\d_]{2,}|(?:[^\W\d_]\.){2,})"
     r"|(?P<stop>[.!?](?=[\"'”’)*_]*(?:\s|$)))"
 )
 #: What may stand before a number, and behind it, without being part of it.
-_MARKS_BEFORE = "*_#`\"'“”‘’«»,;:"
-_MARKS_BEHIND = _MARKS_BEFORE + "./"
+_QUOTES = "\"'“”‘’«»`"
+_MARKS_BEFORE = _QUOTES + "*_#,;:)]}&~—•∴"
+_MARKS_BEHIND = _QUOTES + "*_#,;:([{./\\—…"
 _RESULT_SIGN = re.compile(
     r"=|≈|→|⇒|:(?=\s)|\\(?:approx|to|implies|Rightarrow|rightarrow)(?![a-zA-Z])"
 )
@@ -138,8 +140,8 @@ _SEVERAL_VARIABLES = re.compile(
     r"(?<![^\W_])[a-zA-Z]{1,2}(?:_\{?\w+\}?)? *=[^=,;]*(?:,|;|\band\b)[\s\\$]*"
     r"[a-zA-Z]{1,2}(?:_\{?\w+\}?)? *=[^=]*$"
 )
-#: A word of one letter before a number or behind it: "a 5", "5 m".
-_LONE_LETTER = re.compile(r"^[a-zA-Z] +(?=\(?\.?[0-9])|(?<=[0-9]) +[a-zA-Z]$")
+#: A word of one letter before a number or behind it: "a 5", "(B) 5", "5 m".
+_LONE_LETTER = re.compile(r"^\(?[a-zA-Z]\)? +(?=\(?\.?[0-9])|(?<=[0-9]) +[a-zA-Z]$")
 #: The first half of "7-5": the minus behind a digit is a hyphen.
 _HYPHENATED = re.compile(r"^[0-9]+-(?=[0-9]+$)")
 

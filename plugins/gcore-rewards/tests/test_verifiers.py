@@ -218,6 +218,17 @@ def test_a_completion_that_ends_with_more_than_one_plain_number_is_wrong(
         ("it takes 5 s", 5),
         ("step-5", 5),
         ("That is $28$ %.", "28%"),
+        ("9 * 2 = $<<9*2=18>>18 every day", 18),
+        ("5<|end|>", 5),
+        ("it is 5 (five)", 5),
+        ("half of it (the total) 5", 5),
+        ("half, i.e., 1/2", 0.5),
+        ("(B) 5", 5),
+        ("the answer—5", 5),
+        ("about ~5…", 5),
+        (r"x &= 5 \\", 5),
+        (r"\boxed{18\text{ eggs}}", 18),
+        (r"\boxed{\$18}", 18),
     ],
 )
 def test_words_and_working_around_the_last_number_do_no_harm(text: str, answer: Any) -> None:
