@@ -140,6 +140,10 @@ class TableTrainer:
         self.version = step + 1
         return {}
 
+    def skip(self, step: int) -> None:
+        """Ends a step that has nothing to train on; see ``Trainer.skip``."""
+        self.version = step + 1
+
     def weight_specs(self) -> list[TensorSpec]:
         return self._specs
 

@@ -69,6 +69,11 @@ class Trainer(Protocol):
         says nothing about an accelerator.
         """
 
+    def skip(self, step: int) -> None:
+        """Ends a step that has nothing to train on; neither ``prepare`` nor ``train`` is called in
+        it. Sets ``version`` to step + 1 and changes nothing else.
+        """
+
     def weight_specs(self) -> list[TensorSpec]:
         """Every tensor ``export_weights`` will give, in its order."""
 

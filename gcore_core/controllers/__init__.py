@@ -21,7 +21,7 @@ A program that draws the next step while it trains on this one differs from the 
 two lines. It takes a step, begins the next and trains; before it pushes, it waits until no sample
 is in flight:
 
-    taken = await self.window.take(step)
+    taken = await self.take(step)
     self.window.produce(step + 1, least=step)
     trained = await self.train(step, taken, watch)
     await self.window.drain()

@@ -14,6 +14,8 @@ class SyncConfig:
     minibatches, epochs: a step makes minibatches x epochs optimizer updates over the same records.
     max_rounds: a step issues at most this many times ``prompts`` groups; then it goes on with those
         that teach.
+    max_skipped_steps: a step without a group that teaches is skipped: its weights are those of the
+        step before. The run ends, saved, after this many such steps in a row.
     surplus: groups beyond those that a step needed: "keep" for the next step, under the weights
         that sampled them; "redraw" with newer ones; "auto" keeps them when the objective corrects
         for older weights.
@@ -35,6 +37,7 @@ class SyncConfig:
     minibatches: int = 1
     epochs: int = 1
     max_rounds: int = 10
+    max_skipped_steps: int = 10
     surplus: Literal["auto", "keep", "redraw"] = "auto"
     logprob_band: float | None = None
     too_long: Literal["drop", "error"] = "drop"
@@ -43,7 +46,14 @@ class SyncConfig:
     push_transport: Literal["auto", "shm", "ipc", "nccl"] = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "minibatches", "epochs", "max_rounds", "push_bucket_bytes"):
+        for name in (
+            "prompts",
+            "minibatches",
+            "epochs",
+            "max_rounds",
+            "max_skipped_steps",
+            "push_bucket_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.logprob_band is not None and not self.logprob_band > 0:

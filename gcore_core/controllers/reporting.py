@@ -6,7 +6,7 @@ Each shard sums its own records; the lead merges the sums and sends them to the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,7 @@ class Reporting:
         mine: ShardReport,
         metrics: Mapping[str, float],
         ledger: Mapping[str, Any],
+        notes: Sequence[str] = (),
     ) -> None:
         """Merges the shards' parts and sends the report; all shards call it.
 
@@ -96,6 +97,7 @@ class Reporting:
         mine: this shard's part.
         metrics: of the trainer and the stages; the lead's are reported as they are.
         ledger: what a resumed run needs of the ledger.
+        notes: lines for a person.
         """
         agree = self._context.agree
         parts = await agree.collect("report", msgspec.msgpack.encode(mine))
@@ -117,7 +119,7 @@ class Reporting:
                 (h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal
             ),
         )
-        await insist(self._context.supervisor, STEP_END, StepEnd(report, dict(ledger)))
+        await insist(self._context.supervisor, STEP_END, StepEnd(report, dict(ledger), list(notes)))
 
 
 def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:

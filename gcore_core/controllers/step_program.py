@@ -24,6 +24,11 @@ class StepProgram(ABC):
 
     All shards call the same methods in the same order. A program overrides ``step``, and any other
     method whose order it changes.
+
+    A step in which no shard has a group to train on is skipped: it draws, pushes and reports like
+    any other, and its weights are those of the step before.
+
+    skipped: how many steps in a row were skipped, with the one that was taken last.
     """
 
     def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
@@ -34,6 +39,8 @@ class StepProgram(ABC):
         self.publishing = Publishing(context, config, self.placement)
         self.evaluation = Evaluation(context, self.placement)
         self.reporting = Reporting(context)
+        self.skipped = int(context.facts.state.get("skipped", 0))
+        self._max_skipped = config.max_skipped_steps
         self.checkpointing = Checkpointing(context, self.state())
 
     @abstractmethod
@@ -64,11 +71,19 @@ class StepProgram(ABC):
             await self.checkpointing.flush()
         self.context.trace.flush()
 
+    async def take(self, step: int) -> Taken:
+        """Returns the groups of a step. Raises Stopped when the run is to end before."""
+        taken = await unless(self.context.stopping, self.window.take(step))
+        self.skipped = 0 if taken.teaches else self.skipped + 1
+        return taken
+
     async def train(self, step: int, taken: Taken, watch: Stopwatch) -> dict[str, float]:
         """Prepares the groups of a step and trains on them; returns the updates' metrics.
 
         Raises Stopped before the update when the run is to end.
         """
+        if not taken.teaches:
+            return await self._skip(step, watch)
         plan = await self.training.balance(step, taken.groups)
         scalars = await self.training.prepare(step, taken.groups, plan)
         advantages = await self.training.advantages(taken.groups, scalars)
@@ -78,6 +93,14 @@ class StepProgram(ABC):
         metrics = await self.training.train(step, advantages, plan)
         watch.lap("train")
         return metrics
+
+    async def _skip(self, step: int, watch: Stopwatch) -> dict[str, float]:
+        watch.lap("prepare")
+        if self.context.stopping.is_set():
+            raise Stopped
+        await self.training.skip(step)
+        watch.lap("train")
+        return {"skipped": float(self.skipped)}
 
     async def end(
         self, step: int, taken: Taken, trained: dict[str, float], watch: Stopwatch
@@ -104,15 +127,36 @@ class StepProgram(ABC):
         watch.lap("evaluation")
         summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
         metrics |= watch.metrics()
-        await self.reporting.end(version, summary, metrics, self.state()["ledger"])
+        ledger = self.state()["ledger"]
+        await self.reporting.end(version, summary, metrics, ledger, self._notes())
         if stops:
             raise Stopped
         return last
 
     def is_last(self, step: int, taken: Taken) -> bool:
-        """Whether the run ends with this step: of ``run.steps``, or since the data set ends."""
+        """Whether the run ends with this step.
+
+        It does with the last of ``run.steps``, where the data set ends, or when too many steps in a
+        row had nothing to train on.
+        """
         facts = self.context.facts
-        return step + 1 == facts.run.steps or taken.next_ordinal >= facts.last_ordinal
+        return (
+            step + 1 == facts.run.steps
+            or taken.next_ordinal >= facts.last_ordinal
+            or self.skipped >= self._max_skipped
+        )
+
+    def _notes(self) -> list[str]:
+        """What a person should know of the step."""
+        if not self.skipped:
+            return []
+        notes = ["no group was left to train on, so the weights stay as they are"]
+        if self.skipped >= self._max_skipped:
+            notes.append(
+                f"the run ends: {self.skipped} steps in a row had no group to train on "
+                "(controller.config.max_skipped_steps)"
+            )
+        return notes
 
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on with, besides the trainers' part; plain values.
@@ -121,6 +165,7 @@ class StepProgram(ABC):
         """
         return {
             **self.window.state(),
+            "skipped": self.skipped,
             "placement": self.placement.state(),
             "balance": self.training.state(),
         }

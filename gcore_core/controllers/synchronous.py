@@ -1,12 +1,11 @@
 """``core/sync``: generation, rewarding, preparation, training, push; then the next step.
 
 Every shard runs this same program over its own groups. Generation and rewarding are
-``window.take``, preparation and training ``train``, and ``end`` pushes, saves and evaluates.
+``take``, preparation and training ``train``, and ``end`` pushes, saves and evaluates.
 """
 
 from __future__ import annotations
 
-from gcore_core.controllers.checkpointing import unless
 from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.tracing import Stopwatch
 
@@ -17,7 +16,7 @@ class SynchronousController(StepProgram):
     async def step(self, step: int) -> bool:
         """One pass of the four stages and one push; whether it was the last one."""
         watch = Stopwatch(self.context.trace, step)
-        taken = await unless(self.context.stopping, self.window.take(step))
+        taken = await self.take(step)
         watch.lap("rollout")
         await self.placement.rest()
         trained = await self.train(step, taken, watch)

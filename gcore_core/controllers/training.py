@@ -32,12 +32,14 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.reward_weights import rewards_of, statistics
 from gcore_core.runtime.messages import (
     PREPARE_RANKS,
+    SKIP_STEP,
     TRAIN_RANKS,
     Answer,
     Part,
     PrepareRequest,
     RelayedEndpoint,
     RelayRequest,
+    SkipStep,
     TrainItem,
     TrainRequest,
 )
@@ -66,7 +68,8 @@ class Drawn:
 class Training:
     """One shard's part of a step's update.
 
-    A step program calls ``balance``, ``prepare``, ``advantages`` and ``train``, in this order.
+    A step program calls ``balance``, ``prepare``, ``advantages`` and ``train``, in this order; in a
+    step without a group to train on only ``skip``.
 
     The plan of a step says on which data-parallel rank and in which minibatch a record trains. A
     record is stale when older weights than the trainer's began it: the trainer does not compare
@@ -201,6 +204,12 @@ class Training:
         return metrics | self._balance_metrics(
             np.array([reply.busy_s for reply in told], np.float64)
         )
+
+    async def skip(self, step: int) -> None:
+        """Ends a step that no shard has a group for: its weights are those of the step before."""
+        if self._context.agree.lead:
+            ranks = self._context.trainers
+            await asyncio.gather(*(insist(rank, SKIP_STEP, SkipStep(step)) for rank in ranks))
 
     async def _ask(
         self, endpoint: RelayedEndpoint[Part, Answer], step: int, parts: Sequence[Part]

@@ -279,6 +279,8 @@ class Supervisor:
                 self._display.note(
                     f"step {report.step}: {count:.0f} groups dropped: {name.rpartition('/')[2]}"
                 )
+        for note in request.notes:
+            self._display.note(f"step {report.step}: {note}")
         self._observers.step_end(self._run, report)
 
     # -- messages from the node agent --------------------------------------------------------------

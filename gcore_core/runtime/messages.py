@@ -305,10 +305,17 @@ class TrainReply(Message):
     busy_s: float = 0.0
 
 
+class SkipStep(Message):
+    """Tells a rank that a step has nothing to train on."""
+
+    step: int
+
+
 ANNOTATE = Endpoint("annotate", AnnotateRequest, AnnotateReply, Wait.WORK)
 RELEASE_STEPS = Endpoint("release_steps", ReleaseSteps, Nothing)
 PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[float]]])
 TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])
+SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -554,8 +561,16 @@ class KillRequest(Message):
 
 
 class StepEnd(Message):
+    """Reports a step that has ended.
+
+    report: what observers get.
+    ledger: what a resumed run needs of the ledger.
+    notes: lines for a person.
+    """
+
     report: StepReport
     ledger: dict[str, Any]
+    notes: list[str] = []
 
 
 class Published(Message):

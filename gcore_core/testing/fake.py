@@ -311,6 +311,10 @@ class FakeTrainer:
         given = [table[record.columns["action_ids"]] for record in records]
         return [dict.fromkeys(self._columns, logp) for logp in given]
 
+    def skip(self, step: int) -> None:
+        """Ends a step that has nothing to train on; see ``Trainer.skip``."""
+        self.version = step + 1
+
     def weight_specs(self) -> list[TensorSpec]:
         return weight_specs()
 

@@ -184,6 +184,7 @@ class SimulatedJob:
     max_new_tokens: int = 8
     minibatches: int = 2
     max_rounds: int = 10
+    max_skipped_steps: int = 10
     seed: int = 0
     evaluate_prompts: int = 6
     filter: str = "gcore_core.builtin.filters:KeepAll"
@@ -226,6 +227,7 @@ class Outcome:
     scored: dict[tuple[int, int], float] = field(default_factory=dict)  # training's, the latest
     versions: dict[str, list[int]] = field(default_factory=dict)  # replica -> pushes it confirmed
     published: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # for a person
     checkpoints: list[CommitCheckpoint] = field(default_factory=list)
 
 
@@ -379,6 +381,7 @@ async def _serve_supervisor(
         if not outcome.reports or outcome.reports[-1].step != request.report.step:
             outcome.reports.append(request.report)
         outcome.ledger = request.ledger
+        outcome.notes += request.notes
         if request.report.step == job.stop_after:
             stopping.set()
         return Nothing()
@@ -587,6 +590,7 @@ def _config(job: SimulatedJob) -> SyncConfig:
         prompts=job.prompts,
         minibatches=job.minibatches,
         max_rounds=job.max_rounds,
+        max_skipped_steps=job.max_skipped_steps,
         push_bucket_bytes=1,  # one tensor a bucket
     )
 

@@ -357,3 +357,15 @@ def test_a_run_ends_with_the_step_that_consumes_its_epochs(tmp_path: Path) -> No
     assert code == 0, run.output
     assert [row["step"] for row in run.metrics()][-1] == 6
     assert (run.path / "weights").is_dir(), "the end is the run's end"
+
+
+def test_a_policy_that_has_nothing_left_to_learn_ends_its_run_well(tmp_path: Path) -> None:
+    job = runs.job(run={"steps": 9}, checkpoint={"every": 1}, filter={"use": "core/varied"})
+    job["rewards"]["letters"]["weight"] = 0
+    job["controller"]["config"] |= {"max_rounds": 1, "max_skipped_steps": 2}
+    code, run = runs.finish(tmp_path, job)
+    assert code == 0, run.output
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2]
+    assert "the run ends: 2 steps in a row had no group to train on" in run.output
+    assert run.weights()
+    assert (run.path / "checkpoints" / "step-000002").is_dir()

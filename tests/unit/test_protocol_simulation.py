@@ -230,6 +230,43 @@ def test_dynamic_sampling_takes_the_lowest_ordinals_that_pass(shards: int, tmp_p
     assert dropped == found.ledger["next_ordinal"] - 12
 
 
+def test_a_step_without_a_group_that_teaches_is_skipped(tmp_path: Path) -> None:
+    names = "gcore_core.builtin.filters:Varied"
+    job = SimulatedJob(
+        shards=2, steps=8, prompts=1, samples=2, evaluate_prompts=0, max_rounds=1, filter=names
+    )
+    found = run_virtual(simulate(job, tmp_path / "store"))
+    trained = [{ordinal for ordinal, _, _ in batch} for batch in found.batches]
+    kept = {report.step - 1: report.metrics["groups/kept"] for report in found.reports[1:]}
+    assert trained == [{step} for step in range(8) if kept[step]]
+    skipped = [report.step - 1 for report in found.reports if "skipped" in report.metrics]
+    assert skipped == [step for step in range(8) if not kept[step]]
+    assert 0 < len(skipped) < 8
+    assert found.published == list(range(9)), "a skipped step has a version too"
+    assert found.ledger["next_ordinal"] == 8
+
+
+def test_a_run_ends_well_when_many_steps_in_a_row_teach_nothing(tmp_path: Path) -> None:
+    job = SimulatedJob(
+        shards=2,
+        steps=8,
+        prompts=2,
+        samples=2,
+        evaluate_prompts=0,
+        max_rounds=1,
+        max_skipped_steps=3,
+        checkpoint_every=1,
+        filter="tests.support.filters:Nothing",
+    )
+    found = run_virtual(simulate(job, tmp_path / "store"))
+    assert found.batches == []
+    assert found.published == [0, 1, 2, 3]
+    assert [report.metrics["skipped"] for report in found.reports[1:]] == [1, 2, 3]
+    assert [commit.step for commit in found.checkpoints] == [1, 2, 3]
+    assert found.checkpoints[-1].state["skipped"] == 3
+    assert "the run ends: 3 steps in a row had no group to train on" in found.notes[-1]
+
+
 def test_a_step_goes_on_with_fewer_groups_when_rounds_are_over(tmp_path: Path) -> None:
     names = "gcore_core.builtin.filters:Varied"
     job = SimulatedJob(

@@ -8,7 +8,6 @@ and a record is one version old when it is trained on, those of the first step e
 from __future__ import annotations
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.controllers.checkpointing import unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.step_program import StepProgram
@@ -30,7 +29,7 @@ class OneStepProgram(StepProgram):
     async def step(self, step: int) -> bool:
         """Trains on a step's groups while the next step's are drawn; whether it was the last."""
         watch = Stopwatch(self.context.trace, step)
-        taken = await unless(self.context.stopping, self.window.take(step))
+        taken = await self.take(step)
         if not self.is_last(step, taken):
             self.window.produce(step + 1, least=step)
         watch.lap("rollout")

@@ -42,6 +42,7 @@ class Taken:
 
     step: whose groups these are.
     groups: this shard's groups that the step trains on, by ordinal; each group's records by sample.
+    teaches: whether any shard has a group to train on.
     counts: this shard's groups by what became of them, for the step's report.
     carried: this shard's records that wait for the next step.
     oldest: the first step of which any record is still needed when this step has been trained on.
@@ -51,6 +52,7 @@ class Taken:
 
     step: int
     groups: list[list[Header]]
+    teaches: bool
     counts: Counter[str]
     carried: list[Header]
     oldest: int
@@ -233,6 +235,7 @@ class Window:
         return Taken(
             step=step,
             groups=groups,
+            teaches=self._quota.totals.kept > 0,
             counts=counts,
             carried=self._ledger.carried_records(),
             oldest=step if self._quota.holds else step + 1,

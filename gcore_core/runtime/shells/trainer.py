@@ -24,6 +24,7 @@ from gcore_core.runtime.messages import (
     PUSH_PLAN,
     SAVE_PRETRAINED,
     SAVE_STATE,
+    SKIP_STEP,
     TRAIN_RANKS,
     BeginPush,
     BucketRequest,
@@ -32,6 +33,7 @@ from gcore_core.runtime.messages import (
     PrepareRequest,
     SaveState,
     SaveWeights,
+    SkipStep,
     TrainReply,
     TrainRequest,
 )
@@ -67,6 +69,7 @@ class TrainerShell:
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
         relay.add(TRAIN_RANKS, self.train)
+        service.add(SKIP_STEP, self.skip)
         service.add(PUSH_BEGIN, self.begin_push)
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
@@ -138,6 +141,16 @@ class TrainerShell:
         )
         busy_s = metrics.pop("busy_s", time.process_time() - began_s)
         return TrainReply(metrics, self._backend.version, busy_s)
+
+    async def skip(self, request: SkipStep, call: Call) -> Nothing:
+        """Ends a step that has nothing to train on."""
+
+        async def act(_: list[SkipStep]) -> None:
+            await self._close_push()
+            await self._compute(self._backend.skip, request.step)
+
+        await self._once.join(("skip", request.step), 0, request, act)
+        return Nothing()
 
     async def begin_push(self, request: BeginPush, call: Call) -> Nothing:
         """Begins the push of ``version``.

@@ -119,6 +119,12 @@ class TrainerContract(Contract):
         train(trainer, records, advantages, step=6)
         assert trainer.version == 7
 
+    def test_a_skipped_step_changes_the_version_alone(self, trainer: Any) -> None:
+        before = exported(trainer)
+        trainer.skip(6)
+        assert trainer.version == 7
+        assert digests(exported(trainer)) == digests(before), "weights changed"
+
     def test_zero_advantages_leave_the_weights_bit_equal(
         self, trainer: Any, records: list[TrainRecord]
     ) -> None:

@@ -400,6 +400,10 @@ class LanguageTrainer:
         # processors only
         return metrics if self._engine.device.type == "cpu" else {**metrics, "busy_s": 0.0}
 
+    def skip(self, step: int) -> None:
+        """Ends a step that has nothing to train on; see ``Trainer.skip``."""
+        self.version = step + 1
+
     def _update(
         self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool
     ) -> None:

@@ -126,6 +126,10 @@ class SimTrainer:
         actions = max(float(self._counts[indexes].sum()), 1.0)
         return loss / actions, gradient / actions
 
+    def skip(self, step: int) -> None:
+        """Ends a step that has nothing to train on; see ``Trainer.skip``."""
+        self.version = step + 1
+
     def weight_specs(self) -> list[TensorSpec]:
         return weight_specs()
 

@@ -33,6 +33,22 @@ class Clean(TrainerContract):
         return self.Backend(FakeTrainerConfig(micro_batch=1), context)
 
 
+class DecaysInASkippedStep(Clean):
+    caught_by = ("test_a_skipped_step_changes_the_version_alone",)
+
+    class Backend(FakeTrainer):
+        def skip(self, step: int) -> None:
+            super().skip(step)
+            self._logits = self._logits * np.float32(0.99)
+
+
+class ForgetsToCountASkippedStep(Clean):
+    caught_by = ("test_a_skipped_step_changes_the_version_alone",)
+
+    class Backend(FakeTrainer):
+        def skip(self, step: int) -> None: ...
+
+
 class MovesWithoutAdvantages(Clean):
     caught_by = ("test_zero_advantages_leave_the_weights_bit_equal",)
 
