@@ -147,7 +147,10 @@ _HYPHENATED = re.compile(r"^[0-9]+-(?=[0-9]+$)")
 
 
 def _formula_around(line: str, position: int) -> str | None:
-    """The formula around a digit on a line; None where a letter sticks to it, as in "H2O"."""
+    """The formula around a digit on a line.
+
+    None where a letter sticks to the digit, as in "H2O", or a word is a term, as in "price + 5".
+    """
     start = 0
     end = len(line)
     word_before = False
@@ -163,7 +166,7 @@ def _formula_around(line: str, position: int) -> str | None:
     formula = line[start:end]
     if word_before and formula[:1] == "-":
         formula = formula[1:]  # the hyphen of "step-5"
-    elif word_before and re.match(r"[0-9_^/+]", formula):
+    elif word_before and re.match(r"[0-9_^/+]| *[+*] ", formula):
         return None
     if word_behind:
         percent = re.match(_PERCENT, line[end:], re.IGNORECASE)

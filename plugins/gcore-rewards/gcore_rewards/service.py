@@ -52,7 +52,7 @@ class HttpReward:
         self._config = config
         self._headers = read_headers(config.headers_file) if config.headers_file else {}
         self._breaker = Breaker(config.breaker_failures, config.breaker_s)
-        self._turn = asyncio.Semaphore(config.max_in_flight)
+        self._connections = asyncio.Semaphore(config.max_in_flight)
         self._client: httpx2.AsyncClient | None = None  # made on the loop that uses it
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
@@ -98,7 +98,7 @@ class HttpReward:
         config = self._config
         for attempt in itertools.count():
             try:
-                async with self._turn:
+                async with self._connections:
                     with self._breaker.call():
                         status, answer = await self._post(content)
                 break

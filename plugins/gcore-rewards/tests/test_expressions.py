@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_rewards import math_child
+from gcore_rewards import expressions, math_child
 from gcore_rewards.config import MathConfig
 from gcore_rewards.expressions import Comparer, MathReward, Stuck, Verdict
 
@@ -167,6 +167,20 @@ def test_a_process_that_others_end_is_a_failure_and_not_a_score() -> None:
     killer.join()
     assert comparer.compare("2", "2") is Verdict.EQUAL
     comparer.close()
+
+
+def test_a_process_is_replaced_before_its_caches_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expressions, "_MOST_COMPARISONS", 2)
+    comparer = Comparer(MathConfig())
+    pids = []
+    for answer in ("1", "2", "3"):
+        assert comparer.compare("2", answer) is (
+            Verdict.EQUAL if answer == "2" else Verdict.DIFFERENT
+        )
+        assert comparer._process is not None
+        pids.append(comparer._process.pid)
+    comparer.close()
+    assert pids[0] == pids[1] != pids[2]
 
 
 def test_memory_is_limited() -> None:

@@ -196,6 +196,10 @@ def test_the_sign_of_a_percentage_may_be_left_out() -> None:
         ("$[0,1)$", 1),
         ("3*5", 5),
         ("2 1/2", 0.5),
+        ("the price + 5", 5),
+        ("the price * 5", 5),
+        ("the price / 5", 5),
+        ("rate^5", 5),
     ],
 )
 def test_a_completion_that_ends_with_more_than_one_plain_number_is_wrong(
