@@ -69,12 +69,12 @@ def _dispatch(words: list[str]) -> int:
         os.environ["G_CORE_PLUGINS"] = "off"  # the processes that are started from here see it too
         return _dispatch(words[1:])
     verb = words[0]
-    rest = words[1:]
+    arguments = words[1:]
     if verb.startswith("-"):
         parser.parse_args(words)
         return 0
     if verb not in VERBS:
-        return _run_plugin_command(verb, rest)
+        return _run_plugin_command(verb, arguments)
     import importlib
 
     module = importlib.import_module(f"gcore_core.cli.{verb}")
@@ -85,7 +85,7 @@ def _dispatch(words: list[str]) -> int:
     )
     module.configure(verb_parser)
     # Intermixed: options may stand between the file and the overrides.
-    return int(module.run(verb_parser.parse_intermixed_args(rest)))
+    return int(module.run(verb_parser.parse_intermixed_args(arguments)))
 
 
 def _parser() -> argparse.ArgumentParser:

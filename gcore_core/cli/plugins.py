@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "new":
         from gcore_core.config.scaffold import write
 
-        written = write(args.name, args.kind or "", args.to)
-        print(written.next_steps)
+        distribution = write(args.name, args.kind or "", args.to)
+        print(distribution.next_steps)
         return 0
     return _show(args.name, args.python, args.json)
 

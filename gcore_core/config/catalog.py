@@ -99,18 +99,18 @@ class Catalog:
     are compared by `packaging`, which takes as long to import as a whole scan.
     """
 
-    def __init__(self, found: Sequence[_Found], core_version: str, *, disabled: bool) -> None:
-        self._found = sorted(found, key=lambda row: (row.plugin.name, row.plugin.distribution))
+    def __init__(self, rows: Sequence[_Found], core_version: str, *, disabled: bool) -> None:
+        self._rows = sorted(rows, key=lambda row: (row.plugin.name, row.plugin.distribution))
         self._core_version = core_version
         self._disabled = disabled
 
     @cached_property
     def plugins(self) -> tuple[Installed, ...]:
         """Returns all plugins, sorted by name. A clash has one row for each distribution."""
-        return tuple(self._with_state(row) for row in self._found)
+        return tuple(self._with_state(row) for row in self._rows)
 
     def names(self) -> list[str]:
-        return sorted({row.plugin.name for row in self._found})
+        return sorted({row.plugin.name for row in self._rows})
 
     def get(self, name: str, *, where: str, pin: str = "") -> Installed:
         """Returns the plugin, or raises when it may not be used.
@@ -118,7 +118,7 @@ class Catalog:
         where: the config key that names the plugin.
         pin: a version specifier; empty for any version.
         """
-        rows = [self._with_state(row) for row in self._found if row.plugin.name == name]
+        rows = [self._with_state(row) for row in self._rows if row.plugin.name == name]
         if not rows:
             raise PluginNotFound(
                 f"no plugin named {name!r} is installed.",
@@ -191,15 +191,15 @@ def scan(path: Sequence[str] | None = None) -> Catalog:
     owners: dict[str, list[Installed]] = {}
     for plugin, _ in declared:
         owners.setdefault(plugin.name, []).append(plugin)
-    found = []
+    rows = []
     for plugin, distribution in declared:
         requires = None
         if distribution is not None and plugin.distribution != _CORE_DISTRIBUTION:
             requires = _requirements_on_the_core(distribution)
         clashes = tuple(other.owner for other in owners[plugin.name] if other is not plugin)
-        found.append(_Found(plugin=plugin, requires=requires, clashes=clashes))
+        rows.append(_Found(plugin=plugin, requires=requires, clashes=clashes))
     disabled = os.environ.get("G_CORE_PLUGINS") == "off"
-    return Catalog(found, core_version, disabled=disabled)
+    return Catalog(rows, core_version, disabled=disabled)
 
 
 def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution | None]]:
@@ -208,13 +208,13 @@ def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution 
     A distribution that occurs twice counts once. Its plugins get a note on a second copy that lies
     in another place or has another version.
     """
-    found: dict[str, tuple[list[Installed], Distribution]] = {}
+    plugins_of: dict[str, tuple[list[Installed], Distribution]] = {}
     for distribution in _with_group(path):
         name = _normal(distribution.metadata["Name"] or "(nameless)")
         version = distribution.version or ""
         place = str(distribution.locate_file(""))
-        if name in found:
-            rows, first = found[name]
+        if name in plugins_of:
+            rows, first = plugins_of[name]
             if (version, place) != (first.version, str(first.locate_file(""))):
                 note = f"a second copy, {version} in {place}, is ignored"
                 rows[:] = [replace(row, notes=(*row.notes, note)) for row in rows]
@@ -226,8 +226,8 @@ def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution 
             Installed(name=entry, distribution=name, version=version, module=value)
             for entry, value in entries.items()
         ]
-        found[name] = plugins, distribution
-    return [(plugin, distribution) for rows, distribution in found.values() for plugin in rows]
+        plugins_of[name] = plugins, distribution
+    return [(plugin, distribution) for rows, distribution in plugins_of.values() for plugin in rows]
 
 
 def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:

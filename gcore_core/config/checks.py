@@ -83,10 +83,10 @@ def run(
     problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
         problems += _requirements(path, objects.get(path), settings, role_providers)
-    shown = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
+    roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
-        shown[f"rewards.{name}"] = [reward.role] if reward.role else []
-    for path, roles in shown.items():
+        roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
+    for path, roles in roles_that_read.items():
         problems += _images(path, objects.get(path), provided, roles)
     problems += _replicas(settings, objects)
     problems += _remote_code(settings)
@@ -99,7 +99,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
 
     They cannot where an interpreter, a plugin or an engine is missing or has another version.
     """
-    found: dict[str, GcoreError] = {}
+    errors: dict[str, GcoreError] = {}
     built_in_a_role: set[str] = set()
     opened: dict[str | None, Interpreter] = {}  # each is started once, however many roles it has
     for role, node in settings.roles.items():
@@ -107,30 +107,32 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
             if node.python not in opened:
                 opened[node.python] = open_interpreter(node.python, where=f"roles.{role}.python")
         except ConfigError as error:
-            found[str(error)] = error
+            errors[str(error)] = error
             continue
         interpreter = opened[node.python]
         paths = [f"roles.{role}", *_BUILT_BESIDE[provided[f"roles.{role}"].kind]]
-        chosen = {path: provided[path] for path in paths if path in provided}
-        built_in_a_role |= chosen.keys()
-        versions = {item.distribution: item.version for item in chosen.values() if item.installed}
+        providers = {path: provided[path] for path in paths if path in provided}
+        built_in_a_role |= providers.keys()
+        installed = [item for item in providers.values() if item.installed]
+        versions = {item.distribution: item.version for item in installed}
         wrong = list(differences(interpreter, versions, where=f"roles.{role}.python")) or _unmet(
-            interpreter, chosen
+            interpreter, providers
         )
-        found |= {str(error): error for error in wrong}
+        errors |= {str(error): error for error in wrong}
     # Whatever no role builds runs in this interpreter.
-    rest = {path: item for path, item in provided.items() if path not in built_in_a_role}
-    found |= {str(error): error for error in _unmet(open_interpreter(None, where=""), rest)}
-    if len(found) == 1:
-        raise next(iter(found.values()))
-    _raise([" ".join(filter(None, (f"{e.where}: {e.what}", e.todo))) for e in found.values()], file)
+    others = {path: item for path, item in provided.items() if path not in built_in_a_role}
+    errors |= {str(error): error for error in _unmet(open_interpreter(None, where=""), others)}
+    if len(errors) == 1:
+        raise next(iter(errors.values()))
+    problems = [" ".join(filter(None, (f"{e.where}: {e.what}", e.todo))) for e in errors.values()]
+    _raise(problems, file)
 
 
-def _unmet(interpreter: Interpreter, chosen: Mapping[str, Provided]) -> list[GcoreError]:
+def _unmet(interpreter: Interpreter, provided: Mapping[str, Provided]) -> list[GcoreError]:
     """Returns an error for each requirement of a chosen provider that the interpreter fails."""
     return [
         error
-        for path, item in chosen.items()
+        for path, item in provided.items()
         for error in unmet_needs(interpreter, item.owner, item.spec.needs, where=f"{path}.use")
     ]
 
@@ -141,11 +143,11 @@ def _raise(problems: list[str], file: Path) -> None:
         raise ConfigError(problems[0], problems=problems)
     if problems:
         more = f"and {len(problems) - 4} more: g-core check {file}"
-        shown = problems if len(problems) <= 5 else [*problems[:4], more]
+        lines = problems if len(problems) <= 5 else [*problems[:4], more]
         raise ConfigError(
             f"the configuration has {len(problems)} problems.",
             where=str(file),
-            why="\n".join(shown),
+            why="\n".join(lines),
             problems=problems,
         )
 
@@ -172,10 +174,10 @@ def _follows(settings: JobSettings) -> Iterator[str]:
     for name, role in settings.roles.items():
         followed = role.follows
         if followed is not None and (followed not in settings.roles or followed == name):
-            others = ", ".join(other for other in settings.roles if other != name) or "none"
+            names = ", ".join(other for other in settings.roles if other != name) or "none"
             yield (
                 f"roles.{name}.follows: this run has no other role {followed!r}; "
-                f"other roles: {others}."
+                f"other roles: {names}."
             )
 
 
@@ -195,7 +197,7 @@ def _workers(settings: JobSettings) -> Iterator[str]:
 
     Rewards that share a worker also agree on its number of processes (``workers``).
     """
-    taken = {*settings.roles, "controller", "supervisor"}
+    names_in_use = {*settings.roles, "controller", "supervisor"}
     counts: dict[str, int] = {}
     for name, reward in settings.rewards.items():
         worker = reward.worker
@@ -204,7 +206,7 @@ def _workers(settings: JobSettings) -> Iterator[str]:
                 f"rewards.{name}.workers: rewards that share a worker ({worker!r}) must set the "
                 "same number of workers; set that number, or give this reward another worker."
             )
-        if worker in taken or not schema.NAME.fullmatch(worker):
+        if worker in names_in_use or not schema.NAME.fullmatch(worker):
             yield (
                 f"rewards.{name}.worker: {worker!r} cannot name a worker; use letters, digits, "
                 "'_' and '-', and not the name of a role, 'controller' or 'supervisor'."
@@ -218,11 +220,11 @@ def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator
     but the rollout is named by a reward.
     """
     answer = {name for name in settings.roles if provided[f"roles.{name}"].kind == "generator"}
-    asked = set()
+    judges = set()
     for name, reward in settings.rewards.items():
         spec = provided[f"rewards.{name}"].spec
         role = reward.role
-        asked.add(role)
+        judges.add(role)
         if role is None and getattr(spec, "asks", False):
             yield (
                 f"rewards.{name}.role: {reward.use} asks a model; name the role that runs "
@@ -236,7 +238,7 @@ def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator
                 f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are "
                 f"{', '.join(answer)}."
             )
-    for name in sorted(answer - asked - {ROLLOUT}):
+    for name in sorted(answer - judges - {ROLLOUT}):
         yield (
             f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the "
             "role out."
@@ -315,8 +317,9 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
 def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
     """A step program that trains on records of older weights has an objective that corrects it."""
     controller = provided["controller"]
-    wanted = isinstance(controller.spec, ControllerProvider) and controller.spec.trains_on_stale
-    if wanted and "objective" in provided and not takes_stale(objects.get("objective")):
+    spec = controller.spec
+    must_correct = isinstance(spec, ControllerProvider) and spec.trains_on_stale
+    if must_correct and "objective" in provided and not takes_stale(objects.get("objective")):
         yield (
             f"objective: {provided['objective'].reference} does not correct for actions that older "
             f"weights sampled, and controller {controller.reference} trains on such actions; "
@@ -352,12 +355,12 @@ def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterat
 
 
 def _requirements(
-    path: str, chosen: Any, settings: JobSettings, roles: Mapping[str, RoleProvider]
+    path: str, config: Any, settings: JobSettings, roles: Mapping[str, RoleProvider]
 ) -> Iterator[str]:
     """The columns and scalars that ``requires()`` of the settings names come from somewhere.
 
     path: "advantage" or "objective".
-    chosen: the settings of what is chosen there.
+    config: the settings object of the provider that is chosen there.
     """
     annotators = [role for role in roles.values() if role.kind == "annotator"]
     # Roles give per-action columns, and an advantage gets only numbers of whole records.
@@ -366,11 +369,11 @@ def _requirements(
     # Where several roles give one name, those of this run come last and stay.
     annotators.sort(key=lambda role: role.name in settings.roles)
     giver = {name: role.name for role in annotators for name in role.columns}
-    given = {name for name, role in giver.items() if role in settings.roles}
-    for name in sorted(required_by(chosen) - FROM_TRAINER - given):
+    supplied_by_roles = {name for name, role in giver.items() if role in settings.roles}
+    for name in sorted(required_by(config) - FROM_TRAINER - supplied_by_roles):
         if name in giver:
             yield f"{path}: requires {name!r}, which roles.{giver[name]} gives; add that role."
         else:
-            known = ", ".join(sorted(FROM_TRAINER | given))
+            supplied = ", ".join(sorted(FROM_TRAINER | supplied_by_roles))
             no_role = "" if path == "advantage" else ": no installed role gives it"
-            yield f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {known})."
+            yield f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {supplied})."

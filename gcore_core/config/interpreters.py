@@ -47,12 +47,12 @@ class Interpreter:
 
     def version(self, distribution: str) -> str | None:
         """Returns the version that it has of a distribution, or None."""
-        found = (
+        candidates = (
             distributions(name=distribution)
             if self.path is None
             else distributions(name=distribution, path=list(self.path))
         )
-        return next((item.version for item in found), None)
+        return next((item.version for item in candidates), None)
 
     def unmet(self, needs: Sequence[str]) -> list[tuple[str, str | None]]:
         """Returns the requirements (PEP 508) that this interpreter does not meet.
@@ -62,15 +62,15 @@ class Interpreter:
         """
         from packaging.requirements import Requirement
 
-        found = []
+        unmet_needs = []
         for need in needs:
             requirement = Requirement(need)
             if requirement.marker is not None and not requirement.marker.evaluate():
                 continue
             version = self.version(requirement.name)
             if version is None or not requirement.specifier.contains(version, prereleases=True):
-                found.append((need, version))
-        return found
+                unmet_needs.append((need, version))
+        return unmet_needs
 
 
 def open_interpreter(python: str | None, *, where: str) -> Interpreter:
@@ -113,7 +113,7 @@ def without_paths_of_this(environment: Mapping[str, str]) -> dict[str, str]:
 def _search_path(python: str, *, where: str) -> tuple[str, ...]:
     """Returns ``sys.path`` of another interpreter, as a worker there would see it."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [python, "-c", _QUESTION],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -126,12 +126,12 @@ def _search_path(python: str, *, where: str) -> tuple[str, ...]:
     except subprocess.TimeoutExpired as error:
         reason = f"no answer within {_ANSWER_WITHIN_S:.0f} s"
         raise _cannot_start(python, reason, where) from error
-    if done.returncode != 0:
-        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    if completed.returncode != 0:
+        reason = (completed.stderr.strip() or f"exit code {completed.returncode}").splitlines()[-1]
         raise _cannot_start(python, reason, where)
     try:
         # What runs when any interpreter starts may print too, so the answer is the last line.
-        return tuple(str(folder) for folder in json.loads(done.stdout.splitlines()[-1]))
+        return tuple(str(folder) for folder in json.loads(completed.stdout.splitlines()[-1]))
     except (IndexError, TypeError, ValueError) as error:
         raise _cannot_start(python, "it does not answer as Python would", where) from error
 
@@ -157,27 +157,27 @@ def differences(
     """
     if interpreter.path is None:
         return
-    wanted = {_CORE_DISTRIBUTION: __version__, **plugins}
+    versions = {_CORE_DISTRIBUTION: __version__, **plugins}
     if interpreter.version(_CORE_DISTRIBUTION) is None:  # not made for this: everything is missing
         yield PluginIncompatible(
             f"{interpreter.python} has no {_CORE_DISTRIBUTION}.",
             where=where,
-            todo=_remedy(interpreter, [f"{name}=={wanted[name]}" for name in wanted]),
+            todo=_remedy(interpreter, [f"{name}=={versions[name]}" for name in versions]),
             python=interpreter.python,
             distribution=_CORE_DISTRIBUTION,
         )
         return
-    for distribution, version in wanted.items():
+    for distribution, version in versions.items():
         have = interpreter.version(distribution)
         if have == version:
             continue
-        found = (
+        difference = (
             f"no {distribution}"
             if have is None
             else f"{distribution} {have}, but this process has {version}"
         )
         yield PluginIncompatible(
-            f"{interpreter.python} has {found}.",
+            f"{interpreter.python} has {difference}.",
             where=where,
             why=f"this process: {sys.executable}" if have is not None else "",
             todo=_remedy(interpreter, [f"{distribution}=={version}"]),
@@ -208,6 +208,6 @@ def unmet_needs(
 
 def _remedy(interpreter: Interpreter, requirements: list[str]) -> str:
     """Returns the command that installs the requirements, or makes a recorded venv anew."""
-    if venvs.record(own := Path(interpreter.python).parent.parent):
-        return f"make it anew: {venvs.command(own)}"
+    if venvs.record(venv := Path(interpreter.python).parent.parent):
+        return f"make it anew: {venvs.command(venv)}"
     return shlex.join([interpreter.python, "-m", "pip", "install", *requirements])

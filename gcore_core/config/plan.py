@@ -75,9 +75,9 @@ class Plan:
         value: Any = self.config
         for key in path.split("."):
             if not isinstance(value, Mapping) or key not in value:
-                known = list(yaml_source.flat(self.config))
+                keys = list(yaml_source.flat(self.config))
                 raise ConfigError(
-                    f"the configuration has no such key{did_you_mean(path, known)}.", where=path
+                    f"the configuration has no such key{did_you_mean(path, keys)}.", where=path
                 )
             value = value[key]
         return value
@@ -184,8 +184,8 @@ def _choices(user: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields every node of the user's tree in which a provider is chosen."""
     nodes = [_get(user, path) for path in schema.KIND_AT]
     for section in ("roles", "rewards"):
-        named = user.get(section)
-        nodes += list(named.values()) if isinstance(named, Mapping) else []
+        children = user.get(section)
+        nodes += list(children.values()) if isinstance(children, Mapping) else []
     yield from (node for node in nodes if isinstance(node, dict))
 
 
@@ -305,8 +305,8 @@ def _require(
         for path in schema.KIND_AT
         if (_get(core, path) or {}).get("use") == MISSING and path not in left_out
     ]
-    wanted = [POLICY, ROLLOUT] if "generation" in parts else [POLICY]
-    absent += [f"roles.{name}" for name in wanted if name not in core["roles"]]
+    required_roles = [POLICY, ROLLOUT] if "generation" in parts else [POLICY]
+    absent += [f"roles.{name}" for name in required_roles if name not in core["roles"]]
     for section in ("roles", "rewards"):
         absent += [
             f"{section}.{name}.use"
@@ -346,24 +346,24 @@ def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Pat
         local_plugin(yaml_source.anchored(name, base), f"local[{i}]")
         for i, name in enumerate(core["local"])
     ]
-    own = {plugin.name: plugin for plugin in locals_}
-    named = [(name, f"plugins.{name}", pin or "") for name, pin in core["plugins"].items()]
-    named += [(use.partition("/")[0], f"{path}.use", "") for path, use in _uses(core)]
-    wanted = {catalog.CORE: (installed.get(catalog.CORE, where=""), "")}
-    for name in own:
+    local_plugins = {plugin.name: plugin for plugin in locals_}
+    mentions = [(name, f"plugins.{name}", pin or "") for name, pin in core["plugins"].items()]
+    mentions += [(use.partition("/")[0], f"{path}.use", "") for path, use in _uses(core)]
+    plugins_to_load = {catalog.CORE: (installed.get(catalog.CORE, where=""), "")}
+    for name in local_plugins:
         if name in installed.names():
             raise PluginClash(
                 f"plugin {name!r} is both a local file and an installed plugin.",
                 where="local",
-                why=f"file: {own[name].module}",
+                why=f"file: {local_plugins[name].module}",
                 todo="rename the file; a name cannot be shared",
             )
-    for name, where, pin in named:
-        if name not in own:
+    for name, where, pin in mentions:
+        if name not in local_plugins:
             plugin = installed.get(name, where=where, pin=pin)
-            wanted.setdefault(name, (plugin, where))
+            plugins_to_load.setdefault(name, (plugin, where))
     plugins = Plugins()
-    for plugin, where in [*wanted.values(), *((plugin, "local") for plugin in locals_)]:
+    for plugin, where in [*plugins_to_load.values(), *((plugin, "local") for plugin in locals_)]:
         plugins.load(plugin, where=where)
     return plugins
 
@@ -408,29 +408,31 @@ def _roles(plugins: Plugins) -> dict[str, Provided]:
     return roles
 
 
-def _drop_of_others(item: Provided, given: Any, path: str, origins: Mapping[str, str]) -> None:
-    """Deletes settings from ``given`` that were meant for a provider that an override replaced.
+def _drop_of_others(item: Provided, settings: Any, path: str, origins: Mapping[str, str]) -> None:
+    """Deletes from ``settings`` those that were meant for a provider that an override replaced.
 
     A key goes when the new provider has no such field. A key that is itself set by an override
     stays, so that the user hears of the error in it.
     """
-    own = {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()
-    asked = {key for key, where in origins.items() if where.startswith(yaml_source.OVERRIDE)}
-    for key in sorted(set(given if isinstance(given, dict) else ()) - own):
-        if not any(f"{other}.".startswith(f"{path}.{key}.") for other in asked):
-            del given[key]
+    known_keys = (
+        {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()
+    )
+    overridden = {key for key, where in origins.items() if where.startswith(yaml_source.OVERRIDE)}
+    for key in sorted(set(settings if isinstance(settings, dict) else ()) - known_keys):
+        if not any(f"{other}.".startswith(f"{path}.{key}.") for other in overridden):
+            del settings[key]
 
 
-def _graft(tree: DictConfig, path: str, item: Provided, given: Any) -> None:
+def _graft(tree: DictConfig, path: str, item: Provided, settings: Any) -> None:
     """Puts the provider's config dataclass in the place of its open ``config`` node."""
     if item.spec.config is None:
-        if given:
+        if settings:
             raise ConfigError(
-                f"{item.reference} has no settings, but {', '.join(map(str, given))} is set.",
+                f"{item.reference} has no settings, but {', '.join(map(str, settings))} is set.",
                 where=f"{path}.config",
             )
         return
-    schema.check_containers(item.spec.config, given, f"{path}.config")
+    schema.check_containers(item.spec.config, settings, f"{path}.config")
     try:
         OmegaConf.update(
             tree, f"{path}.config", OmegaConf.structured(item.spec.config), merge=False

@@ -147,8 +147,8 @@ class Plugins:
         choices = [item.reference for item in offered]
         if not choices:
             what = f"plugin {plugin!r} offers no {kind}."
-            others = sorted({item.kind for item in self.provided_by(plugin)})
-            why = f"it offers: {', '.join(others) or 'nothing'}"
+            kinds = sorted({item.kind for item in self.provided_by(plugin)})
+            why = f"it offers: {', '.join(kinds) or 'nothing'}"
             choices = [item.reference for item in self.providers(kind)]
         elif name:
             what = f"plugin {plugin!r} has no {kind} named {name!r}{did_you_mean(use, choices)}."
@@ -168,10 +168,10 @@ class Plugins:
         problems = []
         for impl in self._manager.hook.gcore_check.get_hookimpls():
             try:
-                found = list(_call(impl, {"plan": copy.deepcopy(dict(config))}) or ())
+                reported = list(_call(impl, {"plan": copy.deepcopy(dict(config))}) or ())
             except Exception as error:
-                found = [f"gcore_check raised {type(error).__name__}: {error}"]
-            problems += [f"{problem} [plugin {impl.plugin_name}]" for problem in found]
+                reported = [f"gcore_check raised {type(error).__name__}: {error}"]
+            problems += [f"{problem} [plugin {impl.plugin_name}]" for problem in reported]
         return problems
 
     def observers(self, report: ReportFailure) -> Observers:
@@ -179,7 +179,7 @@ class Plugins:
 
     def _collect(self, plugin: Installed, module: ModuleType) -> list[Provided]:
         """Calls the provider hooks of one plugin and validates what they return."""
-        found: list[Provided] = []
+        provided: list[Provided] = []
         for kind, (hook, expected) in KINDS.items():
             for impl in getattr(self._manager.hook, hook).get_hookimpls():
                 if impl.plugin is not module:
@@ -192,7 +192,7 @@ class Plugins:
                     raise ContractError(
                         f"{_who(plugin)}: {hook} offers {name!r} twice.", plugin=plugin.name
                     )
-                found += [
+                provided += [
                     Provided(
                         plugin=plugin.name,
                         distribution=plugin.distribution,
@@ -202,7 +202,7 @@ class Plugins:
                     )
                     for spec in specs
                 ]
-        return found
+        return provided
 
 
 class Observers:
@@ -261,8 +261,8 @@ def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
 
 def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
     try:
-        found: Any = impl.function()
-        return list(found)
+        descriptions: Any = impl.function()
+        return list(descriptions)
     except Exception as error:
         raise PluginBroken(
             f"{_who(plugin)}: {hook} failed: {type(error).__name__}: {error}",
@@ -298,29 +298,29 @@ def _check_arguments(plugin: Installed, module: ModuleType) -> None:
         spec = getattr(hookspecs, name, None)
         if spec is None or not inspect.isfunction(value):
             continue
-        given = list(inspect.signature(spec).parameters)
+        parameters = list(inspect.signature(spec).parameters)
         for argument in inspect.signature(value).parameters:
-            if argument not in given:
+            if argument not in parameters:
                 raise ContractError(
                     (
                         f"{_who(plugin)}: {name} has no argument "
-                        f"{argument!r}{did_you_mean(argument, given)}."
+                        f"{argument!r}{did_you_mean(argument, parameters)}."
                     ),
-                    why=f"its arguments: {', '.join(given) or 'none'}",
+                    why=f"its arguments: {', '.join(parameters) or 'none'}",
                     todo="an implementation takes any of them, by these names",
                     plugin=plugin.name,
-                    choices=given,
+                    choices=parameters,
                 )
 
 
 def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy.HookImpl]) -> None:
     if not caller.has_spec():
-        known = [name for name in dir(hookspecs) if name.startswith("gcore_")]
+        hooks = [name for name in dir(hookspecs) if name.startswith("gcore_")]
         raise ContractError(
-            f"{_who(plugin)}: there is no hook {caller.name!r}{did_you_mean(caller.name, known)}.",
+            f"{_who(plugin)}: there is no hook {caller.name!r}{did_you_mean(caller.name, hooks)}.",
             todo="all hooks: docs/reference/hooks.md",
             plugin=plugin.name,
-            choices=known,
+            choices=hooks,
         )
     for impl in impls:
         if impl.kwargnames:

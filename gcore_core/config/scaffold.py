@@ -58,10 +58,10 @@ def write(name: str, kind: str, to: Path | None = None) -> Written:
             f"a plugin's name is lower case words joined by dashes, not {name!r}.", where=where
         )
     template = _template(kind, where)
-    taken = [row for row in catalog.scan().plugins if row.name == name]
-    if taken:
+    namesakes = [row for row in catalog.scan().plugins if row.name == name]
+    if namesakes:
         raise PluginClash(
-            f"a plugin named {name!r} is installed ({taken[0].owner}).",
+            f"a plugin named {name!r} is installed ({namesakes[0].owner}).",
             where=where,
             todo="a name cannot be shared",
         )

@@ -33,24 +33,26 @@ def load_function(file: Path, name: str) -> Callable[..., Any]:
             where=f"{file}:{line}" if line else str(file),
         ) from error
     if not hasattr(module, name):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise ConfigError(
-            f"has no function {name!r}{did_you_mean(name, own)}",
+            f"has no function {name!r}{did_you_mean(name, functions)}",
             where=str(file),
-            why=f"its functions: {', '.join(own) or 'none'}",
+            why=f"its functions: {', '.join(functions) or 'none'}",
         )
-    found: Any = getattr(module, name)
-    if not callable(found):
-        raise ConfigError(f"{name} is a {type(found).__name__}, not a function", where=str(file))
-    return found  # type: ignore[no-any-return]
+    function: Any = getattr(module, name)
+    if not callable(function):
+        raise ConfigError(f"{name} is a {type(function).__name__}, not a function", where=str(file))
+    return function  # type: ignore[no-any-return]
 
 
 def line_in(file: Path, error: BaseException) -> int | None:
     """The innermost line of ``file`` in the error's traceback, or the one that is no Python."""
-    own = str(file.resolve())
-    if isinstance(error, SyntaxError) and error.filename == own:
+    path = str(file.resolve())
+    if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
     lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == path
     ]
     return lines[-1] if lines else None

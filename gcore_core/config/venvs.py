@@ -67,18 +67,18 @@ def command(venv: Path) -> str:
 def require_made(program: Path, *, where: str) -> None:
     """Raises ConfigError when the named venv that the program is in is missing or half made."""
     venv = program.parent.parent
-    written = record(venv)
-    of_the_user = not written and program.exists()
-    if venv.parent != root() or written.get("complete") or of_the_user:
+    description = record(venv)
+    of_the_user = not description and program.exists()
+    if venv.parent != root() or description.get("complete") or of_the_user:
         return
-    made = sorted(path.parent.name for path in root().glob(f"*/{RECORD}"))
-    missing = f"there is no venv {venv.name!r}{did_you_mean(venv.name, made)}."
+    names = sorted(path.parent.name for path in root().glob(f"*/{RECORD}"))
+    missing = f"there is no venv {venv.name!r}{did_you_mean(venv.name, names)}."
     todo = f"make it: {command(venv)}      list: g-core venv list"
     if not any(distributions(name=MAKER)):
         todo = f"install what makes it: pip install {MAKER}      then: {command(venv)}"
     raise ConfigError(
-        f"venv {venv.name!r} is half made." if written else missing,
+        f"venv {venv.name!r} is half made." if description else missing,
         where=where,
-        why=f"in {root()}: {', '.join(made) or 'none'}",
+        why=f"in {root()}: {', '.join(names) or 'none'}",
         todo=todo,
     )

@@ -76,10 +76,10 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Returns dotted key -> value for every value that is no mapping, or an empty mapping."""
     if not (isinstance(tree, Mapping) and tree):
         return {prefix: tree} if prefix else {}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
+        values |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return values
 
 
 def resolve_paths(settings: JobSettings, base: Path) -> None:
@@ -108,8 +108,8 @@ def anchored(name: str, base: Path) -> Path:
 
 def _interpreter(name: str, base: Path) -> str:
     """Returns the path of an interpreter; a bare name such as python3.12 is looked up in PATH."""
-    if "/" not in name and (found := shutil.which(name)):
-        return found
+    if "/" not in name and (path := shutil.which(name)):
+        return path
     return str(anchored(name, base))
 
 

@@ -243,14 +243,14 @@ def _uncallable(value: Any) -> str:
         return "is no method"
     if inspect.iscoroutinefunction(value):
         return "is async, and the core does not wait for it"
-    _, *others = inspect.signature(value).parameters.values()
+    _, *parameters = inspect.signature(value).parameters.values()
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
+    required = [
         word.name
-        for word in others
+        for word in parameters
         if word.default is inspect.Parameter.empty and word.kind not in optional
     ]
-    return f"takes {', '.join(needed)}, and the core calls it with nothing" if needed else ""
+    return f"takes {', '.join(required)}, and the core calls it with nothing" if required else ""
 
 
 def _return_type(method: Any) -> str:
@@ -271,7 +271,7 @@ def _edits(one: str, other: str) -> int:
     for row, letter in enumerate(one, 1):
         above = costs
         costs = [row]
-        for column, wanted in enumerate(other, 1):
-            replaced = above[column - 1] + (letter != wanted)
+        for column, other_letter in enumerate(other, 1):
+            replaced = above[column - 1] + (letter != other_letter)
             costs.append(min(above[column] + 1, costs[-1] + 1, replaced))
     return costs[-1]

@@ -137,14 +137,14 @@ def _rebuild(
 
 def error_types() -> dict[str, type[GcoreError]]:
     """Name -> class for the whole tree; the wire carries names, never classes."""
-    found: dict[str, type[GcoreError]] = {"GcoreError": GcoreError}
+    types: dict[str, type[GcoreError]] = {"GcoreError": GcoreError}
     queue: list[type[GcoreError]] = [GcoreError]
     while queue:
         for child in queue.pop().__subclasses__():
-            if child.__name__ not in found and child.__module__.startswith("gcore_core"):
-                found[child.__name__] = child
+            if child.__name__ not in types and child.__module__.startswith("gcore_core"):
+                types[child.__name__] = child
                 queue.append(child)
-    return found
+    return types
 
 
 def did_you_mean(word: str, choices: list[str]) -> str:

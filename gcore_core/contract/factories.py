@@ -61,7 +61,7 @@ def import_attribute(reference: str) -> Any:
     """
     source, _, path = reference.rpartition(":")
     try:
-        found: Any = import_source(source)
+        value: Any = import_source(source)
     except Exception as error:
         raise PluginBroken(
             f"{reference!r} does not import: {type(error).__name__}: {error}",
@@ -73,13 +73,13 @@ def import_attribute(reference: str) -> Any:
             reference=reference,
         ) from error
     for name in path.split("."):
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             raise PluginBroken(
-                f"{reference!r}: {source} has no {name!r}{did_you_mean(name, dir(found))}.",
+                f"{reference!r}: {source} has no {name!r}{did_you_mean(name, dir(value))}.",
                 reference=reference,
             )
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def import_source(source: str) -> ModuleType:

@@ -116,17 +116,21 @@ class Profile:
         seconds = []
         # One number for each pair of replica and step: only requests of one pair ran together.
         for replica in np.unique(requests.replica + (requests.step << 32)):
-            mine = requests.take(requests.replica + (requests.step << 32) == replica)
+            batch = requests.take(requests.replica + (requests.step << 32) == replica)
             # [i, j]: seconds in which requests i and j both ran; then that as a share of i's time.
-            shared = np.minimum(mine.end_s[:, None], mine.end_s) - np.maximum(
-                mine.start_s[:, None], mine.start_s
+            shared = np.minimum(batch.end_s[:, None], batch.end_s) - np.maximum(
+                batch.start_s[:, None], batch.start_s
             )
-            share = np.clip(shared, 0, None) / np.maximum(mine.end_s - mine.start_s, 1e-9)[:, None]
-            cached = share @ (mine.prompt + mine.actions / 2)
+            share = (
+                np.clip(shared, 0, None) / np.maximum(batch.end_s - batch.start_s, 1e-9)[:, None]
+            )
+            cached = share @ (batch.prompt + batch.actions / 2)
             rows.append(
-                np.column_stack([mine.actions, mine.actions * share.sum(1), mine.actions * cached])
+                np.column_stack(
+                    [batch.actions, batch.actions * share.sum(1), batch.actions * cached]
+                )
             )
-            seconds.append(mine.end_s - mine.start_s - prior.prefill_s * mine.prompt)
+            seconds.append(batch.end_s - batch.start_s - prior.prefill_s * batch.prompt)
         table = np.concatenate(rows)
         target = np.concatenate(seconds)
         scale = np.maximum(np.abs(table).max(0), 1e-12)

@@ -183,10 +183,10 @@ def every_slot(window: Window) -> Partition:
                 todo="ask for fewer slots, or set cluster.devices to the number that may be used",
                 role=role,
             )
-        taken = [window.devices[next(turn) % len(window.devices)] for _ in range(slots)]
+        devices = [window.devices[next(turn) % len(window.devices)] for _ in range(slots)]
         need = window.needs.get(role)
         size = need.size if need is not None and need.kind == "generator" else 1
-        cells[role] = tuple(Cell(tuple(taken[i : i + size])) for i in range(0, slots, size))
+        cells[role] = tuple(Cell(tuple(devices[i : i + size])) for i in range(0, slots, size))
     return Partition(cells)
 
 

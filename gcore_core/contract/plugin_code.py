@@ -65,14 +65,15 @@ class PluginCode:
         )
 
 
-def line_of(error: BaseException, made: object) -> str:
-    """``file:line`` of the innermost call in the package that ``made`` comes from, or of the
-    innermost one at all.
+def line_of(error: BaseException, plugin_object: object) -> str:
+    """Returns ``file:line`` of the innermost call in the package of ``plugin_object``.
+
+    If no call lies in that package, it is the innermost call at all.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return "an unknown line"
-    package = _package_of(made)
+    package = _package_of(plugin_object)
     of_package = [frame for frame in frames if package and frame.filename.startswith(package)]
     last = (of_package or list(frames))[-1]
     return f"{last.filename}:{last.lineno}"
@@ -89,9 +90,9 @@ def short(place: str) -> str:
     return Path(place).name
 
 
-def _package_of(made: object) -> str:
+def _package_of(plugin_object: object) -> str:
     """What the paths of the plugin's files begin with; empty if that is unknown."""
-    module = type(made).__module__
+    module = type(plugin_object).__module__
     top = sys.modules.get(module.partition(".")[0])
     if top is None or not getattr(top, "__file__", None):
         return ""

@@ -79,23 +79,23 @@ class Provider:
 
     def problems(self, plugin: str) -> list[str]:
         """Reasons why this description is not valid; empty when it is."""
-        found = []
+        problems = []
         if not _NAME.fullmatch(self.name):
-            found.append(f"name {self.name!r} is not lower case words joined by dashes")
+            problems.append(f"name {self.name!r} is not lower case words joined by dashes")
         if not _FACTORY.fullmatch(self.factory):
-            found.append(f"factory {self.factory!r} is not 'module:attribute'")
+            problems.append(f"factory {self.factory!r} is not 'module:attribute'")
         if self.config is not None and not hasattr(self.config, "__dataclass_fields__"):
-            found.append(f"config {self.config!r} is not a dataclass")
+            problems.append(f"config {self.config!r} is not a dataclass")
         elif self.config is not None:
             name = self.config.__qualname__
             wrong = wrong_signatures(kind_of(self), self.config)
-            found += [f"config class {name}: {problem}" for problem in wrong]
+            problems += [f"config class {name}: {problem}" for problem in wrong]
         for word in sorted(self.capabilities - CAPABILITIES):
             if not word.startswith(f"{plugin}:"):
-                found.append(
+                problems.append(
                     f"capability {word!r} is unknown; a private one starts with '{plugin}:'"
                 )
-        return found
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +116,13 @@ class ControllerProvider(Provider):
     trains_on_stale: bool = False
 
     def problems(self, plugin: str) -> list[str]:
-        found = super().problems(plugin)
+        problems = super().problems(plugin)
         for kind, verbs in self.calls.items():
             if unknown := sorted(verbs - CALLS.get(kind, frozenset())):
-                found.append(f"calls: nobody can call {unknown[0]!r} on kind {kind!r}")
+                problems.append(f"calls: nobody can call {unknown[0]!r} on kind {kind!r}")
         if unknown := sorted(self.parts - PARTS):
-            found.append(f"part {unknown[0]!r} is none of {', '.join(sorted(PARTS))}")
-        return found
+            problems.append(f"part {unknown[0]!r} is none of {', '.join(sorted(PARTS))}")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,23 +141,23 @@ class RoleProvider(Provider):
     columns: tuple[str, ...] = ()
 
     def problems(self, plugin: str) -> list[str]:
-        found = [text for text in super().problems(plugin) if not text.startswith("factory ")]
+        problems = [text for text in super().problems(plugin) if not text.startswith("factory ")]
         if self.kind not in ROLE_KINDS:
-            found.append(f"kind {self.kind!r} is none of {', '.join(ROLE_KINDS)}")
+            problems.append(f"kind {self.kind!r} is none of {', '.join(ROLE_KINDS)}")
         if self.factory:
-            found.append(f"factory {self.factory!r}: a role is never called, its backend is")
+            problems.append(f"factory {self.factory!r}: a role is never called, its backend is")
         if self.kind == "annotator" and not self.columns:
-            found.append("an annotator gives columns; name them")
+            problems.append("an annotator gives columns; name them")
         if self.kind == "annotator" and self.follows:
-            found.append("follows: no weights are pushed to an annotator")
+            problems.append("follows: no weights are pushed to an annotator")
         if self.kind == "generator" and self.columns:
-            found.append("columns: a generator gives none beside its records'")
+            problems.append("columns: a generator gives none beside its records'")
         for name in self.columns:
             if not _COLUMN.fullmatch(name) or name in RECORD_COLUMNS:
-                found.append(
+                problems.append(
                     f"column {name!r} is not lower case words joined by '_', or generators write it"
                 )
-        return found
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,11 +79,11 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
                 where=where,
                 why='each message is an object with "role" and "content"',
             )
-        shown = _image_parts(value)
-        if shown != len(images):
+        image_parts = _image_parts(value)
+        if image_parts != len(images):
             raise DataError(
                 (
-                    f"field {name!r} has {shown} parts of type image, and the row names "
+                    f"field {name!r} has {image_parts} parts of type image, and the row names "
                     f"{len(images)} images"
                 ),
                 where=where,
@@ -123,8 +123,8 @@ def _image_parts(turns: list[dict[str, Any]]) -> int:
 def _images(value: Any, config: RowsConfig, where: str) -> list[str]:
     """Absolute paths of the images that a row names."""
     if not isinstance(value, list | None) or not all(isinstance(name, str) for name in value or ()):
-        told = shortened(repr(value).encode())
-        raise DataError(f"field {config.images!r} is {told}, not a list of paths", where=where)
+        content = shortened(repr(value).encode())
+        raise DataError(f"field {config.images!r} is {content}, not a list of paths", where=where)
     data = Path(config.path).absolute()
     folder = data if data.is_dir() else data.parent
     return [str(folder / name) for name in value or ()]
@@ -156,5 +156,5 @@ def data_files_in(folder: Path) -> str:
 
 
 def shortened(text: bytes) -> str:
-    shown = text.decode("utf-8", "replace").strip()
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
+    line = text.decode("utf-8", "replace").strip()
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."

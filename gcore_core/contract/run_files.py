@@ -121,11 +121,11 @@ def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
         for key, value in metrics.items()
         if key.startswith("seconds/")
     }
-    known = [name for name in STAGES if name in seconds]
-    others = [name for name in seconds if name not in STAGES]
+    ordered = [name for name in STAGES if name in seconds]
+    unordered = [name for name in seconds if name not in STAGES]
     return {
         STAGES.get(name, name): seconds[name]
-        for name in [*known, *others]
+        for name in [*ordered, *unordered]
         if name not in _NO_STAGES
     }
 

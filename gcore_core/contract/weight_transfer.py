@@ -95,11 +95,11 @@ class SendsDevice(Protocol):
     """Capability "weights.device" of a trainer. Called on rank 0."""
 
     def push_writer(
-        self, wanted: str, offers: Sequence[Offers], path: Path, nbytes: int
+        self, transport: str, offers: Sequence[Offers], path: Path, nbytes: int
     ) -> WeightWriter | None:
         """Chooses how a push travels; None means through shared memory.
 
-        wanted: "auto", or the transport that a person asks for. Raises ConfigError where not all
+        transport: "auto", or the transport that a person asks for. Raises ConfigError where not all
             sides can use that one.
         offers: what each generator can use.
         path: beginning of the names of files that it may make, in a private directory of the run.
