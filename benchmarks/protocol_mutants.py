@@ -90,7 +90,7 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "teach[self.needed - 1] + 1",
         "teach[self.needed - 2] + 1",
     ),
-    "the step is over too early": (Quota, "over", "not done.in_flight and ", ""),
+    "the step is over too early": (Quota, "over", "not totals.in_flight and ", ""),
     "a meeting runs again": (
         Gathering,
         "join",
@@ -179,7 +179,7 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "a lost replica's part is dropped": (
         Drawing,
         "_work_off",
-        "waiting.append(left)",
+        "waiting.append(unfinished)",
         "pass",
     ),
     "duplicates are scored as fresh": (

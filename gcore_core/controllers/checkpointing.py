@@ -51,7 +51,9 @@ class Checkpointing:
         They go into the checkpoint of ``step``, whenever that is made.
         """
         if headers:
-            await self._tell(CARRIED, Carried(step, self._context.facts.shard, headers))
+            await self._send_to_supervisor(
+                CARRIED, Carried(step, self._context.facts.shard, headers)
+            )
 
     async def at(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool
@@ -94,22 +96,24 @@ class Checkpointing:
 
     async def _begin(self) -> None:
         step = self._saved = self._newest.step
-        place = await self._tell(OPEN_CHECKPOINT, OpenCheckpoint(step))
+        place = await self._send_to_supervisor(OPEN_CHECKPOINT, OpenCheckpoint(step))
         if place.path:  # else it has been told why there is none
             self._begun = self._newest
-            await self._ask(SAVE_STATE, SaveState(step, place.path))
+            await self._send_to_ranks(SAVE_STATE, SaveState(step, place.path))
         if self._begun is not None:
             # So that the supervisor can commit it, if this process ends before it does.
-            await self._tell(BEGIN_CHECKPOINT, self._begun)
+            await self._send_to_supervisor(BEGIN_CHECKPOINT, self._begun)
 
     async def _finish(self) -> None:
         if self._begun is not None:
-            await self._ask(FINISH_SAVE, SaveState(self._begun.step, ""))
+            await self._send_to_ranks(FINISH_SAVE, SaveState(self._begun.step, ""))
         if self._begun is not None:  # nothing failed
             begun, self._begun = self._begun, None
-            await self._tell(COMMIT_CHECKPOINT, begun)
+            await self._send_to_supervisor(COMMIT_CHECKPOINT, begun)
 
-    async def _ask(self, endpoint: Endpoint[SaveState, Nothing], request: SaveState) -> None:
+    async def _send_to_ranks(
+        self, endpoint: Endpoint[SaveState, Nothing], request: SaveState
+    ) -> None:
         """Asks every rank, since saving may need collectives; a save that failed is given up."""
         ranks = self._context.trainers
         try:
@@ -117,9 +121,11 @@ class Checkpointing:
         except CheckpointError as error:
             self._begun = None
             failed = CommitCheckpoint(request.step, {}, {}, str(error))
-            await self._tell(COMMIT_CHECKPOINT, failed)
+            await self._send_to_supervisor(COMMIT_CHECKPOINT, failed)
 
-    async def _tell(self, endpoint: Endpoint[Request, Reply], request: Request) -> Reply:
+    async def _send_to_supervisor(
+        self, endpoint: Endpoint[Request, Reply], request: Request
+    ) -> Reply:
         return await insist(self._context.supervisor, endpoint, request)
 
 

@@ -92,22 +92,28 @@ def covers(
 
     # The finished groups were the step's first: they make ``done`` of its quarters (1.5, say).
     # ``early`` is the sum of the prior's rates over these: of quarter 0 and half of quarter 1.
-    done = quarters * finished / max(finished + flight, 1)
+    finished_quarters = quarters * finished / max(finished + flight, 1)
     early = 0.0
     for i in range(quarters):
-        early += rates[i] * min(max(done - i, 0.0), 1.0)
+        early += rates[i] * min(max(finished_quarters - i, 0.0), 1.0)
 
     # How many of the finished groups would have been kept, had they been like the average of all
     # quarters; never more than have finished.
-    seen = min(kept * mean * done / early, float(finished)) if early > 0 else 0.0
+    kept_if_average = (
+        min(kept * mean * finished_quarters / early, float(finished)) if early > 0 else 0.0
+    )
     # The posterior of the rate over all quarters: a Beta distribution's mean and variance. Rates
     # are at least 0.01, so that a filter that has kept nothing yet does not make everything issue.
-    rate = min(max((weight * mean + seen) / (weight + finished), 0.01), 1.0)
+    rate = min(max((weight * mean + kept_if_average) / (weight + finished), 0.01), 1.0)
     variance = rate * (1 - rate) / (weight + finished + 1)
     # The rate of the groups in flight, which make the other quarters: the posterior's rate times
     # the prior's mean over these quarters, as a share of its mean over all.
     late = min(
-        max(rate * (quarters * mean - early) / max((quarters - done) * mean, 1e-9), 0.01), 1.0
+        max(
+            rate * (quarters * mean - early) / max((quarters - finished_quarters) * mean, 1e-9),
+            0.01,
+        ),
+        1.0,
     )
 
     # How many of the flight are kept, less ``chances`` deviations of chance; then also less
@@ -174,8 +180,8 @@ class KeepRate:
         # A quarter has few groups, so how it differs from the whole is learned slowly, from many
         # steps: by 8 groups at the whole's rate, and by a weight of 0.2.
         whole = float(np.clip(np.sum(kept) / groups.sum(), 0.01, 1.0))
-        told = (np.asarray(kept) + 8 * whole) / (groups + 8) / whole
-        shape = 0.8 * np.asarray(self.rates) / self.mean + 0.2 * told
+        relative_rates = (np.asarray(kept) + 8 * whole) / (groups + 8) / whole
+        shape = 0.8 * np.asarray(self.rates) / self.mean + 0.2 * relative_rates
         rates = np.clip(whole * shape / shape.mean(), 0.01, 1.0)
         # The square of the move, less what of it chance explains.
         moved2 = max((whole - self.mean) ** 2 - whole * (1 - whole) / groups.sum(), 0.0)

@@ -44,19 +44,19 @@ class Publishing:
             shown; their memory is given back.
         """
         if self._context.agree.lead:
-            await self._push(version, release_before)
+            await self._push_until_whole(version, release_before)
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
-    async def _push(self, version: int, release_before: int) -> None:
+    async def _push_until_whole(self, version: int, release_before: int) -> None:
         """Begins anew when a replica is lost in the middle of a push: the one that takes its place
         asks from the start, and finds the first buckets overwritten (WeightMismatch).
         """
         lost = (WorkerDied, ContractError, WeightMismatch)
-        await PUSHES.run(partial(self._attempt, version, release_before), lost)
+        await PUSHES.run(partial(self._push_once, version, release_before), lost)
         await release_annotations(self._context, release_before)
         await insist(self._context.supervisor, PUBLISHED, Published(version))
 
-    async def _attempt(self, version: int, release_before: int, attempt: int) -> None:
+    async def _push_once(self, version: int, release_before: int, attempt: int) -> None:
         ranks, replicas = self._context.trainers, self._placement.replicas
         wanted = self._config.push_transport
         # Shared memory needs nothing of anybody's device.

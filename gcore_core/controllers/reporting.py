@@ -71,13 +71,13 @@ class Reporting:
         for name in rewards:
             values = [h.rewards[name] for h in records if name in h.rewards]
             sums[f"reward/{name}"] = sum(values), float(len(values))
-        told = {f"groups/{name}": float(value) for name, value in counts.items()}
-        told |= Counter(f"groups/{verdict}" for verdict, _ in verdicts.values())
-        told |= {
+        shard_counts = {f"groups/{name}": float(value) for name, value in counts.items()}
+        shard_counts |= Counter(f"groups/{verdict}" for verdict, _ in verdicts.values())
+        shard_counts |= {
             "actions": sums["length"][0],
             "controller/messages": float(self._before.messages - before.messages),
         }
-        return ShardReport(sums, told, *_of(evaluated))
+        return ShardReport(sums, shard_counts, *_of(evaluated))
 
     async def begin(self, version: int, evaluated: Evaluated | None) -> None:
         """Reports the state before the first step: an evaluation, if one was due."""
@@ -86,7 +86,7 @@ class Reporting:
     async def end(
         self,
         version: int,
-        mine: ShardReport,
+        own_part: ShardReport,
         metrics: Mapping[str, float],
         ledger: Mapping[str, Any],
         notes: Sequence[str] = (),
@@ -94,26 +94,26 @@ class Reporting:
         """Merges the shards' parts and sends the report; all shards call it.
 
         version: of the weights after the step.
-        mine: this shard's part.
+        own_part: this shard's part.
         metrics: of the trainer and the stages; the lead's are reported as they are.
         ledger: what a resumed run needs of the ledger.
         notes: lines for a person.
         """
         agree = self._context.agree
-        parts = await agree.collect("report", msgspec.msgpack.encode(mine))
+        parts = await agree.collect("report", msgspec.msgpack.encode(own_part))
         if not agree.lead:
             return
         shards = [msgspec.msgpack.decode(part, type=ShardReport) for part in parts]
         counts: Counter[str] = Counter()
         for shard in shards:
             counts.update(shard.counts)
-        told = {**_means(shard.sums for shard in shards), **counts, **metrics}
-        if told.get("seconds/step"):
-            told["actions_per_s"] = told["actions"] / told["seconds/step"]
+        values = {**_means(shard.sums for shard in shards), **counts, **metrics}
+        if values.get("seconds/step"):
+            values["actions_per_s"] = values["actions"] / values["seconds/step"]
         report = StepReport(
             step=version,
             version=version,
-            metrics={name: float(value) for name, value in sorted(told.items())},
+            metrics={name: float(value) for name, value in sorted(values.items())},
             evaluation=_means(shard.evaluation for shard in shards),
             samples=sorted(
                 (h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal

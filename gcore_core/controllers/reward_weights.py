@@ -47,7 +47,7 @@ def rewards_of(
     totals: what ``statistics`` returned, summed over the shards. Without it nothing is normalised:
         so it is for a filter, whose verdict on a group must not depend on other groups.
     """
-    found = np.zeros(len(group))
+    sums = np.zeros(len(group))
     moments = dict(zip(_batched(weighings), totals, strict=True)) if totals is not None else {}
     for name, how in weighings.items():
         has = np.array([name in header.rewards for header in group], bool)
@@ -58,8 +58,8 @@ def rewards_of(
             values = _standardised_in_group(values)
         elif totals is not None and how.normalise == BATCH:
             values = _standardised_in_batch(values, *_mean_and_deviation(*moments[name]))
-        found[has] += how.weight * values
-    return found
+        sums[has] += how.weight * values
+    return sums
 
 
 def _batched(weighings: Mapping[str, Reward]) -> list[str]:

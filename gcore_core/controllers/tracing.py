@@ -97,7 +97,7 @@ class Trace:
 
     def settled(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
         """Writes the records of a group that got its verdict, and returns them."""
-        found = []
+        records = []
         for h in group:
             record = self._open.pop(h.key, None)
             if record is not None:
@@ -110,8 +110,8 @@ class Trace:
                 record.chunk_bytes = 0 if h.columns is None else h.columns.nbytes
                 record.media_bytes = sum(ref.nbytes for ref in h.media.values())
                 self._write(record)
-                found.append(record)
-        return found
+                records.append(record)
+        return records
 
     def stage(self, step: int, name: str, start_s: float, end_s: float) -> None:
         if self._path is not None:

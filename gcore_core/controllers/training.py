@@ -79,7 +79,7 @@ class Training:
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
         self._context = context
         self._config = config
-        self._drawn: Drawn | None = None  # only the lead has it
+        self._drawn_plan: Drawn | None = None  # only the lead has it
         restore_costs(context.balancer, context.facts.state.get("balance", {}))
 
     def state(self) -> dict[str, Any]:
@@ -92,9 +92,9 @@ class Training:
         Only the lead sees the facts of all shards, and only it asks the balancer.
         """
 
-        async def lead(told: list[bytes]) -> list[bytes]:
-            by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in told]
-            self._drawn = draw_plan(
+        async def lead(payloads: list[bytes]) -> list[bytes]:
+            by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in payloads]
+            self._drawn_plan = draw_plan(
                 [fact for part in by_shard for fact in part],
                 len(self._context.ranks),
                 self._config.minibatches,
@@ -102,7 +102,7 @@ class Training:
                 self._context.balancer,
                 self._context.balancer_code,
             )
-            plan = self._drawn.plan
+            plan = self._drawn_plan.plan
             return [
                 msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part])
                 for part in by_shard
@@ -113,9 +113,10 @@ class Training:
             for group in groups
             for h in group
         ]
-        mine = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
+        assignments = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
         return {
-            (a.ordinal, a.sample): a for a in msgspec.msgpack.decode(mine, type=list[Assignment])
+            (a.ordinal, a.sample): a
+            for a in msgspec.msgpack.decode(assignments, type=list[Assignment])
         }
 
     async def prepare(
@@ -132,7 +133,7 @@ class Training:
         for item in await annotated(self._context, step, unplaced):
             items[plan[item.ordinal, item.sample].rank].append(item)
         requests = [PrepareRequest(step, part, names) for part in items]
-        replies = await self._ask(PREPARE_RANKS, step, requests)
+        replies = await self._send_to_ranks(PREPARE_RANKS, step, requests)
         return {
             (item.ordinal, item.sample): row
             for part, rows in zip(items, replies, strict=True)
@@ -152,15 +153,15 @@ class Training:
         totals = statistics(groups, rewards)
         if totals.size:
             totals = (await self._context.agree.sum("rewards", totals)).reshape(totals.shape)
-        told = [
+        scalars_of_groups = [
             self._scalars(group, rewards_of(group, rewards, totals), names, scalars)
             for group in groups
         ]
         code = self._context.advantage_code
-        shared = statistics_of(code, advantage, told)
+        shared = statistics_of(code, advantage, scalars_of_groups)
         if shared.size:
             shared = await self._context.agree.sum("statistics", shared)
-        values = advantages_of(code, advantage, told, shared)
+        values = advantages_of(code, advantage, scalars_of_groups, shared)
         return {
             header.key: float(value)
             for group, row in zip(groups, values, strict=True)
@@ -195,14 +196,14 @@ class Training:
         for (ordinal, sample), value in advantages.items():
             parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
         requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
-        replies = await self._ask(TRAIN_RANKS, step, requests)
-        told = [reply for reply in replies if reply is not None]
-        if not told:
+        replies = await self._send_to_ranks(TRAIN_RANKS, step, requests)
+        answers = [reply for reply in replies if reply is not None]
+        if not answers:
             return {}
-        metrics = told[0].metrics
+        metrics = answers[0].metrics
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
         return metrics | self._balance_metrics(
-            np.array([reply.busy_s for reply in told], np.float64)
+            np.array([reply.busy_s for reply in answers], np.float64)
         )
 
     async def skip(self, step: int) -> None:
@@ -211,7 +212,7 @@ class Training:
             ranks = self._context.trainers
             await asyncio.gather(*(insist(rank, SKIP_STEP, SkipStep(step)) for rank in ranks))
 
-    async def _ask(
+    async def _send_to_ranks(
         self, endpoint: RelayedEndpoint[Part, Answer], step: int, parts: Sequence[Part]
     ) -> list[Answer]:
         """Sends one part to each data-parallel rank, through relays; returns the ranks' answers."""
@@ -236,20 +237,20 @@ class Training:
 
         busy_s: float64[ranks], seconds of processor time.
         """
-        drawn = self._drawn
+        drawn_plan = self._drawn_plan
         balancer = self._context.balancer
-        if drawn is None:
+        if drawn_plan is None:
             return {}
-        found = {"balance_planned": drawn.imbalance}
+        metrics = {"balance_planned": drawn_plan.imbalance}
         if not ((busy_s > 0) & np.isfinite(busy_s)).all():
-            return found
-        found["balance_achieved"] = most_over_mean(busy_s)
+            return metrics
+        metrics["balance_achieved"] = most_over_mean(busy_s)
         # Measured time never repeats, so a run that is to repeat may not plan by it.
         if isinstance(balancer, LearnsCosts) and not self._context.facts.run.deterministic:
             code = self._context.balancer_code
-            r2 = code.call(balancer.observe, drawn.loads, busy_s)
-            found |= {} if r2 is None else {"balance_r2": r2}
-        return found
+            r2 = code.call(balancer.observe, drawn_plan.loads, busy_s)
+            metrics |= {} if r2 is None else {"balance_r2": r2}
+        return metrics
 
 
 def train_item(header: Header, plan: Plan) -> TrainItem:
@@ -298,18 +299,18 @@ def draw_plan(
         actions=np.array([fact.n_actions for fact in facts], np.int64),
         extra=np.array([fact.cost for fact in facts], np.float64),
     )
-    drawn = np.random.default_rng(seed).permutation(np.unique(work.group))
+    ordinals = np.random.default_rng(seed).permutation(np.unique(work.group))
     rank_of, minibatch_of = np.zeros((2, len(facts)), np.int64)
     imbalances = []
-    for minibatch, groups in enumerate(np.array_split(drawn, minibatches)):
-        mine = np.flatnonzero(np.isin(work.group, groups))
-        bins = split_of(code, balancer, work.take(mine), ranks)
-        costs = costs_of(code, balancer, work.take(mine))
-        minibatch_of[mine] = minibatch
+    for minibatch, groups in enumerate(np.array_split(ordinals, minibatches)):
+        members = np.flatnonzero(np.isin(work.group, groups))
+        bins = split_of(code, balancer, work.take(members), ranks)
+        costs = costs_of(code, balancer, work.take(members))
+        minibatch_of[members] = minibatch
         for rank, indexes in enumerate(bins):
-            rank_of[mine[indexes]] = rank
+            rank_of[members[indexes]] = rank
         imbalances.append(
-            most_over_mean(np.bincount(rank_of[mine], weights=costs, minlength=ranks))
+            most_over_mean(np.bincount(rank_of[members], weights=costs, minlength=ranks))
         )
     places = zip(facts, rank_of.tolist(), minibatch_of.tolist(), strict=True)
     return Drawn(

@@ -145,7 +145,7 @@ def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> 
         )
     ]
     before._profiles = {"rollout": measurements.Profile(base_s=0.5)}
-    window = mover(json.loads(json.dumps(before.learned())))._window(2, Last())
+    window = mover(json.loads(json.dumps(before.learned())))._make_window(2, Last())
     assert window.state == {"weight": 0.5}
     assert window.outcomes == (
         measurements.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),

@@ -21,7 +21,9 @@ def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "
     rescued: the judge that it helps; "" for a decision at a step's boundary.
     """
     plain = {
-        name: told for name, told in vars(decision).items() if name not in ("partition", "engines")
+        name: value
+        for name, value in vars(decision).items()
+        if name not in ("partition", "engines")
     }
     engines = None if decision.engines is None else _indexes(decision.engines)
     plain |= {"cells": _indexes(decision.partition), "engines": engines, "rescued": rescued}
@@ -31,8 +33,8 @@ def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "
 def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
     """Role -> the device indexes of each of its cells."""
     return {
-        role: [[device.index for device in cell.devices] for cell in own]
-        for role, own in partition.cells.items()
+        role: [[device.index for device in cell.devices] for cell in cells]
+        for role, cells in partition.cells.items()
     }
 
 

@@ -50,7 +50,7 @@ class Awake(msgspec.Struct, frozen=True):
 
     def judges(self) -> dict[str, list[int]]:
         """The replicas of the roles that rewards ask."""
-        return {role: own for role, own in self.replicas.items() if role != ROLLOUT}
+        return {role: numbers for role, numbers in self.replicas.items() if role != ROLLOUT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +99,9 @@ class Mover:
         self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
-        self._wanted = {role: list(own) for role, own in roles.items()}
+        self._serving = {role: list(numbers) for role, numbers in roles.items()}
         self._served: dict[str, list[int]] = {}  # who was awake at any time of the rollout
-        self._looks = 0  # how often in a row a judge had no replica that answers
+        self._failed_looks = 0  # how often in a row a judge had no replica that answers
         self._version = 0  # of the latest ``Awake``
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
@@ -115,22 +115,22 @@ class Mover:
         was_measured = latest is not None and bool(last.measured)
         # Before ``_window``: what the latest decision came to is part of what the policy sees.
         if latest is not None and was_measured:
-            self._remember(latest, last)
+            self._note_outcome(latest, last)
         self._learn(last)
         partition = None if latest is None else latest.partition
-        window = self._window(step, last)
+        window = self._make_window(step, last)
         decision = ask_policy(self._policy, self._facts.provider, partition, window, self._engines)
         decided_s = time.perf_counter() - began_s
         # Before the resets below: it reads who served, how many moved and how long that took. After
         # the policy was asked: its seconds count as monitoring.
         if was_measured:
-            self._look_back(last, last.monitoring_s + decided_s)
+            self._record_outcome(last, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
-        self._sleepers.lost = await self._sleepers.gone(self._sleepers.lost)
+        self._sleepers.lost = await self._sleepers.find_lost(self._sleepers.lost)
         self._step = step
-        self._decision = self._rescued(step, decision)
+        self._decision = self._replace_if_starving(step, decision)
         self._sleepers.moved = 0
-        self._looks = 0
+        self._failed_looks = 0
         self._turns_s = 0.0
         self._served = {}
         self._boundary_s = (
@@ -138,11 +138,11 @@ class Mover:
         )
         if self._boundary_s and (self._sleepers.moved or self._sleepers.rest_s):
             self._switch_s = self._boundary_s
-        return self._awake(self._decision)
+        return self._make_awake(self._decision)
 
     async def turn(self, judging: bool) -> None:
         """Gives the cells to the judges, or back to the policy; in turns only."""
-        took_s = await self._sleepers.arrange(self._in_turn(judging))
+        took_s = await self._sleepers.arrange(self._replicas_of_turn(judging))
         self._turns_s, self._switch_s = self._turns_s + took_s, took_s
 
     async def rescue(self) -> Awake | None:
@@ -151,54 +151,62 @@ class Mover:
         It is called while all records are drawn and not all are judged, once for each look. Returns
         who is awake after the help; None while there is none to give.
         """
-        judges = {role: own for role, own in self._wanted.items() if role != ROLLOUT}
-        gone = await self._sleepers.gone([(role, i) for role, own in judges.items() for i in own])
-        self._looks = self._looks + 1 if _starving(judges, gone) else 0
+        judges = {role: numbers for role, numbers in self._serving.items() if role != ROLLOUT}
+        lost = await self._sleepers.find_lost(
+            [(role, i) for role, numbers in judges.items() for i in numbers]
+        )
+        self._failed_looks = self._failed_looks + 1 if _find_starving(judges, lost) else 0
         before = self._decision
-        if before is None or self._looks < LOOKS:
+        if before is None or self._failed_looks < LOOKS:
             return None
         everybody = [
-            (role, i) for role, own in self._facts.engines.items() for i in range(len(own))
+            (role, i) for role, numbers in self._facts.engines.items() for i in range(len(numbers))
         ]
-        self._looks, self._sleepers.lost = 0, await self._sleepers.gone(everybody)
-        self._decision = self._rescued(self._step, before)
+        self._failed_looks, self._sleepers.lost = 0, await self._sleepers.find_lost(everybody)
+        self._decision = self._replace_if_starving(self._step, before)
         if self._decision is before:
             return None
         self._turns_s += await self._carry_out(self._decision, True)
-        return self._awake(self._decision)
+        return self._make_awake(self._decision)
 
-    def _awake(self, decision: Decision) -> Awake:
+    def _make_awake(self, decision: Decision) -> Awake:
         """The decision that was just carried out, as the shards get it."""
         self._version += 1
-        return Awake(self._version, self._wanted, decision.mode == "colocated")
+        return Awake(self._version, self._serving, decision.mode == "colocated")
 
-    def _rescued(self, step: int, decision: Decision) -> Decision:
+    def _replace_if_starving(self, step: int, decision: Decision) -> Decision:
         """The decision that replaces this one where a judge has no replica left.
 
         It is the decision itself where no judge is in need, or where the policy offers no help.
         """
         lost = self._sleepers.lost
         engines = self._facts.engines
-        role = _starving(
-            {r: self._ranks(r, decision.partition.cells[r]) for r in self._wanted if r != ROLLOUT},
+        role = _find_starving(
+            {
+                r: self._replicas_in(r, decision.partition.cells[r])
+                for r in self._serving
+                if r != ROLLOUT
+            },
             lost,
         )
         if not role or not isinstance(self._policy, Rescues):
             return decision
-        told = {
+        lost_devices = {
             r: [index for own, i in sorted(lost) if own == r for index in engines[r][i]]
-            for r in self._wanted
+            for r in self._serving
         }
-        window = replace(self._window(step, Last()), starving=role, lost=told)
-        found = self._policy.rescue(decision.partition, window)
-        if found is None:
+        window = replace(self._make_window(step, Last()), starving=role, lost=lost_devices)
+        replacement = self._policy.rescue(decision.partition, window)
+        if replacement is None:
             return decision
-        check_decision(found, self._facts.provider, window, self._engines)
-        found = replace(
-            found, state=decision.state, seen={**found.seen, "starving": role, "lost": told}
+        check_decision(replacement, self._facts.provider, window, self._engines)
+        replacement = replace(
+            replacement,
+            state=decision.state,
+            seen={**replacement.seen, "starving": role, "lost": lost_devices},
         )
-        self._write(journal.decided(step, found, rescued=role))
-        return found
+        self._write(journal.decided(step, replacement, rescued=role))
+        return replacement
 
     async def _carry_out(self, decision: Decision, judging: bool, release_before: int = 0) -> float:
         """Has awake whom the decision names, except lost replicas; returns the seconds it took.
@@ -206,41 +214,47 @@ class Mover:
         A role that has only lost replicas keeps them: they may merely be starting. In turns,
         ``judging`` says whose turn it is.
         """
-        self._wanted = {
-            role: [i for i in own if (role, i) not in self._sleepers.lost] or own
-            for role, own in (
-                (role, self._ranks(role, decision.partition.cells[role])) for role in self._wanted
+        self._serving = {
+            role: [i for i in numbers if (role, i) not in self._sleepers.lost] or numbers
+            for role, numbers in (
+                (role, self._replicas_in(role, decision.partition.cells[role]))
+                for role in self._serving
             )
         }
-        for role, own in self._wanted.items():
-            self._served[role] = sorted({*own, *self._served.get(role, ())})
-        awake = self._in_turn(judging) if decision.mode == "colocated" else self._wanted
+        for role, numbers in self._serving.items():
+            self._served[role] = sorted({*numbers, *self._served.get(role, ())})
+        awake = self._replicas_of_turn(judging) if decision.mode == "colocated" else self._serving
         return await self._sleepers.arrange(awake, release_before)
 
-    def _in_turn(self, judging: bool) -> dict[str, list[int]]:
+    def _replicas_of_turn(self, judging: bool) -> dict[str, list[int]]:
         """Who is awake while the cells judge, or while they serve the policy."""
         return {
-            role: own if (role != ROLLOUT) == judging else [] for role, own in self._wanted.items()
+            role: numbers if (role != ROLLOUT) == judging else []
+            for role, numbers in self._serving.items()
         }
 
-    def _ranks(self, role: str, cells: Sequence[Cell]) -> list[int]:
+    def _replicas_in(self, role: str, cells: Sequence[Cell]) -> list[int]:
         """The replicas of a role all of whose devices lie in the cells."""
-        taken = {device.index for cell in cells for device in cell.devices}
-        return [i for i, own in enumerate(self._facts.engines[role]) if taken.issuperset(own)]
+        device_indexes = {device.index for cell in cells for device in cell.devices}
+        return [
+            i
+            for i, replica_devices in enumerate(self._facts.engines[role])
+            if device_indexes.issuperset(replica_devices)
+        ]
 
     def _learn(self, last: Last) -> None:
         """Learns from the latest rollout: each role's engine profile, its most requests at once."""
         for role, requests in last.measured.items():
             self._profiles[role] = Profile.fit(requests, self._profiles.get(role, Profile()))
-            most = most_at_once(requests, self._wanted[role])
+            most = most_at_once(requests, self._serving[role])
             self._most_at_once[role] = max(most, self._most_at_once.get(role, 1))
 
-    def _window(self, step: int, last: Last) -> Window:
+    def _make_window(self, step: int, last: Last) -> Window:
         """What the policy sees: the last step's measurements and what was learned so far."""
         facts = self._facts
         measured = last.measured
         idle = {
-            role: idle_share(requests, self._wanted[role], last.rollout_s)
+            role: idle_share(requests, self._serving[role], last.rollout_s)
             for role, requests in measured.items()
         }
         return Window(
@@ -252,18 +266,18 @@ class Mover:
             requests=measured,
             profiles=dict(self._profiles),
             busy={role: 1 - share for role, share in idle.items()},
-            filled=self._filled(last),
+            filled=self._measure_filled(last),
             switch_s=self._switch_s,
             outcomes=tuple(self._outcomes[-_OUTCOMES:]),
             state=self.state(),
         )
 
-    def _filled(self, last: Last) -> dict[str, float]:
+    def _measure_filled(self, last: Last) -> dict[str, float]:
         """Role -> the share of its places that were taken in the rollout; see ``Window.filled``."""
         shares = {}
         for role, requests in last.measured.items():
             places = min(self._most_at_once[role], self._profiles[role].max_running)
-            shares[role] = filled_share(requests, self._wanted[role], last.rollout_s, places)
+            shares[role] = filled_share(requests, self._serving[role], last.rollout_s, places)
         return shares
 
     def state(self) -> dict[str, Any]:
@@ -272,29 +286,31 @@ class Mover:
 
     def learned(self) -> dict[str, Any]:
         """What a resumed run goes on with: the policy's state, what was measured; plain values."""
-        told = {
+        learned = {
             "policy": self.state(),
             "outcomes": self._outcomes,
             "profiles": self._profiles,
             "most_at_once": self._most_at_once,
         }
-        return dict(msgspec.to_builtins(told, enc_hook=float))  # a policy's numbers may be numpy's
+        return dict(
+            msgspec.to_builtins(learned, enc_hook=float)
+        )  # a policy's numbers may be numpy's
 
-    def _remember(self, decision: Decision, last: Last) -> None:
+    def _note_outcome(self, decision: Decision, last: Last) -> None:
         """Notes for the policy what the latest decision came to."""
-        work = float(sum(found.actions.sum() for found in last.measured.values()))
-        chosen = decision.chosen
+        work = float(sum(requests.actions.sum() for requests in last.measured.values()))
+        candidate = decision.chosen
         expected_s = decision.predicted_s.get(decision.chosen)
-        told = Outcome(
+        outcome = Outcome(
             step=self._step,
-            candidate=chosen,
+            candidate=candidate,
             predicted_s=expected_s,
             measured_s=last.rollout_s,
             work=work,
         )
-        self._outcomes = [*self._outcomes[1 - _OUTCOMES :], told]
+        self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]
 
-    def _look_back(self, last: Last, monitoring_s: float) -> None:
+    def _record_outcome(self, last: Last, monitoring_s: float) -> None:
         """Writes what the latest decision came to into the journal and the metrics.
 
         ran: device -> role -> seconds in which the role ran anything there.
@@ -309,15 +325,16 @@ class Mover:
         ran = {}
         rollout_s = last.rollout_s - self._turns_s
         waited = dict[int, float]()
-        for device, own in sorted(served.items()):
+        for device, residents in sorted(served.items()):
             ran[device] = {
-                role: running_s([(last.measured[role], replica)]) for role, replica in own
+                role: running_s([(last.measured[role], replica)]) for role, replica in residents
             }
             waited[device] = max(
-                rollout_s - running_s([(last.measured[role], replica) for role, replica in own]),
+                rollout_s
+                - running_s([(last.measured[role], replica) for role, replica in residents]),
                 0.0,
             )
-        told = self._outcomes[-1]
+        outcome = self._outcomes[-1]
         switch_s = self._boundary_s + self._turns_s
         moved = self._sleepers.moved
         spent = {
@@ -328,7 +345,7 @@ class Mover:
         spent |= {"measured_s": last.rollout_s, "switch_s": switch_s, "turns_s": self._turns_s}
         self._write(
             run_files.Measured(
-                step=self._step, work=told.work, moved=moved, ran=ran, waited=waited, **spent
+                step=self._step, work=outcome.work, moved=moved, ran=ran, waited=waited, **spent
             )
         )
         idle_s = sum(waited.values()) / max(len(waited), 1) + self._turns_s
@@ -338,8 +355,8 @@ class Mover:
             "placement/switch_s": switch_s,
             "placement/monitoring_s": monitoring_s,
         }
-        if told.predicted_s is not None:
-            self.metrics["placement/predicted_over_measured"] = told.predicted_s / max(
+        if outcome.predicted_s is not None:
+            self.metrics["placement/predicted_over_measured"] = outcome.predicted_s / max(
                 last.rollout_s, 1e-9
             )
 
@@ -348,8 +365,9 @@ class Mover:
             journal.append(Path(self._facts.directory), line)
 
 
-def _starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
+def _find_starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
     """A judge all of whose replicas are lost; "" where there is none."""
     return next(
-        (role for role, own in judges.items() if lost.issuperset((role, i) for i in own)), ""
+        (role for role, numbers in judges.items() if lost.issuperset((role, i) for i in numbers)),
+        "",
     )

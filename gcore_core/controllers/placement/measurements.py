@@ -42,7 +42,9 @@ ANSWERED = np.dtype(
 )
 
 
-def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tuple[bytes, bytes]:
+def pack_requests(
+    records: Sequence[Record], roles: Sequence[str], since_s: float
+) -> tuple[bytes, bytes]:
     """Packs one shard's records and the questions about them: rows of ``SAMPLED``, of ``ANSWERED``.
 
     roles: the judges, in the order that ``ANSWERED`` counts them in.
@@ -55,41 +57,41 @@ def tell(records: Sequence[Record], roles: Sequence[str], since_s: float) -> tup
         times = r.sent_s - since_s, r.finished_s - since_s
         sampled[i] = (r.ordinal, *times, r.n_prompt, r.n_actions, r.verdict == TRAINED, replica)
         for a in r.asked:
-            asked = a.sent_s - since_s, a.finished_s - since_s
-            answered.append((i, roles.index(a.role), a.replica, a.n_prompt, a.n_actions, *asked))
+            asked_s = a.sent_s - since_s, a.finished_s - since_s
+            answered.append((i, roles.index(a.role), a.replica, a.n_prompt, a.n_actions, *asked_s))
     return sampled.tobytes(), np.array(answered, ANSWERED).tobytes()
 
 
-def heard(
-    told: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]
+def unpack_requests(
+    packed: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]
 ) -> dict[str, Requests]:
-    """Reads what ``tell`` packed on all shards: role -> its requests.
+    """Reads what ``pack_requests`` packed on all shards: role -> its requests.
 
-    told: what each shard packed, in shard order.
+    packed: what ``pack_requests`` returned on each shard, in shard order.
     step: the step of the rollout.
     policy: the role that drew the records.
-    roles: the judges, in the order in which ``tell`` got them.
+    roles: the judges, in the order in which ``pack_requests`` got them.
     """
-    parts = [np.frombuffer(sampled, SAMPLED) for sampled, _ in told]
-    answers = [np.frombuffer(answered, ANSWERED) for _, answered in told]
+    parts = [np.frombuffer(sampled, SAMPLED) for sampled, _ in packed]
+    answers = [np.frombuffer(answered, ANSWERED) for _, answered in packed]
     offsets = np.cumsum([0, *(len(part) for part in parts)])
     sampled = np.concatenate(parts)
     nobody = np.full(len(sampled), -1, np.int64)
     start_s = sampled["start_s"]
-    found = {policy: _requests(step, sampled, sampled["group"], start_s, nobody)}
-    found[policy] = replace(found[policy], kept=sampled["kept"].copy())
+    by_role = {policy: _requests(step, sampled, sampled["group"], start_s, nobody)}
+    by_role[policy] = replace(by_role[policy], kept=sampled["kept"].copy())
     # Each shard counted its own records from 0; here they stand one shard after the other.
     parent = np.concatenate(
         [part["parent"] + offset for part, offset in zip(answers, offsets, strict=False)]
     )
     answered = np.concatenate(answers)
     for index, role in enumerate(roles):
-        mine = answered["role"] == index
-        about = parent[mine].astype(np.int64)
-        found[role] = _requests(
-            step, answered[mine], sampled["group"][about], sampled["end_s"][about], about
+        is_of_role = answered["role"] == index
+        about = parent[is_of_role].astype(np.int64)
+        by_role[role] = _requests(
+            step, answered[is_of_role], sampled["group"][about], sampled["end_s"][about], about
         )
-    return found
+    return by_role
 
 
 def _requests(
@@ -113,12 +115,12 @@ def running_s(served: Sequence[tuple[Requests, int]]) -> float:
 
     served: each replica as (all requests of its role, its number).
     """
-    mine = [requests.replica == replica for requests, replica in served]
+    masks = [requests.replica == replica for requests, replica in served]
     starts = np.concatenate(
-        [requests.start_s[own] for (requests, _), own in zip(served, mine, strict=True)]
+        [requests.start_s[mask] for (requests, _), mask in zip(served, masks, strict=True)]
     )
     ends = np.concatenate(
-        [requests.end_s[own] for (requests, _), own in zip(served, mine, strict=True)]
+        [requests.end_s[mask] for (requests, _), mask in zip(served, masks, strict=True)]
     )
     # The length of a union of intervals: in order of their starts, each adds what of it lies after
     # the latest end so far (``reached``).
@@ -130,7 +132,9 @@ def running_s(served: Sequence[tuple[Requests, int]]) -> float:
 
 def most_at_once(requests: Requests, replicas: Sequence[int]) -> int:
     """The most requests that any one of the replicas had at once; 0 without requests."""
-    return max((int(_taken(requests, i)[1].max(initial=0)) for i in replicas), default=0)
+    return max(
+        (int(_running_over_time(requests, i)[1].max(initial=0)) for i in replicas), default=0
+    )
 
 
 def filled_share(requests: Requests, replicas: Sequence[int], seconds: float, places: int) -> float:
@@ -139,24 +143,24 @@ def filled_share(requests: Requests, replicas: Sequence[int], seconds: float, pl
     seconds: length of the rollout.
     places: places of one replica.
     """
-    taken_s = 0.0
+    occupied_s = 0.0
     for replica in replicas:
-        lasted_s, taken = _taken(requests, replica)
-        taken_s += float((lasted_s * np.minimum(taken, places)).sum())
-    return taken_s / max(seconds * len(replicas) * places, 1e-9)
+        lasted_s, running = _running_over_time(requests, replica)
+        occupied_s += float((lasted_s * np.minimum(running, places)).sum())
+    return occupied_s / max(seconds * len(replicas) * places, 1e-9)
 
 
-def _taken(requests: Requests, replica: int) -> tuple[np.ndarray, np.ndarray]:
+def _running_over_time(requests: Requests, replica: int) -> tuple[np.ndarray, np.ndarray]:
     """(seconds float64[N], requests that the replica had meanwhile int64[N]), in order of time.
 
     Each start and each end of a request begins another span; N is one less than these.
     """
-    mine = requests.take(requests.replica == replica)
-    times_s = np.concatenate([mine.start_s, mine.end_s])
-    changes = np.repeat([1, -1], len(mine))
+    of_replica = requests.take(requests.replica == replica)
+    times_s = np.concatenate([of_replica.start_s, of_replica.end_s])
+    changes = np.repeat([1, -1], len(of_replica))
     order = np.lexsort((changes, times_s))  # one that ends makes room for one that starts then
-    taken = np.cumsum(changes[order])[:-1]
-    return np.diff(times_s[order]), taken
+    running = np.cumsum(changes[order])[:-1]
+    return np.diff(times_s[order]), running
 
 
 def idle_share(requests: Requests, replicas: Sequence[int], seconds: float) -> float:

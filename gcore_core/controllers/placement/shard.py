@@ -17,7 +17,7 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.lead import Awake, Last, Mover
-from gcore_core.controllers.placement.measurements import heard, tell
+from gcore_core.controllers.placement.measurements import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
 
 
@@ -91,15 +91,15 @@ class PlacementShard:
         # Two clocks. The stages of a step are timed by the event loop, whose time is virtual in a
         # simulation. The work here, packing and reading measurements, takes no virtual time, so it
         # is timed by the real clock.
-        telling_began_s = time.perf_counter()
-        mine = msgspec.msgpack.encode(tell(self._records, judges, self._began_s))
-        telling_s = time.perf_counter() - telling_began_s
+        packing_began_s = time.perf_counter()
+        packed = msgspec.msgpack.encode(pack_requests(self._records, judges, self._began_s))
+        packing_s = time.perf_counter() - packing_began_s
 
         async def lead(parts: list[bytes]) -> list[bytes]:
-            hearing_began_s = time.perf_counter()
+            unpacking_began_s = time.perf_counter()
             rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in parts]
             measured = (
-                heard(rows, step - 1, ROLLOUT, judges)
+                unpack_requests(rows, step - 1, ROLLOUT, judges)
                 if any(sampled for sampled, _ in rows)
                 else {}
             )
@@ -110,12 +110,12 @@ class PlacementShard:
                 # From the end of the latest decision to the start of the rollout: the push, and
                 # a checkpoint, a report or an evaluation if the step program does them there.
                 pushing_s=self._began_s - self._arranged_s,
-                monitoring_s=telling_s + time.perf_counter() - hearing_began_s,
+                monitoring_s=packing_s + time.perf_counter() - unpacking_began_s,
             )
             awake = await cast(Mover, self._mover).decide(step, release_before, last)
             return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
-        answer = await self._agree.ask("placement", mine, lead)
+        answer = await self._agree.ask("placement", packed, lead)
         self.awake = msgspec.msgpack.decode(answer, type=Awake)
         self._judging = False
         self._arranged_s = clock()

@@ -76,11 +76,11 @@ class Sleepers:
         self._rested -= set(wake)
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        asked = await self._ask(sleep, SLEEP, SleepRequest(self._release_before))
-        asked += await self._ask(wake, WAKE, Nothing())
-        return clock() - began_s if asked else 0.0
+        n_requests = await self._send_to_able(sleep, SLEEP, SleepRequest(self._release_before))
+        n_requests += await self._send_to_able(wake, WAKE, Nothing())
+        return clock() - began_s if n_requests else 0.0
 
-    async def gone(self, whom: Collection[Replica]) -> set[Replica]:
+    async def find_lost(self, whom: Collection[Replica]) -> set[Replica]:
         """The replicas of ``whom`` whose process does not answer, perhaps since it is starting."""
 
         async def answers(role: str, i: int) -> bool:
@@ -94,7 +94,7 @@ class Sleepers:
         answered = await asyncio.gather(*(answers(*one) for one in whom))
         return {one for one, is_there in zip(whom, answered, strict=True) if not is_there}
 
-    async def _ask(
+    async def _send_to_able(
         self, whom: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
         """Asks those that can sleep and are not lost; returns how many these are."""

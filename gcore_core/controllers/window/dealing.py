@@ -95,4 +95,6 @@ def _dealt(records: list[tuple[Lease, int]], count: int) -> list[list[Lease]]:
         turn = at // count
         part = samples[(at + turn) % count]
         part[lease] = (*part.get(lease, ()), sample)
-    return [[replace(lease, samples=own) for lease, own in part.items()] for part in samples]
+    return [
+        [replace(lease, samples=indexes) for lease, indexes in part.items()] for part in samples
+    ]

@@ -85,8 +85,8 @@ class Drawing:
             try:
                 await self._draw_part(ledger, replica, round_, leases, scoring)
             except (WorkerDied, DeadlineExceeded):
-                if left := ledger.lost(leases):
-                    waiting.append(left)
+                if unfinished := ledger.lost(leases):
+                    waiting.append(unfinished)
                 lost += 1
                 if lost == PATIENT.tries:
                     raise

@@ -38,7 +38,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftover:
     """Groups that the previous step issued but did not use, summed over all shards.
 
     surplus: how many.
@@ -76,7 +76,7 @@ class Quota:
     totals: Totals = field(default_factory=Totals)
     rounds: int = 0
     _drops: bool = False  # whether the run has ever dropped a group
-    _left: Left = field(default_factory=Left)  # of the step before
+    _leftover: Leftover = field(default_factory=Leftover)  # of the step before
 
     @classmethod
     def of(cls, config: SyncConfig, exact: bool, stale: bool) -> Quota:
@@ -97,11 +97,11 @@ class Quota:
         nothing more. The others of the surplus are drawn anew, so they stand for that many of the
         missing ones.
         """
-        left = self._left if self.rounds == 0 else Left()
-        missing = self._missing(self.needed - left.teach)
-        drawn_anew = left.surplus - left.carried
-        wanted = left.surplus + max(missing - drawn_anew, 0)
-        count = min(wanted, self.limit - self.totals.issued)
+        leftover = self._leftover if self.rounds == 0 else Leftover()
+        missing = self._missing(self.needed - leftover.teach)
+        drawn_anew = leftover.surplus - leftover.carried
+        to_issue = leftover.surplus + max(missing - drawn_anew, 0)
+        count = min(to_issue, self.limit - self.totals.issued)
         self.totals.issued += count
         self.rounds += bool(count)
         return count
@@ -133,8 +133,8 @@ class Quota:
     @property
     def over(self) -> bool:
         """Whether all issued groups are complete, and are enough or as many as may be."""
-        done = self.totals
-        return not done.in_flight and (done.kept >= self.needed or done.issued >= self.limit)
+        totals = self.totals
+        return not totals.in_flight and (totals.kept >= self.needed or totals.issued >= self.limit)
 
     def end(self, teaching: Iterable[int], next_ordinal: int) -> int:
         """Computes where the step ends: the ordinal behind the last one that it takes.
@@ -157,19 +157,19 @@ class Quota:
         """
         self.belief = self.belief.after(kept, finished)
 
-    def close(self, left: Left) -> None:
+    def close(self, leftover: Leftover) -> None:
         """Notes what the step that has ended leaves for the next one."""
-        self._left = left
+        self._leftover = leftover
 
     @property
     def holds(self) -> bool:
         """Whether records of the last step are still needed in the next one."""
-        return self._left.carried > 0
+        return self._leftover.carried > 0
 
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on with; plain values."""
         belief = {"rates": list(self.belief.rates), "change2": float(self.belief.change2)}
-        return {"drops": self._drops, **belief, "left": list(astuple(self._left))}
+        return {"drops": self._drops, **belief, "left": list(astuple(self._leftover))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on with a ``state`` of an earlier run; does nothing with an empty one."""
@@ -178,4 +178,4 @@ class Quota:
             self.belief = replace(
                 self.belief, rates=tuple(state["rates"]), change2=state["change2"]
             )
-            self._left = Left(*state.get("left", ())) if self.carries else Left()
+            self._leftover = Leftover(*state.get("left", ())) if self.carries else Leftover()

@@ -122,12 +122,12 @@ class Ledger:
 
         That is what the replica had not finished of ``leases``.
         """
-        drawn = {lease.ordinal: lease.samples for lease in leases}
-        for ordinal in drawn.keys() & self._open.keys():
+        samples_of = {lease.ordinal: lease.samples for lease in leases}
+        for ordinal in samples_of.keys() & self._open.keys():
             self._open[ordinal].attempt += 1
         missing = (
-            (x, tuple(s for s in x.samples if s in drawn[x.ordinal]))
-            for x in self.unfinished(set(drawn))
+            (x, tuple(s for s in x.samples if s in samples_of[x.ordinal]))
+            for x in self.unfinished(set(samples_of))
         )
         return [replace(lease, samples=samples) for lease, samples in missing if samples]
 

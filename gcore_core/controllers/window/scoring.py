@@ -86,13 +86,13 @@ class Scoring:
             ]
             work.append((self._usable(groups), self._of_groups))
         scorers = self._context.scorers
-        asks = (
+        shares = (
             (peer, part, rewards.intersection(hosted))
             for part, rewards in work
             for peer, hosted in scorers
         )
         await asyncio.gather(
-            *(self._ask(peer, part, wanted) for peer, part, wanted in asks if part and wanted)
+            *(self._score_on(peer, part, names) for peer, part, names in shares if part and names)
         )
 
     def _usable(self, groups: list[list[Header]]) -> list[Header]:
@@ -113,7 +113,7 @@ class Scoring:
                 usable += group
         return usable
 
-    async def _ask(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
+    async def _score_on(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
         names = sorted(rewards)
         scores = await insist_anew(
             peer, SCORE, lambda: _request(self._placement, self._purpose, headers, names)

@@ -44,18 +44,18 @@ def verdict_on(
     group: list[Header],
     config: SyncConfig,
     rewards: Mapping[str, Reward],
-    chosen: Filter,
+    group_filter: Filter,
     code: PluginCode,
 ) -> Settled:
     """Raises DataError for a prompt that is too long, where the job says so.
 
-    chosen: the filter of the job.
+    group_filter: the filter of the job.
     code: what errors say of it.
     """
     verdict = QUARANTINED
     reason = _unusable(group, config)
     if not reason:
-        keep, reason = keeps(code, chosen, group_scalars(group, rewards_of(group, rewards)))
+        keep, reason = keeps(code, group_filter, group_scalars(group, rewards_of(group, rewards)))
         verdict = TRAINED if keep else FILTERED
     return Settled(group[0].ordinal, group, verdict, reason)
 
@@ -105,11 +105,11 @@ def too_many_failures(
     if files:
         todo.append(f"tracebacks: {', '.join(files)}")
     reasons = dict.fromkeys(header.reason for header in causes[:64] if header.reason)
-    shown = list(reasons)[: _LINES - 1 - len(todo)]
+    lines = list(reasons)[: _LINES - 1 - len(todo)]
     return TrainingError(
         f"{unusable} of {complete} groups could not be used",
         where="rewarding",
-        why="\n".join(shown) or "no reason was given",
+        why="\n".join(lines) or "no reason was given",
         todo="\n".join(todo),
     )
 
@@ -119,15 +119,20 @@ def logs_of_rewards(facts: JobFacts) -> dict[str, str]:
     if not facts.output:
         return {}
     directory = Path(facts.output).parent
-    found: dict[str, str] = {}
+    logs: dict[str, str] = {}
     for worker, rewards in facts.scorers.items():
         log_file = log_path(directory, worker)
         if log_file.exists():
-            found |= dict.fromkeys(rewards, str(log_file))
-    return found
+            logs |= dict.fromkeys(rewards, str(log_file))
+    return logs
 
 
 def _rewards_with(headers: Sequence[Header], status: str) -> list[str]:
     return sorted(
-        {name for header in headers for name, had in header.reward_status.items() if had == status}
+        {
+            name
+            for header in headers
+            for name, record_status in header.reward_status.items()
+            if record_status == status
+        }
     )

@@ -19,7 +19,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.keep_rate import by_quarter
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.drawing import Drawing, Round
-from gcore_core.controllers.window.dynamic_sampling import Left, Quota
+from gcore_core.controllers.window.dynamic_sampling import Leftover, Quota
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import route_judges
 from gcore_core.controllers.window.verdicts import (
@@ -118,9 +118,9 @@ class Window:
             raise ContractError(
                 f"step {ahead} runs ahead and must be taken first", where=f"taking step {step}"
             )
-        taken = await task
+        produced = await task
         self._ahead = None
-        return taken
+        return produced
 
     async def drain(self) -> None:
         """Returns when no sample is in flight: what was begun ahead is drawn, scored and settled,
@@ -180,10 +180,10 @@ class Window:
         tick_s = max(TICK_S, TICK_SHARE * (asyncio.get_running_loop().time() - began_s))
         # Nothing more would be issued before all is there; or shards must stay together.
         at_once = self._quota.exact or self._placement.awake.in_turns
-        done, _ = await asyncio.wait(
+        ended, _ = await asyncio.wait(
             draws, timeout=None if at_once else tick_s, return_when=asyncio.FIRST_EXCEPTION
         )
-        for task in done:
+        for task in ended:
             task.result()
             draws.discard(task)
 
@@ -206,9 +206,9 @@ class Window:
         """Adds what became of this shard's groups to what became of the others'. Helps judges of
         which nobody answers.
         """
-        kept = sum(one.verdict == TRAINED for one in latest)
+        teaching = sum(one.verdict == TRAINED for one in latest)
         unusable = [one.group for one in latest if one.verdict == QUARANTINED]
-        shares = np.array([kept, len(unusable), len(latest), self._ledger.drawn])
+        shares = np.array([teaching, len(unusable), len(latest), self._ledger.drawn])
         sums = [round(float(value)) for value in await self._agree.sum("settled", shares)]
         self._quota.settled(*sums[:3])
         totals = self._quota.totals
@@ -229,9 +229,9 @@ class Window:
         end = await self._agree_on_end(teach)
         surplus = self._ledger.close(end, self._quota.carries)
         carried = self._ledger.carried()
-        self._quota.close(await self._sum_left(issued_to - end, carried, teach))
+        self._quota.close(await self._sum_leftover(issued_to - end, carried, teach))
         counts = Counter(surplus=len(surplus), surplus_carried=len(carried))
-        groups = self._taken(settled, end, counts)
+        groups = self._groups_taken(settled, end, counts)
         return Taken(
             step=step,
             groups=groups,
@@ -246,9 +246,11 @@ class Window:
     async def _learn(self) -> None:
         """Tells the quota what share of the step's groups was kept, in the order they finished."""
         if self._quota.learns:
-            kept = np.array([verdict == TRAINED for verdict in self._ledger.verdicts()], np.int64)
-            own = np.array([by_quarter(kept), by_quarter(np.ones(len(kept)))])
-            sums = np.rint(await self._agree.sum("quarters", own)).astype(int)
+            teaches = np.array(
+                [verdict == TRAINED for verdict in self._ledger.verdicts()], np.int64
+            )
+            counts = np.array([by_quarter(teaches), by_quarter(np.ones(len(teaches)))])
+            sums = np.rint(await self._agree.sum("quarters", counts)).astype(int)
             of_quarters = sums.reshape(2, -1).tolist()
             self._quota.learn(kept=of_quarters[0], finished=of_quarters[1])
 
@@ -267,31 +269,33 @@ class Window:
         answer = await self._agree.ask("kept", msgspec.msgpack.encode(teach), lead)
         return msgspec.msgpack.decode(answer, type=int)
 
-    async def _sum_left(self, surplus: int, carried: list[int], teach: list[int]) -> Left:
+    async def _sum_leftover(self, surplus: int, carried: list[int], teach: list[int]) -> Leftover:
         """What the step leaves for the next one, over all shards. surplus: of all shards; carried,
         teach: this shard's ordinals.
         """
         if not self._quota.carries or not surplus:
-            return Left()
-        own = np.array([len(carried), len(set(carried) & set(teach))])
-        sums = await self._agree.sum("carried", own)
-        return Left(surplus, *(round(float(value)) for value in sums))
+            return Leftover()
+        counts = np.array([len(carried), len(set(carried) & set(teach))])
+        sums = await self._agree.sum("carried", counts)
+        return Leftover(surplus, *(round(float(value)) for value in sums))
 
-    def _taken(self, settled: list[Settled], end: int, counts: Counter[str]) -> list[list[Header]]:
+    def _groups_taken(
+        self, settled: list[Settled], end: int, counts: Counter[str]
+    ) -> list[list[Header]]:
         """The groups that the step trains on; what became of each is counted and written down."""
-        kept = []
+        groups = []
         records = list[Record]()
         for one in sorted(settled, key=lambda one: one.ordinal):
-            taken = one.ordinal < end
-            if taken and one.verdict == TRAINED:
-                kept.append(one.group)
-            elif taken:
+            is_taken = one.ordinal < end
+            if is_taken and one.verdict == TRAINED:
+                groups.append(one.group)
+            elif is_taken:
                 counts[f"dropped/{one.reason}"] += 1
-            verdict = one.verdict if taken else "surplus"
+            verdict = one.verdict if is_taken else "surplus"
             records += self._context.trace.settled(one.group, verdict, one.reason)
         self._placement.end_rollout(records)
         self._context.trace.flush()
         counts["issued"] = len(settled)
-        counts["kept"] = len(kept)
+        counts["kept"] = len(groups)
         counts["rounds"] = self._quota.rounds if self._agree.lead else 0
-        return kept
+        return groups
