@@ -200,7 +200,7 @@ def sampling(seeds: Sequence[int]) -> list[Claim]:
             in_order = groups.kept[played.order]
             rate = rate.after(by_quarter(in_order), by_quarter(np.ones(len(in_order))))
             chance = PUBLISHED["drift"](step, STEPS).keep
-            known_rate = KeepRate(rates=(chance,) * 4, known=True)
+            known_rate = KeepRate(rates=(chance,) * 4, is_known=True)
             best = play(groups, engines, cluster.profiles, cluster.needed, known_rate)
             if step >= 1:  # in the first one nobody knows anything
                 issued = issued + played.issued

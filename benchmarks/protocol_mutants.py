@@ -137,8 +137,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "finished samples are not told again": (
         DrawnRecords,
         "listen",
-        "if known := [",
-        "if known := False and [",
+        "if headers := [",
+        "if headers := False and [",
     ),
     "a restarted generator draws with old weights": (
         WeightsFollower,

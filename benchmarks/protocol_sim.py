@@ -123,7 +123,7 @@ def play(first: int, last: int, until_found: bool = False) -> Tally:
         tally_of_seed = Tally(
             1,
             sum(weather.hits.values()),
-            weather.seen,
+            weather.role_calls,
             weather.hits,
             {seed: wrong} if wrong else {},
         )

@@ -133,7 +133,7 @@ class KeepRate:
     doubt: standard deviations of the rate itself that an issue covers.
     eager: a refill is made at a step's beginning when this many standard deviations of chance are
         not covered; below 0 it counts on luck.
-    known: whether the rate is taken as certain; other rules are compared with that.
+    is_known: whether the rate is taken as certain; other rules are compared with that.
     """
 
     rates: tuple[float, ...] = (0.5,) * QUARTERS
@@ -141,7 +141,7 @@ class KeepRate:
     margin: float = 2.0
     doubt: float = 1.0
     eager: float = -0.5
-    known: bool = False
+    is_known: bool = False
 
     @property
     def mean(self) -> float:
@@ -151,7 +151,7 @@ class KeepRate:
     @property
     def weight(self) -> float:
         """How many groups the prior is worth."""
-        if self.known:
+        if self.is_known:
             return 1e9
         return float(np.clip(self.mean * (1 - self.mean) / max(self.change2, 1e-6), 8.0, 1000.0))
 

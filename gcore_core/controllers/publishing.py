@@ -58,9 +58,9 @@ class Publishing:
 
     async def _push_once(self, version: int, release_before: int, attempt: int) -> None:
         ranks, replicas = self._context.trainers, self._placement.replicas
-        wanted = self._config.push_transport
+        configured = self._config.push_transport
         # Shared memory needs nothing of anybody's device.
-        transport = SHM if attempt and wanted == "auto" else wanted
+        transport = SHM if attempt and configured == "auto" else configured
         request = BeginPush(
             version, self._config.push_bucket_bytes, len(replicas), attempt, transport
         )

@@ -85,20 +85,20 @@ class Retention:
     best: str = ""
     best_is: str = "higher"
 
-    def kept(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
+    def steps_to_keep(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
         """The steps that stay; ``metrics`` has every step there is. At least the newest stays."""
         steps = sorted(metrics)
-        kept = set(steps[-max(1, self.last) :])
+        selected = set(steps[-max(1, self.last) :])
         if self.every > 0:
-            kept |= {step for step in steps if step % self.every == 0}
+            selected |= {step for step in steps if step % self.every == 0}
         sign = 1 if self.best_is == "higher" else -1
         measured = [
             (sign * metrics[step][self.best], step) for step in steps if self.best in metrics[step]
         ]
         if measured:
             _, best_step = max(measured)
-            kept.add(best_step)
-        return kept
+            selected.add(best_step)
+        return selected
 
 
 class Checkpoints:
@@ -188,9 +188,9 @@ class Checkpoints:
             manifest, problems = inspect(self.directory / name_of(step), hashes=False)
             if manifest is not None and not problems:
                 metrics[step] = manifest.metrics
-        kept = rule.kept(metrics)
-        doomed = sorted(metrics.keys() - kept)
-        if doomed and not kept & self._whole:
+        steps_to_keep = rule.steps_to_keep(metrics)
+        doomed = sorted(metrics.keys() - steps_to_keep)
+        if doomed and not steps_to_keep & self._whole:
             whole = self._newest_whole(sorted(metrics))
             doomed = [step for step in doomed if step != whole] if whole is not None else []
         for step in doomed:

@@ -77,12 +77,12 @@ def _numbered(root: Path, name: str) -> Path:
 
 def _explicit(directory: Path) -> Path:
     """Makes the directory that the user named. Raises RunExists when it holds a run."""
-    held = [file for file in (CONFIG, METRICS) if (directory / file).exists()]
-    if held:
+    existing_files = [file for file in (CONFIG, METRICS) if (directory / file).exists()]
+    if existing_files:
         raise RunExists(
             f"{directory} already holds a run.",
             where="run.dir",
-            why=f"found in it: {', '.join(held)}",
+            why=f"found in it: {', '.join(existing_files)}",
             todo="name another directory, or leave run.dir out for a fresh numbered one",
         )
     directory.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
     written row, ``arrays`` holds the names of these files, relative to ``samples/``.
     """
     path = samples_path(run_dir, step)
-    told = []
+    lines = []
     for line, row in enumerate(rows):
         arrays = {name: f"{path.stem}/{line}-{name}.npy" for name in row.get("arrays", {})}
         try:
@@ -159,10 +159,10 @@ def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
         except OSError as error:
             log.error("%s", _refusal(error, path.parent / path.stem))
             arrays = {}
-        told.append(
+        lines.append(
             {**row, "arrays": arrays} if arrays else {k: v for k, v in row.items() if k != "arrays"}
         )
-    _write_or_log(path, "".join(_json(row).decode() + "\n" for row in told))
+    _write_or_log(path, "".join(_json(row).decode() + "\n" for row in lines))
 
 
 def write_position(run_dir: Path, position: Mapping[str, Any]) -> None:
@@ -250,8 +250,8 @@ class MetricsFile:
         try:
             while self._pending:
                 # The file is unbuffered, so one write may take only a part of the bytes.
-                written = self._file.write(self._pending)
-                del self._pending[:written]
+                n_written = self._file.write(self._pending)
+                del self._pending[:n_written]
             self._alarmed = False
         except OSError as error:
             if not self._alarmed:

@@ -82,15 +82,15 @@ def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) 
     """
     metrics = report.metrics
     parts = [("step", f"{report.step:>{len(str(steps))}}/{steps}")]
-    named = {
+    rewards = {
         key.removeprefix("reward/"): value
         for key, value in metrics.items()
         if key.startswith("reward/")
     }
     if "reward" in metrics:
         parts.append(("reward", f"{metrics['reward']:.3f}"))
-    if len(named) > 1 or "reward" not in metrics:
-        parts += [(name, f"{value:.3f}") for name, value in named.items()]
+    if len(rewards) > 1 or "reward" not in metrics:
+        parts += [(name, f"{value:.3f}") for name, value in rewards.items()]
     parts += _held_out(evaluation)
     parts += [(label, form.format(metrics[key])) for key, label, form in _NUMBERS if key in metrics]
     parts += [(stage, f"{seconds:.2f}s") for stage, seconds in stage_seconds(metrics).items()]
@@ -118,9 +118,9 @@ def _held_out(evaluation: Mapping[str, float]) -> list[Part]:
 
 def duration(seconds: float) -> str:
     """Formats seconds as ``0:07``, ``12:40`` or ``3:05:00``."""
-    minutes, left = divmod(round(seconds), 60)
+    minutes, remainder_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+    return f"{hours}:{minutes:02d}:{remainder_s:02d}" if hours else f"{minutes}:{remainder_s:02d}"
 
 
 class _StepLines:
@@ -173,13 +173,13 @@ class PlainDisplay:
         self._stream = stream
         self._pace = _Pace(steps, clock)
         self._lines = _StepLines(steps, repeats=repeats)
-        self._shown = ("", -1)
+        self._last_phase = ("", -1)
 
     def phase(self, text: str, share: float | None = None) -> None:
         quarter = -1 if share is None else int(share * 4)
         # One line for each quarter of a piece of work, not one for each percent.
-        if (text, quarter) != self._shown:
-            self._shown = (text, quarter)
+        if (text, quarter) != self._last_phase:
+            self._last_phase = (text, quarter)
             self.note(text if share is None else f"{text} {share:.0%}")
 
     def step(self, report: StepReport) -> None:

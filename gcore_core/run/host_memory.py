@@ -30,10 +30,10 @@ def host_memory(
     Raises PlacementError when a node would have to keep more than it has.
     """
     host_bytes = host_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    kept = _kept_bytes(plan, placed, models)
-    if not any(by_role.total() for by_role in kept.values()):
+    bytes_by_node = _kept_bytes(plan, placed, models)
+    if not any(by_role.total() for by_role in bytes_by_node.values()):
         return ""
-    node, by_role = max(kept.items(), key=lambda item: item[1].total())  # the fullest node
+    node, by_role = max(bytes_by_node.items(), key=lambda item: item[1].total())  # the fullest node
     kept_gib = by_role.total() / GIB
     host_gib = host_bytes / GIB
     if by_role.total() > host_bytes:
@@ -60,14 +60,14 @@ def _kept_bytes(
     """Node -> the bytes that sleeping generators keep in its memory, by role."""
     node_of = {device.index: device.node for device in placed.window.devices}
     sleepers = placed.sleeps if placed.moves else placed.resting
-    kept: dict[str, Counter[str]] = {}
+    bytes_by_node: dict[str, Counter[str]] = {}
     for role, workers in placed.workers.items():
         if role not in sleepers or not keeps_weights(plan.objects[f"roles.{role}"]):
             continue
         nbytes = _weights_bytes(models[role].get("path"))
         for devices in workers:
-            kept.setdefault(node_of[devices[0]], Counter())[role] += nbytes
-    return kept
+            bytes_by_node.setdefault(node_of[devices[0]], Counter())[role] += nbytes
+    return bytes_by_node
 
 
 def _weights_bytes(path: str | None) -> int:

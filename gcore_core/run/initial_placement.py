@@ -39,7 +39,7 @@ class Placed:
     resting: Sequence[str] = ()
     provider: str = ""
 
-    def facts(self, needed: int, directory: str) -> PlacementFacts | None:
+    def facts(self, groups_per_step: int, directory: str) -> PlacementFacts | None:
         """What the controllers need to ask the policy again; None where nothing moves."""
         if not self.moves:
             return None
@@ -50,7 +50,7 @@ class Placed:
             needs=dict(self.window.needs),
             engines={role: self.workers[role] for role in generators},
             sleeps=list(self.sleeps),
-            needed=needed,
+            needed=groups_per_step,
             directory=directory,
             provider=self.provider,
         )
@@ -99,17 +99,20 @@ def place(plan: Plan) -> Placed:
 
 
 def _resting(
-    wanted: str, workers: Mapping[str, list[list[int]]], window: Window, sleeps: list[str]
+    sleep_in_training: str,
+    workers: Mapping[str, list[list[int]]],
+    window: Window,
+    sleeps: list[str],
 ) -> list[str]:
-    """The generators that sleep while the trainer works.
+    """Returns the generators that sleep while the trainer works.
 
-    wanted: "never"; "always": all of them; else those that share an accelerator with the trainer,
-        since its memory is scarce.
+    sleep_in_training: "never": none. "always": all of them. "auto": those that share an accelerator
+        with the trainer, since its memory is scarce.
     Raises PlacementError when one has to sleep and its backend cannot.
     """
     generators = [role for role, need in window.needs.items() if need.kind == "generator"]
     unable = [role for role in generators if role not in sleeps]
-    if wanted == "always" and unable:
+    if sleep_in_training == "always" and unable:
         raise PlacementError(
             "its backend cannot sleep.",
             where=f"roles.{unable[0]}.use",
@@ -119,10 +122,10 @@ def _resting(
             ),
             role=unable[0],
         )
-    if wanted == "never":
+    if sleep_in_training == "never":
         return []
     able = [role for role in generators if role in sleeps]
-    if wanted == "always":
+    if sleep_in_training == "always":
         return able
     accelerators = {device.index for device in window.devices if device.kind != "cpu"}
     of_trainers: set[int] = set()
@@ -153,15 +156,15 @@ def _workers(partition: Partition, needs: Mapping[str, Need]) -> dict[str, list[
     return workers
 
 
-def find_devices(wanted: str | int) -> tuple[Device, ...]:
+def find_devices(devices: str | int) -> tuple[Device, ...]:
     """The devices of this machine: its GPUs where the driver shows some, else its cores.
 
-    wanted: how many there are to be; "auto": as many as are found.
+    devices: how many there are to be; "auto": as many as this machine has.
     """
     gpus = _gpu_count()
     kind = "cuda" if gpus else "cpu"
     present = gpus or len(os.sched_getaffinity(0))
-    count = present if str(wanted) == "auto" else int(wanted)
+    count = present if str(devices) == "auto" else int(devices)
     return tuple(Device(index=index, kind=kind) for index in range(count))
 
 

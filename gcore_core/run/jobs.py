@@ -94,10 +94,10 @@ class Job:
 
     def scorers(self) -> dict[str, list[str]]:
         """Returns scorer worker -> names of the rewards that it hosts."""
-        found: dict[str, list[str]] = defaultdict(list)
+        rewards_of: dict[str, list[str]] = defaultdict(list)
         for name, reward in self.plan.settings.rewards.items():
-            found[reward.worker].append(name)
-        return dict(found)
+            rewards_of[reward.worker].append(name)
+        return dict(rewards_of)
 
     def scorer_count(self, rewards: list[str]) -> int:
         """Returns how many processes the worker that hosts these rewards has."""
@@ -183,13 +183,15 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
 def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
     """Returns the spec of one scorer worker, which hosts the named rewards."""
     factories = {f"reward/{name}": job.plan.factory(f"rewards.{name}") for name in rewards}
-    chosen = {name: job.plan.settings.rewards[name] for name in rewards}
+    settings_of = {name: job.plan.settings.rewards[name] for name in rewards}
     settings = ScorerSettings(
         run=job.plan.settings.run,
         shards=job.shards,
         context=_context(job, site, worker, rank),
-        rewards=chosen,
-        asks={reward.role: job.workers(reward.role) for reward in chosen.values() if reward.role},
+        rewards=settings_of,
+        asks={
+            reward.role: job.workers(reward.role) for reward in settings_of.values() if reward.role
+        },
     )
     name = f"{worker}.{rank}"
     return _spec(job, site, name, job.scorer_count(rewards), factories | _datasets(job), settings)
@@ -214,7 +216,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
     settings = job.plan.settings
     controller = job.plan.objects["controller"]
     backends = [job.plan.objects[f"roles.{role}"] for role in settings.roles]
-    asked = {reward.role: None for reward in settings.rewards.values()}  # each once, in order
+    judges = {reward.role: None for reward in settings.rewards.values()}  # each once, in order
     resumed = job.resumed
     state = resumed.state if resumed else {}
     return JobFacts(
@@ -241,7 +243,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
-        judges={role: job.workers(role) for role in asked if role and role != ROLLOUT},
+        judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotators(job)},
         placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
         resting=list(job.placed.resting),

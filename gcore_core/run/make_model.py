@@ -68,12 +68,12 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     """
     file, name, config = check_make(make)
     key = _key(file, name, config)
-    made = cache_dir / key
-    if (made / _COMPLETE).is_file():
-        return made
+    model_directory = cache_dir / key
+    if (model_directory / _COMPLETE).is_file():
+        return model_directory
     cache_dir.mkdir(parents=True, exist_ok=True)
     with _locked(cache_dir / f"{key}.lock", progress) as lock:
-        if not (made / _COMPLETE).is_file():
+        if not (model_directory / _COMPLETE).is_file():
             partial = cache_dir / f"{key}.partial"
             shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             partial.mkdir()
@@ -81,10 +81,10 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
                 spec = _Spec(path=str(file), name=name, config=config, directory=str(partial))
                 _run(spec, cache_dir / f"{key}.log", lock, progress)
                 (partial / _COMPLETE).write_bytes(msgspec.json.encode(spec))
-                partial.rename(made)
+                partial.rename(model_directory)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    return made
+    return model_directory
 
 
 def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:

@@ -29,7 +29,7 @@ class Signals:
     def __init__(self) -> None:
         self.code = 0
         self._received = 0
-        self._asks: Callable[[signal.Signals], object] | None = None
+        self._act: Callable[[signal.Signals], object] | None = None
         self._end: threading.Timer | None = None
 
     @contextlib.contextmanager
@@ -70,16 +70,16 @@ class Signals:
             if task is not None:
                 task.cancel()
 
-        self._asks = lambda number: loop.call_soon_threadsafe(act, number)
+        self._act = lambda number: loop.call_soon_threadsafe(act, number)
         try:
             yield
         finally:
-            self._asks = None
+            self._act = None
 
     def _receive(self, number: int, frame: Any) -> None:
         """The handler of the signals; ``ask`` decides on the event loop what to do."""
         self._received += 1
         self.code = 128 + number
-        if self._asks is None or self._received >= _AT_ONCE:
+        if self._act is None or self._received >= _AT_ONCE:
             raise KeyboardInterrupt
-        self._asks(signal.Signals(number))
+        self._act(signal.Signals(number))

@@ -180,7 +180,7 @@ def _logged(file: Path) -> Iterator[None]:
 
 def where_things_are(directory: Path) -> list[str]:
     """A line for each file of the run that a person may want to open."""
-    named = {
+    files = {
         "summary": "summary.md",
         "curves": "curves.png",
         "weights": "weights",
@@ -188,6 +188,6 @@ def where_things_are(directory: Path) -> list[str]:
     }
     return [
         f"{what:8} {directory / name}"
-        for what, name in named.items()
+        for what, name in files.items()
         if (directory / name).exists()
     ]

@@ -69,8 +69,8 @@ def table(metrics: Rows) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append("  ".join([first.lstrip().ljust(widths[0]), *others]).rstrip())
+        first, *cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join([first.lstrip().ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
 
@@ -79,8 +79,12 @@ def table(metrics: Rows) -> str:
 
 def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
     """Returns the list at the top: steps, times and plugins."""
-    done = metrics[-1]["step"] if metrics else 0
-    steps = f"{done} steps" if done >= run.steps else f"ended at step {done} of {run.steps}"
+    last_step = metrics[-1]["step"] if metrics else 0
+    steps = (
+        f"{last_step} steps"
+        if last_step >= run.steps
+        else f"ended at step {last_step} of {run.steps}"
+    )
     if run.resumed_from:
         steps += f", resumed from step {run.resumed_from}"
     plugins = [
@@ -168,9 +172,9 @@ def _answers(run_dir: Path, metrics: Rows) -> str:
         _by_prompt(run_files.read_samples(run_dir, step)) for step in (steps[0], steps[-1])
     )
     # An answer that is a picture has no text and is left out.
-    shown = [key for key in before if key in after and before[key]["text"]][:ANSWERS]
+    keys = [key for key in before if key in after and before[key]["text"]][:ANSWERS]
     parts = []
-    for key in shown:
+    for key in keys:
         parts.append(f"**Prompt** ({before[key].get('mode', '')})\n\n{_fenced(key[1])}")
         for step, rows in {steps[0]: before, steps[-1]: after}.items():
             rewards = ", ".join(
@@ -184,15 +188,15 @@ def _answers(run_dir: Path, metrics: Rows) -> str:
 
 def _by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Returns (mode, prompt) -> row of its first answer; greedy answers come first."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    first_answers: dict[tuple[str, str], dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.get("mode") != "greedy"):
         prompt = (
             row["prompt"]
             if isinstance(row["prompt"], str)
             else json.dumps(row["prompt"], ensure_ascii=False)
         )
-        found.setdefault((str(row.get("mode", "")), prompt), row)
-    return found
+        first_answers.setdefault((str(row.get("mode", "")), prompt), row)
+    return first_answers
 
 
 def _pictures(run_dir: Path) -> list[Path]:

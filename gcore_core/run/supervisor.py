@@ -122,13 +122,13 @@ class Supervisor:
             ) as site:
                 self._site = site
                 site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
-                looks = [
+                watchers = [
                     self._look_after(site, name)
                     for name in (AGENT, *self._job.names())
                     if site.end_agent
                 ]
                 watch: asyncio.Future[Any] = asyncio.gather(
-                    self._start(site), self._watch(site), *looks
+                    self._start(site), self._watch(site), *watchers
                 )
                 # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
                 try:
@@ -288,8 +288,8 @@ class Supervisor:
     async def _watch(self, site: Site) -> None:
         """Handles every exit; raises the first cause when a lost process is not started again."""
         try:
-            async for gone in site.agent.stream(EXITS, Nothing()):
-                await self._exited(gone)
+            async for exited in site.agent.stream(EXITS, Nothing()):
+                await self._exited(exited)
         except WorkerDied as error:
             if error.where == AGENT:
                 error.why = "the workers of its node end with it, and so does the store"
@@ -317,42 +317,44 @@ class Supervisor:
                 pass  # ``_watch`` gets its exit
             await asyncio.sleep(patience_s / 2)
 
-    async def _exited(self, gone: WorkerExit) -> None:
+    async def _exited(self, exited: WorkerExit) -> None:
         """Handles one exit. The run is over when all controllers have ended without an error.
 
         When the run is being stopped, the end of the lead is enough.
         """
-        if gone.code == 0 and gone.name in self._controllers:
-            self._controllers.discard(gone.name)
-            if not self._controllers or (self._stopping and gone.name == LEAD):
+        if exited.code == 0 and exited.name in self._controllers:
+            self._controllers.discard(exited.name)
+            if not self._controllers or (self._stopping and exited.name == LEAD):
                 self._end()
             return
-        reason = f"ended with {_code(gone.code)}"
-        role, _, rank = gone.name.rpartition(".")
+        reason = f"ended with {_code(exited.code)}"
+        role, _, rank = exited.name.rpartition(".")
         self._lost_trainer |= role == POLICY
-        failure = WorkerFailure(role=role, rank=int(rank), reason=reason, fatal=not gone.restarted)
+        failure = WorkerFailure(
+            role=role, rank=int(rank), reason=reason, fatal=not exited.restarted
+        )
         self._observers.worker_failed(self._run, failure)
-        if gone.restarted:
-            said = _last_error(gone)
-            why = f"\n  {said}" if said else ""
-            self._display.note(f"{gone.name} {reason}; it is started again{why}")
+        if exited.restarted:
+            message = _last_error(exited)
+            why = f"\n  {message}" if message else ""
+            self._display.note(f"{exited.name} {reason}; it is started again{why}")
             return
         await asyncio.sleep(0 if self._errors else SETTLE_S)
-        raise self._cause(gone, reason)
+        raise self._cause(exited, reason)
 
-    def _cause(self, gone: WorkerExit, reason: str) -> GcoreError:
+    def _cause(self, exited: WorkerExit, reason: str) -> GcoreError:
         """Returns the error to raise: the first reported one that is not itself about an exit.
 
         When there is none, it says how the process ended, with the last line of its log.
         """
         if causes := [error for error in self._errors if not isinstance(error, WorkerDied)]:
             return causes[0]
-        log_file = run_files.log_path(self._job.directory, gone.name)
-        last = [line for line in gone.tail.splitlines() if line.strip()][-1:]
+        log_file = run_files.log_path(self._job.directory, exited.name)
+        last = [line for line in exited.tail.splitlines() if line.strip()][-1:]
         what = f"{reason} while the run was starting" if self._waiting else reason
-        facts = {"process": gone.name, "pid": gone.pid, "code": gone.code}
+        facts = {"process": exited.name, "pid": exited.pid, "code": exited.code}
         return WorkerDied(
-            what, where=gone.name, why="\n".join(last), todo=f"its log: {log_file}", **facts
+            what, where=exited.name, why="\n".join(last), todo=f"its log: {log_file}", **facts
         )
 
     def _end(self) -> None:
@@ -365,21 +367,21 @@ class Supervisor:
         self._display.note(str(observer_failure(plugin, hook, error, f"its traceback: {log_file}")))
 
 
-def _some(names: list[str], shown: int = 6) -> str:
+def _some(names: list[str], limit: int = 6) -> str:
     """Joins the first names, and says how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
-def _last_error(gone: WorkerExit) -> str:
+def _last_error(exited: WorkerExit) -> str:
     """Returns the last error that a worker logged before it asked to be started again.
 
     It is empty for a worker that ended otherwise.
     """
-    if gone.code != RESTART_EXIT_CODE:
+    if exited.code != RESTART_EXIT_CODE:
         return ""
-    parts = [line.partition(f" {gone.name} ERROR ") for line in gone.tail.splitlines()]
-    return next((said for _, is_error, said in reversed(parts) if is_error), "")
+    parts = [line.partition(f" {exited.name} ERROR ") for line in exited.tail.splitlines()]
+    return next((message for _, is_error, message in reversed(parts) if is_error), "")
 
 
 def _code(code: int) -> str:

@@ -34,13 +34,13 @@ def ask_policy(
     provider: str,
     partition: Partition | None,
     window: Window,
-    made: Engines | None = None,
+    engines: Engines | None = None,
 ) -> Decision:
     """Asks the policy and returns its decision, checked.
 
     provider: as in ``placement.use``, for the error.
     partition: that of the latest decision; None before the first.
-    made: the engines that there are; None before the first decision, which says where they are.
+    engines: the engines that exist, by role; None before the first decision, which places them.
 
     Lets a PlacementError of the policy pass: a role does not fit. Raises ContractError for anything
     else that the policy raises, and for a decision that cannot be carried out.
@@ -52,19 +52,19 @@ def ask_policy(
     except Exception as error:  # isolation point: a plugin's code
         what = f"raised {type(error).__name__}: {error}"
         raise _broken(provider, what, f"at {line_of(error, policy)}") from error
-    check_decision(decision, provider, window, made)
+    check_decision(decision, provider, window, engines)
     return decision
 
 
 def check_decision(
-    decision: Any, provider: str, window: Window, made: Engines | None = None
+    decision: Any, provider: str, window: Window, engines: Engines | None = None
 ) -> None:
     """Raises ContractError, naming the provider, for a decision that cannot be carried out."""
     if not isinstance(decision, Decision):
         raise _broken(provider, f"gave a {type(decision).__name__}, not a Decision")
     try:
         # Lazily: a later check may rely on what an earlier one has found right.
-        problem = next(chain(_of_words(decision), _of_cells(decision, window, made)), "")
+        problem = next(chain(_of_words(decision), _of_cells(decision, window, engines)), "")
     except (AttributeError, TypeError) as error:  # a field holds something else than its type
         problem = f"gave a malformed Decision: {error}"
     if problem:
@@ -94,22 +94,24 @@ def _of_words(decision: Decision) -> Iterator[str]:
         yield f"seen or state is no plain value: {error}"
 
 
-def _of_cells(decision: Decision, window: Window, made: Engines | None) -> Iterator[str]:
+def _of_cells(decision: Decision, window: Window, engines: Engines | None) -> Iterator[str]:
     parts = {"partition": decision.partition.cells}
     if decision.engines is not None:
         parts["engines"] = decision.engines.cells
-    roles = window.slots.keys() if made is None else made.keys()
+    roles = window.slots.keys() if engines is None else engines.keys()
     for what, cells in parts.items():
         for role in sorted(roles - cells.keys()):
             yield f"{what} leaves out role {role!r}"
         for role in sorted(cells.keys() - window.slots.keys()):
             yield f"{what} names a role that is not there: {role!r}"
         yield from _of_devices(what, cells, window)
-    if made is None:
+    if engines is None:
         yield from _of_engines((decision.engines or decision.partition).cells, window)
-        made = _engines(decision.engines or decision.partition)
-    for role in sorted(made):
-        yield from _of_role(role, _indexes(decision.partition.cells[role]), set(made[role]), window)
+        engines = _engines(decision.engines or decision.partition)
+    for role in sorted(engines):
+        yield from _of_role(
+            role, _indexes(decision.partition.cells[role]), set(engines[role]), window
+        )
     if decision.engines is not None and decision.mode == "split":
         yield from _of_a_split(decision.partition.cells, window)
 
@@ -124,9 +126,9 @@ def _engines(partition: Partition) -> Engines:
 
 def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
     there = {device.index: device for device in window.devices}
-    for role, own in cells.items():
-        devices = [device for cell in own for device in cell.devices]
-        if any(not cell.devices for cell in own):
+    for role, role_cells in cells.items():
+        devices = [device for cell in role_cells for device in cell.devices]
+        if any(not cell.devices for cell in role_cells):
             yield f"{what}: a cell of {role!r} has no device"
         for device in devices:
             if there.get(device.index) != device:
@@ -137,13 +139,14 @@ def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window
 
 
 def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
-    for role, own in cells.items():
+    for role, role_cells in cells.items():
         slots = window.slots[role]
         need = window.needs.get(role)
-        if len(_indexes(own)) != slots:
-            yield f"{role!r} has engines on {len(_indexes(own))} devices, its slots are {slots}"
+        n_devices = len(_indexes(role_cells))
+        if n_devices != slots:
+            yield f"{role!r} has engines on {n_devices} devices, its slots are {slots}"
         size = need.size if need is not None and need.kind == "generator" else 1
-        if any(len(cell.devices) % size for cell in own):
+        if any(len(cell.devices) % size for cell in role_cells):
             yield f"a cell of {role!r} does not hold whole replicas of {size} devices"
 
 
@@ -158,16 +161,16 @@ def _of_role(role: str, awake: set[int], engines: set[int], window: Window) -> I
 
 def _of_a_split(awake: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
     """Where devices move between generators, a split has only one generator awake on a device."""
-    taken: dict[int, str] = {}
+    role_of: dict[int, str] = {}
     for role, need in window.needs.items():
         if need.kind != "generator":
             continue
         for index in sorted({device.index for cell in awake[role] for device in cell.devices}):
-            if index in taken:
+            if index in role_of:
                 yield (
-                    f"in mode split, both {taken[index]!r} and {role!r} are awake on device {index}"
+                    f"in mode split, both {role_of[index]!r} and {role!r} are awake on device {index}"
                 )
-            taken[index] = role
+            role_of[index] = role
 
 
 def _broken(provider: str, problem: str, why: str = "") -> ContractError:

@@ -233,14 +233,14 @@ class PushSource:
     def _choose_transport(self, offers: list[Offers]) -> None:
         """Takes the writer that the trainer chooses, if it does; else it stays shared memory."""
         trainer = self._trainer
-        wanted = self._request.transport
+        transport = self._request.transport
         if isinstance(trainer, SendsDevice):
-            writer = trainer.push_writer(wanted, offers, self._path, self._memory_nbytes)
+            writer = trainer.push_writer(transport, offers, self._path, self._memory_nbytes)
             if writer:
                 self._writer = writer
                 self._tensors = trainer.export_tensors()
-        elif wanted not in ("auto", SHM):
-            what = f"this trainer pushes weights through shared memory, not by {wanted!r}."
+        elif transport not in ("auto", SHM):
+            what = f"this trainer pushes weights through shared memory, not by {transport!r}."
             raise ConfigError(
                 what, where="controller.config.push_transport", todo=f"Use auto or {SHM}."
             )
@@ -343,9 +343,9 @@ async def pull_weights(
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 
     async def ask(index: int) -> Bucket:
-        wanted = BucketRequest(version, request.receiver, index, request.attempt, offers)
+        bucket_request = BucketRequest(version, request.receiver, index, request.attempt, offers)
         with shown(progress):
-            return await insist(source, PUSH_BUCKET, wanted)
+            return await insist(source, PUSH_BUCKET, bucket_request)
 
     digests: dict[str, int] = {}  # of the tensors that came so far, in the order of the plan
     bucket = await ask(0)
@@ -376,22 +376,26 @@ async def pull_weights(
     progress()
     await compute(receiver.commit_weights, plan)
     progress()
-    held = await compute(reader.held)
-    if held is not None:
-        _check_held(held, digests, plan)
-    return PushConfirmed(version, sum(spec.nbytes for spec in plan.tensors), held is not None)
+    digests_held = await compute(reader.held)
+    if digests_held is not None:
+        _check_held(digests_held, digests, plan)
+    return PushConfirmed(
+        version, sum(spec.nbytes for spec in plan.tensors), digests_held is not None
+    )
 
 
-def _check_held(held: Mapping[str, int], digests: Mapping[str, int], plan: WeightPlan) -> None:
+def _check_held(
+    digests_held: Mapping[str, int], digests: Mapping[str, int], plan: WeightPlan
+) -> None:
     """Compares what the generator holds now with what was sent."""
-    wrong = [name for name, digest in digests.items() if held.get(name) != digest]
+    wrong = [name for name, digest in digests.items() if digests_held.get(name) != digest]
     if not wrong:
         return
     todo = ""
     dtypes = {spec.dtype for spec in plan.tensors if spec.name in wrong}
-    right = set(digests).difference(wrong)
+    matching = set(digests).difference(wrong)
     if not any(
-        spec.name in right and spec.nbytes and spec.dtype in dtypes for spec in plan.tensors
+        spec.name in matching and spec.nbytes and spec.dtype in dtypes for spec in plan.tensors
     ):
         pushed = ", ".join(sorted(dtypes))
         todo = (

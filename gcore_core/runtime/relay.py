@@ -92,5 +92,5 @@ async def _call_here(
 ) -> list[Raw]:
     """Calls the handler of this process as if the parts had come in a message."""
     what = f"request {endpoint.name!r}"
-    own = decoded(endpoint.of_rank.request_decoder, encode(parts), what, name)
-    return [Raw(encode(answer)) for answer in await handler(own, call)]
+    parts_decoded = decoded(endpoint.of_rank.request_decoder, encode(parts), what, name)
+    return [Raw(encode(answer)) for answer in await handler(parts_decoded, call)]

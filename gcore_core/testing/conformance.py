@@ -46,17 +46,17 @@ BY_KIND = {
 def contracts_of(name: str) -> dict[str, type[Contract]]:
     """Class name -> contract, for everything of the plugin that can be tested here."""
     installed, provided = _load(name)
-    found = _brought(installed)
-    found["TestPlugin"] = type("TestPlugin", (testing.PluginContract,), {"provider": name})
-    covered = {(contract.kind, contract.provider) for contract in found.values()}
+    contracts = _brought(installed)
+    contracts["TestPlugin"] = type("TestPlugin", (testing.PluginContract,), {"provider": name})
+    covered = {(contract.kind, contract.provider) for contract in contracts.values()}
     for item in provided:
         if (item.kind, item.reference) not in covered and not _obstacle(item):
             base = getattr(testing, _contract_name(item))
             title = "".join(
                 word.capitalize() for word in re.split(r"[-_/]", f"{item.reference}-{item.kind}")
             )
-            found[f"Test{title}"] = type(f"Test{title}", (base,), {"provider": item.reference})
-    return found
+            contracts[f"Test{title}"] = type(f"Test{title}", (base,), {"provider": item.reference})
+    return contracts
 
 
 def left_out(name: str) -> dict[str, str]:

@@ -132,8 +132,8 @@ class FakeGenerator:
         return ended
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        taken = [self._running.pop(key) for key in keys if key in self._running]
-        return [self._finished(request, letters, ABORTED) for request, letters in taken]
+        aborted = [self._running.pop(key) for key in keys if key in self._running]
+        return [self._finished(request, letters, ABORTED) for request, letters in aborted]
 
     def _draw(self, request: SampleRequest, position: int) -> int:
         """Draws a letter: a hash of seed and position is the uniform number of an inverse CDF."""
@@ -224,7 +224,8 @@ class FakeTrainer:
             for record in records
         ]
         self._records = [
-            replace(record, columns=own) for record, own in zip(records, copies, strict=True)
+            replace(record, columns=columns)
+            for record, columns in zip(records, copies, strict=True)
         ]
         return [dict.fromkeys(scalars, 0.0) for _ in records]
 
@@ -267,11 +268,11 @@ class FakeTrainer:
 
         The loss is the mean of -advantage * logp over the trained actions.
         """
-        chosen = [i for i, record in enumerate(self._records) if record.minibatch == minibatch]
-        size = self._config.micro_batch or max(len(chosen), 1)
+        indexes = [i for i, record in enumerate(self._records) if record.minibatch == minibatch]
+        size = self._config.micro_batch or max(len(indexes), 1)
         loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
-        for start in range(0, len(chosen), size):
-            part = self._micro_batch(chosen[start : start + size], advantages)
+        for start in range(0, len(indexes), size):
+            part = self._micro_batch(indexes[start : start + size], advantages)
             loss, gradient, actions = loss + part[0], gradient + part[1], actions + part[2]
         return loss / max(actions, 1), gradient / max(actions, 1)
 
@@ -293,8 +294,8 @@ class FakeTrainer:
             gradient += advantages[i] * (counts - len(letters) * np.exp(logp))
             actions += len(letters)
             if self._config.toward:
-                drawn = self._drawn(self._records[i], logp)
-                loss, gradient = loss + drawn[0], gradient + drawn[1]
+                sums = self._drawn(self._records[i], logp)
+                loss, gradient = loss + sums[0], gradient + sums[1]
         return loss, gradient, actions
 
     def _drawn(self, record: TrainRecord, logp: np.ndarray) -> tuple[float, np.ndarray]:
@@ -308,8 +309,8 @@ class FakeTrainer:
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         """Returns the log-probs of the actions, in every column of the role."""
         table = log_softmax(self._logits)
-        given = [table[record.columns["action_ids"]] for record in records]
-        return [dict.fromkeys(self._columns, logp) for logp in given]
+        logps = [table[record.columns["action_ids"]] for record in records]
+        return [dict.fromkeys(self._columns, logp) for logp in logps]
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""
@@ -336,8 +337,8 @@ class FakeTrainer:
         self._begun = None
 
     def load(self, directory: Path) -> None:
-        held = np.load(directory / "state.npz", allow_pickle=False)
-        self._logits, self.version = held["logits"], int(held["version"])
+        state = np.load(directory / "state.npz", allow_pickle=False)
+        self._logits, self.version = state["logits"], int(state["version"])
 
     def save_pretrained(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -361,8 +362,8 @@ class FakeAnnotator:
 
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         table = log_softmax(self._logits)
-        given = [table[record.columns["action_ids"]] for record in records]
-        return [dict.fromkeys(self._columns, logp) for logp in given]
+        logps = [table[record.columns["action_ids"]] for record in records]
+        return [dict.fromkeys(self._columns, logp) for logp in logps]
 
     def close(self) -> None:
         pass
@@ -451,13 +452,13 @@ class FakeBalancer:
 
     def split(self, work: Work, bins: int) -> list[list[int]]:
         costs = self.costs(work)
-        found: list[list[int]] = [[] for _ in range(bins)]
+        indexes_of: list[list[int]] = [[] for _ in range(bins)]
         loads = [(0.0, 0)] * bins
         for i in np.argsort(-costs, kind="stable").tolist():
             lightest = loads.index(min(loads))
-            found[lightest].append(i)
-            loads[lightest] = loads[lightest][0] + float(costs[i]), len(found[lightest])
-        return found
+            indexes_of[lightest].append(i)
+            loads[lightest] = loads[lightest][0] + float(costs[i]), len(indexes_of[lightest])
+        return indexes_of
 
 
 @hookimpl

@@ -59,14 +59,18 @@ class Turning:
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         cells = tuple(Cell((device,)) for device in window.devices)
         border = 1 + window.step % (len(cells) - 1)
-        taken = {"rollout": cells[:border], "judge": cells[border:]}
+        awake = {"rollout": cells[:border], "judge": cells[border:]}
         if self._mode != "split":
-            taken = dict.fromkeys(taken, cells)
+            awake = dict.fromkeys(awake, cells)
         # Roles between which nothing moves, such as the trainer, keep their slots.
-        others = {role: own for role, own in every_slot(window).cells.items() if role not in taken}
-        engines = Partition({**others, "rollout": cells, "judge": cells})
+        unmoved = {
+            role: role_cells
+            for role, role_cells in every_slot(window).cells.items()
+            if role not in awake
+        }
+        engines = Partition({**unmoved, "rollout": cells, "judge": cells})
         return Decision(
-            partition=Partition({**others, **taken}),
+            partition=Partition({**unmoved, **awake}),
             engines=engines,
             mode=self._mode,
             chosen=str(border),

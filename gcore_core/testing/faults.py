@@ -113,7 +113,7 @@ class Faults:
     def __init__(self, seed: int, *, rate: float = 0.08, kills: float = 0.0025) -> None:
         self._random, self._rate, self._kills = random.Random(seed), rate, kills
         self.hits: Counter[tuple[str, str, str]] = Counter()
-        self.seen: set[tuple[str, str]] = set()
+        self.role_calls: set[tuple[str, str]] = set()
         self._passed: dict[tuple[str, str], asyncio.Event] = {}
         self._births: dict[str, Callable[[Life], MortalService]] = {}
         self._buried: Callable[[Life], None] = lambda life: None
@@ -135,7 +135,7 @@ class Faults:
     async def travel(self, source: str, target: str, method: str) -> int:
         """Delays one message and returns how often it arrives: 0, 1 or 2 times."""
         role = source.rstrip("0123456789.")
-        self.seen.add((role, method))
+        self.role_calls.add((role, method))
         # If a message on this line waits to be overtaken, this one releases it on its arrival.
         line = source, target
         arrived = self._passed.pop(line, None)
@@ -150,8 +150,8 @@ class Faults:
         if fate >= self._kills + self._rate:
             return 1
         fault = self._random.choice(FAULTS[:-1])
-        asked = self._network.services.get(target)
-        handlers = asked._handlers if isinstance(asked, Service) else {}
+        service = self._network.services.get(target)
+        handlers = service._handlers if isinstance(service, Service) else {}
         if fault == "twice" and method not in handlers:
             return 1  # only requests arrive twice
         self.hits[role, method, fault] += 1

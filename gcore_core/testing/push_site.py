@@ -91,10 +91,10 @@ class PushSite:
     async def train(self) -> int:
         """One update without records; the version that it makes."""
         request = TrainRequest(self.step, [], 1, 1)
-        (told,) = await self.network.peer("policy.0").call(TRAIN_RANKS.of_rank, [request])
-        assert told is not None
+        (reply,) = await self.network.peer("policy.0").call(TRAIN_RANKS.of_rank, [request])
+        assert reply is not None
         self.step += 1
-        return told.version
+        return reply.version
 
     async def begin_push(self, request: BeginPush) -> None:
         await self.network.peer("policy.0").call(PUSH_BEGIN, request)

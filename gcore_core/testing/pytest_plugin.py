@@ -145,24 +145,24 @@ def _first_line(report: pytest.TestReport) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "gcore-core": __version__}
+    versions = {"python": platform.python_version(), "gcore-core": __version__}
     for name in _ENGINES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _hardware() -> dict[str, Any]:
     """The machine; accelerators only where the tested engine has brought torch."""
-    found: dict[str, Any] = {
+    hardware: dict[str, Any] = {
         "machine": platform.machine(),
         "system": platform.system(),
         "cores": os.cpu_count(),
     }
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    found["accelerators"] = (
+    hardware["accelerators"] = (
         [] if cuda is None else [cuda.get_device_name(i) for i in range(cuda.device_count())]
     )
-    return found
+    return hardware

@@ -36,10 +36,10 @@ def run_together(
     those wrote that failed.
     """
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     python, into, too = [sys.executable, "-W", "ignore"], subprocess.PIPE, subprocess.STDOUT
     processes = [
-        subprocess.Popen([*python, *words], env=given, stdout=into, stderr=too, text=True)
+        subprocess.Popen([*python, *words], env=variables, stdout=into, stderr=too, text=True)
         for words in programs
     ]
     try:
@@ -72,11 +72,12 @@ def run_recipe(
         f"run.dir={directory}",
         *overrides,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
-    if done.returncode:
-        raise RuntimeError(
-            f"the run ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
-        )
+    completed = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=timeout_s
+    )
+    if completed.returncode:
+        output = completed.stdout + completed.stderr
+        raise RuntimeError(f"the run ended with {completed.returncode}:\n{output[-3000:]}")
     rows = [
         json.loads(line)
         for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

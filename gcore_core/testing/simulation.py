@@ -119,8 +119,8 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def _settle() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Storm:
@@ -251,8 +251,8 @@ class _RecordingTrainer(fake.FakeTrainer):
                 *((r.ordinal, r.sample, r.minibatch) for r in _checked(records)),
             ]
         )
-        drawn = {(r.ordinal, r.sample): r.columns["action_ids"].tolist() for r in records}
-        outcome.letters[step] |= drawn
+        letters = {(r.ordinal, r.sample): r.columns["action_ids"].tolist() for r in records}
+        outcome.letters[step] |= letters
         outcome.stale[step] |= {r.ordinal for r in records if not r.fresh}
         if self._toward:
             _check_annotations(records, self._toward)
@@ -423,10 +423,10 @@ def _witness(controller: StepProgram, outcome: Outcome) -> None:
     commit = ledger.commit
 
     def witnessed() -> dict[int, tuple[str, str]]:
-        found, step = commit(), next(steps)
-        for ordinal, (verdict, _) in found.items():
+        verdicts, step = commit(), next(steps)
+        for ordinal, (verdict, _) in verdicts.items():
             outcome.verdicts.setdefault((step, ordinal), []).append(verdict)
-        return found
+        return verdicts
 
     ledger.commit = witnessed  # type: ignore[method-assign]
 
@@ -456,9 +456,9 @@ def _births(
 
         def scorer(life: Life, i: int = i) -> ScorerShell:
             backend = _RecordingScorer(outcome, WorkerContext(role="scorer"))
-            named = NamedScorer(name=f"letters{i}", scorer=backend, timeout_s=60.0)
+            reward = NamedScorer(name=f"letters{i}", scorer=backend, timeout_s=60.0)
             return ScorerShell(
-                [named],
+                [reward],
                 datasets,
                 StoreReader(store, "node0", SECRET),
                 TimedCompute(200 + i),
@@ -474,9 +474,9 @@ def _births(
                 "judge", [view.peer(f"judge.{i}") for i in range(job.judges)], lambda: None
             )
             backend = FakeAsker(None, WorkerContext(role="asker", sampler=sampler))
-            named = NamedScorer(name="asked", scorer=backend, timeout_s=60.0, sampler=sampler)
+            reward = NamedScorer(name="asked", scorer=backend, timeout_s=60.0, sampler=sampler)
             return ScorerShell(
-                [named], datasets, StoreReader(store, "node0", SECRET), TimedCompute(290), _never
+                [reward], datasets, StoreReader(store, "node0", SECRET), TimedCompute(290), _never
             )
 
         born["asker.0"] = asker
@@ -611,30 +611,32 @@ def _placement(job: SimulatedJob) -> PlacementFacts | None:
     )
 
 
-def violations(found: Outcome, calm: Outcome, weather: Faults, job: SimulatedJob) -> list[str]:
+def violations(outcome: Outcome, calm: Outcome, weather: Faults, job: SimulatedJob) -> list[str]:
     """Returns the names of the rules that a run broke of those that hold in any weather.
 
-    found: the run's outcome.
+    outcome: what the run did.
     calm: the outcome of the same job with one shard and without faults.
     """
-    consumed, taken = (
-        found.ledger["next_ordinal"],
-        [sorted({key[0] for key in batch}) for batch in found.batches],
+    consumed, ordinals_of = (
+        outcome.ledger["next_ordinal"],
+        [sorted({key[0] for key in batch}) for batch in outcome.batches],
     )
-    ordinals = sorted(ordinal for _, ordinal in found.verdicts)
-    trained = sorted(ordinal for (_, ordinal), told in found.verdicts.items() if told == [TRAINED])
+    ordinals = sorted(ordinal for _, ordinal in outcome.verdicts)
+    trained = sorted(
+        ordinal for (_, ordinal), verdicts in outcome.verdicts.items() if verdicts == [TRAINED]
+    )
     holds = {
         "every ordinal has one verdict": ordinals == list(range(consumed))
-        and max(map(len, found.verdicts.values())) == 1,
-        "what is trained has that verdict": trained == sorted(itertools.chain(*taken)),
-        "every step reports once": [report.step for report in found.reports]
+        and max(map(len, outcome.verdicts.values())) == 1,
+        "what is trained has that verdict": trained == sorted(itertools.chain(*ordinals_of)),
+        "every step reports once": [report.step for report in outcome.reports]
         == list(range(job.steps + 1)),
-        "steps are full": all(len(step) == job.prompts for step in taken)
-        and len(taken) == job.steps,
+        "steps are full": all(len(step) == job.prompts for step in ordinals_of)
+        and len(ordinals_of) == job.steps,
     }
     if not job.takes_stale:
         holds["batches are those of the calm run"] = (
-            found.batches == calm.batches and found.ledger == calm.ledger
+            outcome.batches == calm.batches and outcome.ledger == calm.ledger
         )
-        holds["weights are those of the calm run"] = found.logits == calm.logits
-    return [name for name, held in holds.items() if not held]
+        holds["weights are those of the calm run"] = outcome.logits == calm.logits
+    return [name for name, is_kept in holds.items() if not is_kept]

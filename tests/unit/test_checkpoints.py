@@ -475,7 +475,9 @@ def test_retention_keeps_the_last_the_nth_and_the_best(
 
 
 def test_retention_takes_the_newest_of_equally_good_ones() -> None:
-    assert Retention(last=1, best="x").kept({1: {"x": 1.0}, 2: {"x": 1.0}, 3: {"x": 0.5}}) == {2, 3}
+    assert Retention(last=1, best="x").steps_to_keep(
+        {1: {"x": 1.0}, 2: {"x": 1.0}, 3: {"x": 0.5}}
+    ) == {2, 3}
 
 
 def test_retention_never_removes_the_last_whole_one(run: Path) -> None:

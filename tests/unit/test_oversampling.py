@@ -24,7 +24,7 @@ def test_a_filter_that_keeps_everything_issues_exactly_what_is_needed() -> None:
 
 def test_a_known_rate_is_enough_in_all_but_few_steps() -> None:
     """Two standard deviations: 97.7% of normal draws."""
-    known = KeepRate(rates=(0.5,) * 4, known=True, margin=2.0)
+    known = KeepRate(rates=(0.5,) * 4, is_known=True, margin=2.0)
     issued = known.missing(needed=512, kept=0, finished=0, in_flight=0)
     kept = np.random.default_rng(0).binomial(issued, 0.5, 4000)
     assert 0.96 < (kept >= 512).mean() < 0.99
@@ -94,4 +94,4 @@ def test_counts_per_quarter_add_up_to_the_total() -> None:
 
 
 def test_a_known_keep_rate_has_full_weight_without_learning() -> None:
-    assert KeepRate(known=True).weight > 1e6 and KeepRate().mean == pytest.approx(0.5)
+    assert KeepRate(is_known=True).weight > 1e6 and KeepRate().mean == pytest.approx(0.5)

@@ -214,10 +214,10 @@ def process_usage(pid: int) -> tuple[float, float]:
     # psutil knows what is resident now, not the peak. A zombie has no such line: it has ended, and
     # its parent has not waited for it yet.
     status = Path(f"/proc/{pid}/status").read_text()
-    _, label, rest = status.partition("VmHWM:")
+    _, label, value = status.partition("VmHWM:")
     if not label:
         raise ProcessLookupError(f"process {pid} has ended")
-    peak_kib = int(rest.split()[0])
+    peak_kib = int(value.split()[0])
     return cpu_s, peak_kib / 1024
 
 

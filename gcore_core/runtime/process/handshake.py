@@ -17,25 +17,25 @@ from gcore_core.runtime.messages import Versions
 def versions(plugins: Iterable[str]) -> Versions:
     """This interpreter's: of the core, and of these distributions (empty where there is none)."""
     names = list(plugins)
-    found = {}
+    plugin_versions = {}
     if names:
         from importlib.metadata import (
             distributions,
         )  # slow to import, and a worker of the core alone needs none of it
 
-        found = {
+        plugin_versions = {
             name: next((item.version for item in distributions(name=name)), "") for name in names
         }
-    return Versions(sys.executable, __version__, found)
+    return Versions(sys.executable, __version__, plugin_versions)
 
 
 def agree(name: str, *, worker: Versions, supervisor: Versions) -> None:
     """Raises PluginIncompatible, with both interpreters, at the first distribution whose versions
     differ.
     """
-    theirs = {"gcore-core": worker.core, **worker.plugins}
+    worker_versions = {"gcore-core": worker.core, **worker.plugins}
     for distribution, version in {"gcore-core": supervisor.core, **supervisor.plugins}.items():
-        other = theirs.get(distribution, "")
+        other = worker_versions.get(distribution, "")
         if other != version:
             raise PluginIncompatible(
                 (

@@ -37,25 +37,25 @@ def allow_open_files(peers: int) -> None:
 
     Raises ConfigError when the system forbids it.
     """
-    needed = 2 * peers + 128  # a connection to each and one from each
+    required_files = 2 * peers + 128  # a connection to each and one from each
     soft, hard = (
         limit if limit >= 0 else 1 << 62 for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    if hard < needed:
+    if hard < required_files:
         raise ConfigError(
             (
                 f"a process may open {hard} files here, and one that speaks with {peers} others "
-                f"needs {needed}."
+                f"needs {required_files}."
             ),
             where="launcher",
             todo=(
-                f"sudo prlimit --pid $$ --nofile={needed}, or lower controller.shards or slots "
-                "of roles"
+                f"sudo prlimit --pid $$ --nofile={required_files}, or lower controller.shards "
+                "or slots of roles"
             ),
         )
-    if soft < (wanted := min(hard, max(needed, _OPEN_FILES))):
+    if soft < (new_limit := min(hard, max(required_files, _OPEN_FILES))):
         resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted, hard if hard < 1 << 62 else resource.RLIM_INFINITY)
+            resource.RLIMIT_NOFILE, (new_limit, hard if hard < 1 << 62 else resource.RLIM_INFINITY)
         )
 
 
@@ -69,17 +69,17 @@ async def spawn_process(
     struct, with the run's secret, which is in neither argv nor the environment. Raises OSError when
     the interpreter cannot be started.
     """
-    with tempfile.TemporaryFile() as told, open(log, "ab") as output:
-        told.write(msgspec.msgpack.encode(spec))
-        told.seek(0)
+    with tempfile.TemporaryFile() as spec_file, open(log, "ab") as output:
+        spec_file.write(msgspec.msgpack.encode(spec))
+        spec_file.seek(0)
         reading, lifeline = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(*command, "--fd", str(told.fileno()), "--lifeline", str(reading)),
+                *(*command, "--fd", str(spec_file.fileno()), "--lifeline", str(reading)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(told.fileno(), reading),
+                pass_fds=(spec_file.fileno(), reading),
                 start_new_session=True,
                 env=_STREAMING | dict(os.environ if environment is None else environment),
             )

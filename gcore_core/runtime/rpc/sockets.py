@@ -187,22 +187,22 @@ class _Session:
     async def _run(self, frame: Frame, window: asyncio.Semaphore) -> None:
         """Runs one call: its items, then its reply or its error, are put on the stream."""
         name = self._service.name
-        put = self.stream.put
-        call = Call(lambda: put(Frame(frame.call, wire.PROGRESS)))
+        send = self.stream.put
+        call = Call(lambda: send(Frame(frame.call, wire.PROGRESS)))
 
         async def emit(item: bytes) -> None:
             await window.acquire()
             body = _fitting(item, f"an item of {frame.method}", name)
-            put(Frame(frame.call, wire.ITEM, "", body))
+            send(Frame(frame.call, wire.ITEM, "", body))
 
         try:
             reply = await self._service.handle(frame.method, frame.body, call, emit)
             body = _fitting(reply, f"the reply to {frame.method}", name)
-            put(Frame(frame.call, wire.REPLY, "", body))
+            send(Frame(frame.call, wire.REPLY, "", body))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
-            put(Frame(frame.call, wire.ERROR, "", msgspec.Raw(encode(to_wire(error, name)))))
+            send(Frame(frame.call, wire.ERROR, "", msgspec.Raw(encode(to_wire(error, name)))))
 
 
 class RpcPeer(CallingPeer):
@@ -237,7 +237,7 @@ class RpcPeer(CallingPeer):
         self._calls[number] = inbox
         connection.put(Frame(number, wire.CALL, method, body))
         is_over = False  # at the server: there is nothing to cancel
-        taken = 0
+        n_items = 0
         try:
             while not is_over:
                 if inbox.empty():
@@ -254,8 +254,8 @@ class RpcPeer(CallingPeer):
                 if frame.kind != wire.PROGRESS:
                     yield frame.kind, frame.body
                 if frame.kind == wire.ITEM:
-                    taken += 1
-                    if taken % (WINDOW_ITEMS // 2) == 0:
+                    n_items += 1
+                    if n_items % (WINDOW_ITEMS // 2) == 0:
                         connection.put(Frame(number, wire.TAKEN))
         finally:
             del self._calls[number]
@@ -381,25 +381,29 @@ def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
 
 def _parsed(address: str) -> dict[str, Any]:
     """An address as the event loop's functions take it."""
-    scheme, _, rest = address.partition(":")
+    scheme, _, path_or_host = address.partition(":")
     if scheme == "unix":
-        return {"path": rest}
-    host, _, port = rest.rpartition(":")
+        return {"path": path_or_host}
+    host, _, port = path_or_host.rpartition(":")
     return {"host": host.strip("[]"), "port": int(port)}
 
 
 def check_private(address: str) -> None:
     """Raises AddressError for an address that others could reach, or that is too long."""
-    scheme, _, rest = address.partition(":")
+    scheme, _, path_or_host = address.partition(":")
     if scheme == "unix":
-        nbytes = len(rest.encode())
+        nbytes = len(path_or_host.encode())
         if nbytes > _SOCKET_PATH_LIMIT_BYTES:
             raise AddressError(
                 f"the socket path has {nbytes} bytes, the system allows {_SOCKET_PATH_LIMIT_BYTES}",
-                where=rest,
+                where=path_or_host,
                 todo="set launcher.config.socket_dir to a shorter directory, for example /tmp",
             )
-    elif scheme != "tcp" or rest.rpartition(":")[0] not in ("127.0.0.1", "[::1]", "localhost"):
+    elif scheme != "tcp" or path_or_host.rpartition(":")[0] not in (
+        "127.0.0.1",
+        "[::1]",
+        "localhost",
+    ):
         raise AddressError(
             "refused to use an address that other machines can reach without TLS",
             where=address,

@@ -95,10 +95,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
-        self._gone = asyncio.get_running_loop().create_future()
+        self._closed = asyncio.get_running_loop().create_future()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._gone.set_result(None)
+        self._closed.set_result(None)
         self.lost(self._wrong)
 
     def admit(self, received: Callable[[Any], None]) -> None:
@@ -144,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Ends the stream and waits until it is gone."""
         self.end()
-        await self._gone
+        await self._closed
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial:

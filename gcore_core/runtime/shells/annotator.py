@@ -58,9 +58,9 @@ class AnnotatorShell:
 
         async def act(_: list[AnnotateRequest]) -> AnnotateReply:
             records = await open_records(self._reader, request.items, request.step)
-            given = await self._compute(self._annotate, records)
+            columns = await self._compute(self._annotate, records)
             # Held for all shards, since all release at once: so they share slabs.
-            ref = await self._store.put(request.step, self._shards, given)
+            ref = await self._store.put(request.step, self._shards, columns)
             return AnnotateReply(self._backend.version, ref)
 
         key = request.step, request.shard
@@ -68,16 +68,16 @@ class AnnotatorShell:
         return reply
 
     def _annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
-        given = self._backend.annotate(records)
-        if len(given) != len(records):
+        answers = self._backend.annotate(records)
+        if len(answers) != len(records):
             raise ContractError(
-                f"{len(given)} answers for {len(records)} records", where="annotate"
+                f"{len(answers)} answers for {len(records)} records", where="annotate"
             )
-        for record, columns in zip(records, given, strict=True):
+        for record, columns in zip(records, answers, strict=True):
             if problem := self._problem(record, columns):
                 where = f"annotate, ordinal {record.ordinal}, sample {record.sample}"
                 raise ContractError(problem, where=where)
-        return given
+        return answers
 
     def _problem(self, record: TrainRecord, columns: Mapping[str, np.ndarray]) -> str:
         """What is wrong with the columns of one record; empty when nothing is."""
@@ -89,8 +89,8 @@ class AnnotatorShell:
         actions = record.columns["action_mask"].size
         for name, column in columns.items():
             if column.dtype != np.float32 or column.shape != (actions,):
-                found = f"{column.dtype}{list(column.shape)}"
-                return f"column {name!r} is {found}, it must be float32[{actions}]"
+                actual = f"{column.dtype}{list(column.shape)}"
+                return f"column {name!r} is {actual}, it must be float32[{actions}]"
             if not np.isfinite(column).all():
                 return f"column {name!r} is not finite"
         return ""

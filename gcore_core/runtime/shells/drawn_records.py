@@ -33,9 +33,9 @@ class Listener:
 
     def take(self, headers: Sequence[Header]) -> list[Header]:
         """Those of the headers that it waits for; they are waited for no longer."""
-        wanted = [header for header in headers if header.key in self.waiting]
-        self.waiting.difference_update(header.key for header in wanted)
-        return wanted
+        awaited = [header for header in headers if header.key in self.waiting]
+        self.waiting.difference_update(header.key for header in awaited)
+        return awaited
 
 
 class DrawnRecords:
@@ -64,8 +64,8 @@ class DrawnRecords:
         listener = Listener(set(keys), call)
         self._listeners.append(listener)
         try:
-            if known := [self._finished[key][1] for key in keys if self._has(key, step)]:
-                listener.inbox.put_nowait(known)
+            if headers := [self._finished[key][1] for key in keys if self._has(key, step)]:
+                listener.inbox.put_nowait(headers)
             yield listener
         finally:
             self._listeners.remove(listener)
@@ -75,9 +75,9 @@ class DrawnRecords:
         run.
         """
         keys = [(lease.ordinal, sample) for sample in lease.samples]
-        wanted = [key for key in keys if not self._has(key, step)]
-        fresh = [key for key in wanted if key not in self._running]
-        for key in wanted:
+        keys_to_draw = [key for key in keys if not self._has(key, step)]
+        fresh = [key for key in keys_to_draw if key not in self._running]
+        for key in keys_to_draw:
             # One that still runs for an earlier step goes on, and is stored for this one.
             self._running[key] = max(step, self._running.get(key, step))
         return [sample for _, sample in fresh]
@@ -88,9 +88,9 @@ class DrawnRecords:
 
     async def take(self, finished: list[Finished]) -> None:
         """Stores the records among these that run here, and tells those who wait for them."""
-        known = [record for record in finished if _key(record) in self._running]
-        headers = {_key(record): _header(record) for record in known}
-        unkept = [record for record in known if record.status != FAILED]
+        records = [record for record in finished if _key(record) in self._running]
+        headers = {_key(record): _header(record) for record in records}
+        unkept = [record for record in records if record.status != FAILED]
         while unkept:
             step = max(self._running[_key(record)] for record in unkept)
             await self._keep(step, unkept, headers)
@@ -101,8 +101,8 @@ class DrawnRecords:
             _check_size(header)
             self._finished[key] = self._running.pop(key), header
         for listener in self._listeners:
-            if mine := [header for header in headers.values() if header.key in listener.waiting]:
-                listener.inbox.put_nowait(mine)
+            if awaited := [header for header in headers.values() if header.key in listener.waiting]:
+                listener.inbox.put_nowait(awaited)
 
     def progress(self) -> None:
         """Extends the deadline of every open request."""

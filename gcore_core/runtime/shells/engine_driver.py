@@ -40,12 +40,12 @@ class EngineDriver:
         self._driving: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()
 
-    async def submit(self, wanted: list[SampleRequest]) -> None:
+    async def submit(self, requests: list[SampleRequest]) -> None:
         """Queues samples; begins to step when nothing ran."""
-        if not wanted:
+        if not requests:
             return
         async with self.lock:
-            await self._compute(self._backend.submit, wanted)
+            await self._compute(self._backend.submit, requests)
         if self._driving is None or self._driving.done():
             self._driving = asyncio.ensure_future(self._drive())
 

@@ -104,8 +104,8 @@ class GeneratorShell:
                 headers = await listener.inbox.get()
                 if not headers:
                     await self._engine.check()
-                if wanted := listener.take(headers):
-                    yield wanted
+                if awaited := listener.take(headers):
+                    yield awaited
 
     async def ask(self, request: AskRequest, call: Call) -> AsyncGenerator[list[AnswerItem], None]:
         """Streams the answers to a reward's questions as they finish."""
@@ -162,13 +162,13 @@ class GeneratorShell:
     async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
         """Has the engine draw what neither runs nor is finished."""
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
-        wanted = []
+        requests = []
         for lease in leases:
             samples = self._records.begin(lease, request.step)
             if not samples:
                 continue
             prompt = dataset[lease.row]
-            wanted += [
+            requests += [
                 SampleRequest(
                     ordinal=lease.ordinal,
                     sample=sample,
@@ -179,4 +179,4 @@ class GeneratorShell:
                 )
                 for sample in samples
             ]
-        await self._engine.submit(wanted)
+        await self._engine.submit(requests)

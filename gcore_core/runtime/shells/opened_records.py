@@ -18,15 +18,15 @@ async def open_records(
 
     step: records whose weights have another version are not fresh.
     """
-    held = await store.records(items)
+    contents = await store.records(items)
     refs = list(dict.fromkeys(extra.columns for item in items for extra in item.extras))
     chunks = dict(zip(refs, await store.arrays(refs), strict=True)) if refs else {}
     records = []
-    for item, (generated, media) in zip(items, held, strict=True):
+    for item, (generated, media) in zip(items, contents, strict=True):
         columns: Columns = generated
         if item.extras:
-            given = (chunks[extra.columns][extra.slot].items() for extra in item.extras)
-            columns = {**generated, **dict(chain.from_iterable(given))}
+            extra_columns = (chunks[extra.columns][extra.slot].items() for extra in item.extras)
+            columns = {**generated, **dict(chain.from_iterable(extra_columns))}
         records.append(
             TrainRecord(
                 ordinal=item.ordinal,

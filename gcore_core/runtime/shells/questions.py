@@ -94,9 +94,9 @@ class Asking:
         """
         records = [one for one in finished if one.request.ordinal < FIRST_ORDINAL]
         for opened in self._open:
-            mine = [one for one in finished if _key(one) in opened.missing]
-            if mine:
-                answers = [_answer(one, *opened.missing.pop(_key(one))) for one in mine]
+            answered = [one for one in finished if _key(one) in opened.missing]
+            if answered:
+                answers = [_answer(one, *opened.missing.pop(_key(one))) for one in answered]
                 opened.inbox.put_nowait(answers)
         return records
 

@@ -98,16 +98,18 @@ class ScorerShell:
             _record(header, content, dataset)
             for header, content in zip(request.headers, contents, strict=True)
         ]
-        wanted = [
-            named for named in self._scorers if named.name in request.rewards or not request.rewards
+        rewards = [
+            reward
+            for reward in self._scorers
+            if reward.name in request.rewards or not request.rewards
         ]
         by_reward = await asyncio.gather(
-            *(self._score_matching(named, records, request, call) for named in wanted)
+            *(self._score_matching(reward, records, request, call) for reward in rewards)
         )
         results = [RecordScore(header.ordinal, header.sample, {}, {}) for header in request.headers]
-        for named, scores in zip(wanted, by_reward, strict=True):
+        for reward, scores in zip(rewards, by_reward, strict=True):
             results = [
-                _with(result, named.name, score)
+                _with(result, reward.name, score)
                 for result, score in zip(results, scores, strict=True)
             ]
         return [msgspec.structs.replace(r, asked=self._take_inquiries(r)) for r in results]
@@ -118,7 +120,9 @@ class ScorerShell:
         Rewards that ask the same role share a sampler, so each sampler is looked at once.
         """
         samplers = {
-            id(named.sampler): named.sampler for named in self._scorers if named.sampler is not None
+            id(reward.sampler): reward.sampler
+            for reward in self._scorers
+            if reward.sampler is not None
         }
         return [
             inquiry
@@ -128,73 +132,75 @@ class ScorerShell:
 
     async def _score_matching(
         self,
-        named: NamedScorer,
+        reward: NamedScorer,
         records: list[ScoredRecord],
         request: ScoreRequest,
         call: Call,
     ) -> list[Score]:
         """One reward's score of each record; "skipped" for those that do not match its ``when``."""
-        sampler = named.sampler
+        sampler = reward.sampler
         if sampler is not None and sampler.role in request.awake:
             sampler.route(request.awake[sampler.role], request.awake_version)
-        matches = [_matches(record, named.when) for record in records]
+        matches = [_matches(record, reward.when) for record in records]
         matching = [record for record, match in zip(records, matches, strict=True) if match]
-        scores = iter(await self._score_isolated(named, matching) if matching else [])
+        scores = iter(await self._score_isolated(reward, matching) if matching else [])
         call.progress()
         return [next(scores) if match else _SKIPPED for match in matches]
 
-    async def _score_waiting(self, named: NamedScorer, records: list[ScoredRecord]) -> Any:
+    async def _score_waiting(self, reward: NamedScorer, records: list[ScoredRecord]) -> Any:
         """Of a scorer that is a coroutine: it waits for others, so its calls overlap, and one that
         takes too long is cancelled.
         """
         try:
-            async with _limit(None if named.sampler else named.timeout_s):
-                return await cast(AsyncScorer, named.scorer).score(records)
+            async with _limit(None if reward.sampler else reward.timeout_s):
+                return await cast(AsyncScorer, reward.scorer).score(records)
         except _OutOfTimeError:
-            reason = f"no answer within {named.timeout_s:g} s"
+            reason = f"no answer within {reward.timeout_s:g} s"
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
 
-    async def _score_in_turn(self, named: NamedScorer, records: list[ScoredRecord]) -> Any:
+    async def _score_in_turn(self, reward: NamedScorer, records: list[ScoredRecord]) -> Any:
         """Of a scorer that is a plain function: in the thread, one after the other.
 
         The limit counts from when it begins, not from when it was asked for.
         """
         async with self._turn:
-            work = asyncio.ensure_future(self._compute(cast(Scorer, named.scorer).score, records))
-            async with _limit(named.timeout_s):
+            work = asyncio.ensure_future(self._compute(cast(Scorer, reward.scorer).score, records))
+            async with _limit(reward.timeout_s):
                 return await asyncio.shield(work)
 
-    async def _score_isolated(self, named: NamedScorer, records: list[ScoredRecord]) -> list[Score]:
+    async def _score_isolated(
+        self, reward: NamedScorer, records: list[ScoredRecord]
+    ) -> list[Score]:
         """One reward's score of each record; where the reward fails, that is the records' status.
 
         Raises what a reward says on purpose to the person who runs it: with a wrong config, for
         example, nothing can be scored.
         """
-        waits = inspect.iscoroutinefunction(named.scorer.score)
+        waits = inspect.iscoroutinefunction(reward.scorer.score)
         score = self._score_waiting if waits else self._score_in_turn
         try:
-            answer = await score(named, records)
+            answer = await score(reward, records)
             scores = list(answer) if isinstance(answer, Iterable) else answer
         except (ConfigError, ContractError, DataError):
             raise
         except _OutOfTimeError:
-            reason = f"no answer within {named.timeout_s:g} s"
+            reason = f"no answer within {reward.timeout_s:g} s"
             log.error(
                 "rewards.%s: %s; the scorer is started again; "
                 "rewards.%s.timeout_s gives it more time",
-                named.name,
+                reward.name,
                 reason,
-                named.name,
+                reward.name,
             )
             self._give_up(RESTART_EXIT_CODE)
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
         except Exception as error:  # isolation point: the failure becomes the records' status
-            log.exception("rewards.%s failed", named.name)
-            place = short(line_of(error, named.scorer))
+            log.exception("rewards.%s failed", reward.name)
+            place = short(line_of(error, reward.scorer))
             return [failure(f"{type(error).__name__}: {error} ({place})")] * len(records)
         if problem := _problem(scores, len(records)):
-            place = definition_of(named.scorer.score)
-            log.error("rewards.%s: %s, at %s", named.name, problem, place)
+            place = definition_of(reward.scorer.score)
+            log.error("rewards.%s: %s, at %s", reward.name, problem, place)
             return [failure(f"{problem} ({short(place)})")] * len(records)
         return cast("list[Score]", scores)
 

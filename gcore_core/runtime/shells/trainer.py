@@ -88,8 +88,10 @@ class TrainerShell:
             items = [item for part in parts for item in part.items]
             records = await open_records(self._store, items, parts[0].step)
             records.sort(key=lambda record: (record.ordinal, record.sample))
-            found = await self._compute(self._prepare, parts[0], records)
-            return [[found[item.ordinal, item.sample] for item in part.items] for part in parts]
+            scalars_of = await self._compute(self._prepare, parts[0], records)
+            return [
+                [scalars_of[item.ordinal, item.sample] for item in part.items] for part in parts
+            ]
 
         rows: list[list[list[float]]] = await self._once.join(
             ("prepare", parts[0].step), 0, parts, act
@@ -126,15 +128,15 @@ class TrainerShell:
         ``busy_s`` is processor time where the backend does not say it: a rank that waits for
         another one uses none, so it is the rank's own work.
         """
-        told = {
+        advantage_of = {
             (ordinal, sample): value for part in parts for ordinal, sample, value in part.advantages
         }
-        if told.keys() != set(self._keys):
+        if advantage_of.keys() != set(self._keys):
             raise ContractError(
                 "the advantages are not those of the prepared records",
                 where=f"step {parts[0].step}",
             )
-        advantages = np.array([told[key] for key in self._keys], np.float64)
+        advantages = np.array([advantage_of[key] for key in self._keys], np.float64)
         began_s = time.process_time()
         metrics = self._backend.train(
             parts[0].step, advantages, parts[0].minibatches, parts[0].epochs
@@ -218,8 +220,8 @@ class TrainerShell:
             save = backend.begin_save if isinstance(backend, SavesInBackground) else backend.save
             return await self._saving(save, Path(request.directory))
 
-        done: Nothing = await self._once.join(("save", request.step), 0, request, act)
-        return done
+        reply: Nothing = await self._once.join(("save", request.step), 0, request, act)
+        return reply
 
     async def finish_save(self, request: SaveState, call: Call) -> Nothing:
         """Waits for a save that runs in the background; else there is nothing left to do."""
@@ -232,8 +234,8 @@ class TrainerShell:
                 else Nothing()
             )
 
-        done: Nothing = await self._once.join(("saved", request.step), 0, request, act)
-        return done
+        reply: Nothing = await self._once.join(("saved", request.step), 0, request, act)
+        return reply
 
     async def _saving(self, work: Callable[..., None], *args: Any) -> Nothing:
         """Runs a save; an error of the disk is the checkpoint's failure, not the trainer's."""

@@ -78,18 +78,20 @@ class WeightsFollower:
         it trains meanwhile, and then holds the next one.
         """
         ranks = [self._network.peer(name) for name in self._trainers]
-        wanted = version
+        version_to_ask = version
         async with self.restoring:
             for attempt in range(PATIENT.tries):
                 if self._backend.version >= version:
                     return
-                begun = BeginPush(wanted, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt)
-                pulled = PullWeights(wanted, 0, self._trainers[0], begun.attempt)
+                begun = BeginPush(
+                    version_to_ask, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt
+                )
+                pulled = PullWeights(version_to_ask, 0, self._trainers[0], begun.attempt)
                 try:
                     await asyncio.gather(*(insist(rank, PUSH_BEGIN, begun) for rank in ranks))
                     await self.pull(pulled, progress)
                 except (ContractError, WeightMismatch):
                     if attempt == PATIENT.tries - 1:
                         raise
-                    wanted = version + 1 if wanted == version else version
+                    version_to_ask = version + 1 if version_to_ask == version else version
                     await asyncio.sleep(PATIENT.pause_s(attempt))

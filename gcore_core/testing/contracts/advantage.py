@@ -62,9 +62,9 @@ class AdvantageContract(Contract):
     def test_each_record_has_one_finite_number(
         self, advantage: Any, groups: list[GroupScalars]
     ) -> None:
-        found = whole(advantage, groups)
-        assert [values.shape for values in found] == [group.rewards.shape for group in groups]
-        for values in found:
+        advantages = whole(advantage, groups)
+        assert [values.shape for values in advantages] == [group.rewards.shape for group in groups]
+        for values in advantages:
             assert values.dtype == np.float64
             assert np.isfinite(values).all(), values
 
@@ -83,9 +83,9 @@ class AdvantageContract(Contract):
         statistics = np.sum([advantage.statistics(part) for part in parts], axis=0)
         expected = whole(advantage, groups)
         for shard, part in enumerate(parts):
-            found = advantage.of(part, statistics)
-            assert len(found) == len(part)
-            self._assert_close(found, expected[shard::shards])
+            advantages = advantage.of(part, statistics)
+            assert len(advantages) == len(part)
+            self._assert_close(advantages, expected[shard::shards])
 
     def test_the_order_of_groups_and_records_does_not_matter(
         self, advantage: Any, groups: list[GroupScalars]
@@ -93,8 +93,8 @@ class AdvantageContract(Contract):
         turned = [
             self.group(group.rewards[::-1].copy(), advantage.requires) for group in groups[::-1]
         ]
-        found = [values[::-1] for values in whole(advantage, turned)[::-1]]
-        self._assert_close(found, whole(advantage, groups))
+        restored = [values[::-1] for values in whole(advantage, turned)[::-1]]
+        self._assert_close(restored, whole(advantage, groups))
 
     def test_a_batch_of_equal_rewards_teaches_nothing(self, advantage: Any) -> None:
         size = advantage.group_size
@@ -121,8 +121,8 @@ class AdvantageContract(Contract):
                 f"rewards {group.rewards} give {values}"
             )
 
-    def _assert_close(self, found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
-        for one, other in zip(found, expected, strict=True):
+    def _assert_close(self, actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
+        for one, other in zip(actual, expected, strict=True):
             limit = self.tolerance * max(1.0, float(np.abs(other).max(initial=0.0)))
             np.testing.assert_allclose(one, other, rtol=0, atol=limit)
 
@@ -144,14 +144,14 @@ class ActionAdvantageContract(Contract):
         Every third action is masked, and all arrays are read-only.
         """
         draw = np.random.default_rng(0)
-        found = []
+        records = []
         for size in (1, 2, 9):
             mask = (np.arange(size) % 3 != 1).astype(np.uint8)
             arrays = draw.standard_normal(size) * mask, draw.standard_normal(size), mask
             for array in arrays:
                 array.flags.writeable = False
-            found.append(arrays)
-        return found
+            records.append(arrays)
+        return records
 
     def test_it_is_an_advantage(self, advantage: Any) -> None:
         assert isinstance(advantage, ActionAdvantage), (
@@ -190,5 +190,5 @@ def assert_attributes(advantage: Any) -> None:
 
 def whole(advantage: Any, groups: Sequence[GroupScalars]) -> list[np.ndarray]:
     """Returns the advantages of a batch that one shard holds."""
-    found: list[np.ndarray] = advantage.of(groups, advantage.statistics(groups))
-    return found
+    advantages: list[np.ndarray] = advantage.of(groups, advantage.statistics(groups))
+    return advantages

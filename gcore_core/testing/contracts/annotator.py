@@ -54,12 +54,12 @@ class AnnotatorContract(Contract):
     def test_each_record_has_exactly_the_columns_of_the_role(
         self, annotator: Any, records: list[TrainRecord]
     ) -> None:
-        given = annotator.annotate(records)
-        assert [set(columns) for columns in given] == [set(self.columns)] * len(records)
+        answers = annotator.annotate(records)
+        assert [set(columns) for columns in answers] == [set(self.columns)] * len(records)
 
     def test_each_action_has_one_float32(self, annotator: Any, records: list[TrainRecord]) -> None:
-        given = annotator.annotate(records)
-        for record, columns in zip(records, given, strict=True):
+        answers = annotator.annotate(records)
+        for record, columns in zip(records, answers, strict=True):
             shape = record.columns["action_ids"].shape
             for name, column in columns.items():
                 assert (column.dtype, column.shape) == (np.dtype(np.float32), shape), name
@@ -93,11 +93,15 @@ class AnnotatorContract(Contract):
         annotator.annotate(records)
         assert annotator.version == before
 
-    def _assert_same(self, given: Annotated, expected: Annotated) -> None:
-        assert len(given) == len(expected)
-        for i, (columns, others) in enumerate(zip(given, expected, strict=True)):
-            assert set(columns) == set(others)
+    def _assert_same(self, actual: Annotated, expected: Annotated) -> None:
+        assert len(actual) == len(expected)
+        for i, (columns, expected_columns) in enumerate(zip(actual, expected, strict=True)):
+            assert set(columns) == set(expected_columns)
             for name, column in columns.items():
                 np.testing.assert_allclose(
-                    column, others[name], rtol=0, atol=self.tolerance, err_msg=f"record {i}, {name}"
+                    column,
+                    expected_columns[name],
+                    rtol=0,
+                    atol=self.tolerance,
+                    err_msg=f"record {i}, {name}",
                 )

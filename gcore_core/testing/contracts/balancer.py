@@ -114,11 +114,11 @@ class BalancerContract(Contract):
                 loads = [work(draw.lognormal(6, 1, draw.integers(4, 12))) for _ in range(4)]
                 balancer.observe(loads, seconds(loads, law))
             loads = [work(draw.lognormal(6, 1, draw.integers(4, 12))) for _ in range(64)]
-            told, true = (
+            predicted_s, measured_s = (
                 np.array([balancer.costs(load).sum() for load in loads]),
                 seconds(loads, law),
             )
-            r2 = float(np.corrcoef(told, true)[0, 1]) ** 2
+            r2 = float(np.corrcoef(predicted_s, measured_s)[0, 1]) ** 2
             assert r2 >= 1 - self.tolerance, (
                 f"R2 {r2:.3f} of costs and the seconds they were learned from"
             )
@@ -128,8 +128,8 @@ class BalancerContract(Contract):
         """It is shown times that do not vary, that fall with length, or that are absurd."""
         loads = [work(np.full(n, 100.0)) for n in (1, 2, 3)]
         records = work(np.arange(1.0, 65.0))
-        for shown in (np.ones(3), np.array([3.0, 2.0, 1.0]), np.array([1e-9, 1e9, 1e-9])):
-            r2 = balancer.observe(loads, shown)
+        for times_s in (np.ones(3), np.array([3.0, 2.0, 1.0]), np.array([1e-9, 1e9, 1e-9])):
+            r2 = balancer.observe(loads, times_s)
             assert r2 is None or (np.isfinite(r2) and r2 <= 1)
             costs = balancer.costs(records)
             assert ((costs >= 0) & np.isfinite(costs)).all() and costs.any()
@@ -146,15 +146,15 @@ def work(lengths: np.ndarray, extra: float = 0.0) -> Work:
     """Makes records of these lengths, two to a group; a fifth of each record is its prompt."""
     whole = lengths.astype(np.int64)
     prompt = whole // 5
-    found = Work(
+    records = Work(
         group=np.arange(len(whole)) // 2,
         prompt=prompt,
         actions=whole - prompt,
         extra=np.full(len(whole), extra),
     )
-    for column in (found.group, found.prompt, found.actions, found.extra):
+    for column in (records.group, records.prompt, records.actions, records.extra):
         column.flags.writeable = False
-    return found
+    return records
 
 
 def seconds(loads: Sequence[Work], law: Any) -> np.ndarray:

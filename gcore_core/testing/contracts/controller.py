@@ -85,9 +85,9 @@ class ControllerContract(Contract):
     job: ClassVar[SimulatedJob] = SimulatedJob(shards=2, steps=3, annotators=1, checkpoint_every=1)
 
     def program(self, context: ControllerContext) -> Controller:
-        made = self.build(context)
-        assert isinstance(made, Controller), "it has no method `run`"
-        return made
+        program = self.build(context)
+        assert isinstance(program, Controller), "it has no method `run`"
+        return program
 
     def run(self, store: Path, weather: Weather | None = None, **changes: Any) -> Outcome:
         """Simulates a whole run of the program."""
@@ -105,8 +105,8 @@ class ControllerContract(Contract):
         It is tried in calm weather, and where messages are lost, late and doubled.
         """
         weather = Storm(1) if request.param == "lossy" else None
-        chosen = "gcore_core.builtin.filters:Varied"
-        return self.run(tmp_path / "store", weather, filter=chosen, max_new_tokens=3)
+        filter_factory = "gcore_core.builtin.filters:Varied"
+        return self.run(tmp_path / "store", weather, filter=filter_factory, max_new_tokens=3)
 
     def test_every_step_is_reported_once(self, outcome: Outcome) -> None:
         steps = list(range(self.job.steps + 1))
@@ -149,7 +149,7 @@ class ControllerContract(Contract):
             samples = defaultdict(list)
             for ordinal, sample in sorted(letters):
                 samples[ordinal].append(sample)
-            assert all(own == list(range(self.job.samples)) for own in samples.values())
+            assert all(indexes == list(range(self.job.samples)) for indexes in samples.values())
 
     def test_only_what_passed_the_filter_is_trained_on(self, outcome: Outcome) -> None:
         """Groups whose rewards are all equal do not teach; the others do, each in its turn."""
@@ -165,8 +165,8 @@ class ControllerContract(Contract):
     def test_a_resumed_run_goes_on_with_the_next_step(self, tmp_path: Path) -> None:
         whole = self.run(tmp_path / "store")
         (saved,) = (one for one in whole.checkpoints if one.step == 2)
-        left = tmp_path / "store-step2"
-        left.rename(tmp_path / "again-step2")
+        store = tmp_path / "store-step2"
+        store.rename(tmp_path / "again-step2")
         resumed = self.run(tmp_path / "again", resumed=saved)
         assert [report.step for report in resumed.reports] == [2, 3]
         ordinals = [[sorted(letters) for letters in run.letters] for run in (whole, resumed)]
@@ -184,12 +184,12 @@ class ControllerContract(Contract):
 
     def test_it_calls_what_it_says(self, tmp_path: Path) -> None:
         """Calls about sleep are left out, because they depend on the devices."""
-        said = self.description()
-        assert isinstance(said, ControllerProvider)
-        seen = _Observed()
-        self.run(tmp_path / "store", seen)
-        expected = {kind: set(verbs) - {"sleep"} for kind, verbs in said.calls.items()}
-        assert dict(seen.calls) == expected
+        description = self.description()
+        assert isinstance(description, ControllerProvider)
+        observer = _Observed()
+        self.run(tmp_path / "store", observer)
+        expected = {kind: set(verbs) - {"sleep"} for kind, verbs in description.calls.items()}
+        assert dict(observer.calls) == expected
 
 
 def _in_turn(versions: list[int]) -> list[int]:

@@ -36,14 +36,14 @@ class FilterContract(Contract):
     def test_a_verdict_is_a_truth_value_and_a_word(
         self, group_filter: Any, group: GroupScalars
     ) -> None:
-        keeps, reason = group_filter.keep(group)
-        assert isinstance(keeps, bool) and isinstance(reason, str)
+        verdict, reason = group_filter.keep(group)
+        assert isinstance(verdict, bool) and isinstance(reason, str)
 
     def test_what_is_dropped_has_a_named_reason(
         self, group_filter: Any, group: GroupScalars
     ) -> None:
-        keeps, reason = group_filter.keep(group)
-        assert keeps or reason.strip(), (
+        verdict, reason = group_filter.keep(group)
+        assert verdict or reason.strip(), (
             f"rewards {group.rewards.tolist()} are dropped without a reason"
         )
 

@@ -153,9 +153,9 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     ) -> None:
         records = self.run(generator, requests_of(prompts, 3, greedy=True))
         for ordinal in range(len(prompts)):
-            first, *others = [records[ordinal, sample].columns for sample in range(3)]
+            first, *repeats = [records[ordinal, sample].columns for sample in range(3)]
             assert first["temperature"] == 1, "a greedy record's log-probs are at temperature 1"
-            for other in others:
+            for other in repeats:
                 np.testing.assert_array_equal(first["action_ids"], other["action_ids"])
 
     def test_samples_of_a_prompt_differ(
@@ -263,19 +263,19 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
         ended = [record for _ in range(3) for record in generator.step()]
         running = sorted({key_of_request(r) for r in requests} - {key_of(r) for r in ended})
         assert running, "everything ended within three steps: let samples be longer"
-        kept = running[0]
-        taken = running[1:]
-        aborted = generator.abort([*taken, (99_999, 0)])
-        assert sorted(map(key_of, aborted)) == taken, (
+        survivor = running[0]
+        to_abort = running[1:]
+        aborted = generator.abort([*to_abort, (99_999, 0)])
+        assert sorted(map(key_of, aborted)) == to_abort, (
             "abort returns the named samples, and ignores unknown ones"
         )
         assert {record.status for record in aborted} <= {ABORTED}
         assert any(record.columns["action_ids"].size for record in aborted), (
             "their actions so far are lost"
         )
-        later = self.drain(generator, [r for r in requests if key_of_request(r) == kept])
+        later = self.drain(generator, [r for r in requests if key_of_request(r) == survivor])
         later += [record for _ in range(100) for record in generator.step()]
-        assert [key_of(record) for record in later] == [kept], "an aborted sample came back"
+        assert [key_of(record) for record in later] == [survivor], "an aborted sample came back"
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -289,15 +289,15 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     ) -> list[Finished]:
         """Calls ``step`` until all requests that are not in ``ended`` have ended."""
         missing = {key_of_request(r) for r in requests} - {key_of(r) for r in ended}
-        found: list[Finished] = []
+        records: list[Finished] = []
         for _ in range(self.steps_limit):
             if not missing:
                 break
-            found += generator.step()
-            missing -= {key_of(record) for record in found}
+            records += generator.step()
+            missing -= {key_of(record) for record in records}
         if missing:
             pytest.fail(f"{len(missing)} samples, {sorted(missing)[0]} among them, did not end")
-        return found
+        return records
 
 
 def requests_of(

@@ -57,12 +57,12 @@ class EngineTests(Contract):
 
         By default they are read from its model directory.
         """
-        found = read_model(model)
-        if not found:
+        tensors = read_model(model)
+        if not tensors:
             pytest.fail(
                 "weights.push is claimed: give the fixture `weights`, or a `model` with safetensors"
             )
-        return found
+        return tensors
 
     @pytest.mark.parametrize("capability", _PROTOCOLS)
     def test_a_claim_is_implemented_and_nothing_else(self, generator: Any, capability: str) -> None:
@@ -152,11 +152,11 @@ class EngineTests(Contract):
         later = self.drain(generator, requests, ended)
         assert {record.versions for record in ended} <= {(before, before)}
         assert later, "everything ended within two steps: let samples be longer"
-        told = {record.versions for record in later}
-        assert (before, before + 1) in told, "no sample says that older weights began it"
+        versions = {record.versions for record in later}
+        assert (before, before + 1) in versions, "no sample says that older weights began it"
         # A sample that still waited at the push has only the new version.
         allowed = {(before, before + 1), (before + 1, before + 1)}
-        assert told <= allowed | ({(before, before)} if self.runs_between_steps else set())
+        assert versions <= allowed | ({(before, before)} if self.runs_between_steps else set())
         if "determinism" in self.claimed():
             for record in later:
                 expected = undisturbed[record.request.ordinal, record.request.sample].columns[
@@ -170,10 +170,10 @@ class EngineTests(Contract):
     @claims("weights.push")
     def test_an_older_push_is_refused(self, generator: Any, weights: Tensors) -> None:
         push(generator, weights, generator.version + 5)
-        held = generator.version
+        version = generator.version
         with pytest.raises(WeightMismatch):
-            generator.begin_weights(WeightPlan(held - 1, [spec for spec, _ in weights]))
-        assert generator.version == held
+            generator.begin_weights(WeightPlan(version - 1, [spec for spec, _ in weights]))
+        assert generator.version == version
 
     @claims("weights.push")
     @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ class EngineTests(Contract):
         }
         with pytest.raises(WeightMismatch) as raised:
             generator.begin_weights(WeightPlan(generator.version + 1, plans[change]))
-        named = "another.model" if change == "one is unknown" else first.name
-        assert named in str(raised.value), f"the error must name the tensor {named!r}"
+        tensor = "another.model" if change == "one is unknown" else first.name
+        assert tensor in str(raised.value), f"the error must name the tensor {tensor!r}"
 
     @claims("weights.fingerprint")
     def test_the_fingerprint_is_that_of_the_pushed_bytes(

@@ -100,8 +100,8 @@ class ObjectiveContract(Contract):
         """
         parts = []
         for rank in range(ranks):
-            own = list(range(rank, _count(batch), ranks))
-            parts += [_actions(batch, own[:1]), _actions(batch, own[1:])]
+            indexes = list(range(rank, _count(batch), ranks))
+            parts += [_actions(batch, indexes[:1]), _actions(batch, indexes[1:])]
         self._assert_same(update(objective, batch, parts), update(objective, batch))
 
     def test_the_order_of_samples_does_not_matter(self, objective: Any, batch: Batch) -> None:
@@ -126,11 +126,13 @@ class ObjectiveContract(Contract):
         """
         padded = _padded(batch)
         value, gradients, metrics = update(objective, padded)
-        kept = padded["original"]
+        is_original = padded["original"]
         expected = update(objective, batch)
-        self._assert_same((value, [gradient[kept] for gradient in gradients], metrics), expected)
+        self._assert_same(
+            (value, [gradient[is_original] for gradient in gradients], metrics), expected
+        )
         for gradient in gradients:
-            assert not bool(gradient[~kept].any()), "padding has a gradient"
+            assert not bool(gradient[~is_original].any()), "padding has a gradient"
 
     def test_masked_actions_have_no_influence(self, objective: Any, batch: Batch) -> None:
         """Other numbers at masked places change nothing, and get no gradient."""
@@ -198,18 +200,18 @@ class ObjectiveContract(Contract):
             float(weight), rel=self.tolerance
         )
 
-    def _assert_same(self, found: Sequence[Any], expected: Sequence[Any]) -> None:
+    def _assert_same(self, actual: Sequence[Any], expected: Sequence[Any]) -> None:
         """Compares values, gradients and, where both have them, metrics."""
-        self._assert_close("value", found[0], expected[0])
-        for name, one, other in zip(CURRENT, found[1], expected[1], strict=False):
+        self._assert_close("value", actual[0], expected[0])
+        for name, one, other in zip(CURRENT, actual[1], expected[1], strict=False):
             self._assert_close(f"gradient by {name}", one, other)
-        if len(found) == len(expected) == 3:
-            assert found[2].keys() == expected[2].keys()
-            for name in found[2]:
-                self._assert_close(f"metric {name}", found[2][name], expected[2][name])
+        if len(actual) == len(expected) == 3:
+            assert actual[2].keys() == expected[2].keys()
+            for name in actual[2]:
+                self._assert_close(f"metric {name}", actual[2][name], expected[2][name])
 
-    def _assert_close(self, what: str, found: Any, expected: Any) -> None:
-        one, other = (np.asarray(value.detach(), np.float64) for value in (found, expected))
+    def _assert_close(self, what: str, actual: Any, expected: Any) -> None:
+        one, other = (np.asarray(value.detach(), np.float64) for value in (actual, expected))
         limit = self.tolerance * max(1.0, float(np.abs(other).max(initial=0.0)))
         np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=what)
 
@@ -249,14 +251,14 @@ def select(data: Batch, part: Any) -> dict[str, Any]:
     """Returns the columns of the actions ``part``, whose records are numbered anew."""
     torch = pytest.importorskip("torch")
     index = part if isinstance(part, slice) else torch.tensor(part, dtype=torch.long)
-    chosen = {name: column[index] for name, column in data.items()}
-    chosen["record"] = torch.unique(chosen["record"], return_inverse=True)[1]
-    return chosen
+    columns = {name: column[index] for name, column in data.items()}
+    columns["record"] = torch.unique(columns["record"], return_inverse=True)[1]
+    return columns
 
 
 def _arguments(objective: Any, data: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
-    given = GIVEN | (objective.requires - {"logp", "entropy"})
-    columns = {name: column for name, column in data.items() if name in given}
+    names = GIVEN | (objective.requires - {"logp", "entropy"})
+    columns = {name: column for name, column in data.items() if name in names}
     if "values" in columns:
         columns["values"] = data["old_values"]
     return columns, {name: data[name] for name in _live(objective)}
@@ -322,19 +324,19 @@ def _padded(batch: Batch) -> dict[str, Any]:
     places: list[int] = []
     original: list[bool] = []
     for record in range(count):
-        own = _actions(batch, [record])
-        places += [*own, own[0], own[-1]]
-        original += [True] * len(own) + [False] * 2
+        actions = _actions(batch, [record])
+        places += [*actions, actions[0], actions[-1]]
+        original += [True] * len(actions) + [False] * 2
     places += [0, 1, 2]
     original += [False] * 3
     padded = {name: column[torch.tensor(places)].clone() for name, column in batch.items()}
-    kept = torch.tensor(original)
-    padded["mask"] &= kept
+    is_original = torch.tensor(original)
+    padded["mask"] &= is_original
     padded["record"][-3:] = count
     for name in set(padded) - {"record", "mask"}:
-        padded[name][~kept] = 1.5
+        padded[name][~is_original] = 1.5
     # The original actions keep their order, because records are numbered in the order they lie in.
-    return {**padded, "original": kept}
+    return {**padded, "original": is_original}
 
 
 def _count(batch: Batch) -> int:

@@ -91,10 +91,10 @@ class PlacementPolicyContract(Contract):
     def test_arguments_stay_as_they_are(self, policy: Any, window: Window) -> None:
         before = copy.deepcopy(window)
         plan = policy.revise(None, window).partition
-        kept = Partition(dict(plan.cells))
+        copy_of_plan = Partition(dict(plan.cells))
         policy.revise(plan, window)
         assert window == before, "the window was changed"
-        assert plan == kept, "the partition was changed"
+        assert plan == copy_of_plan, "the partition was changed"
 
     def test_a_plan_that_fits_stays(self, policy: Any, window: Window) -> None:
         """To move a role costs a transfer of its weights, and nothing happened that is worth it."""

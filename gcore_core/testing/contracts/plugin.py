@@ -67,28 +67,28 @@ class PluginContract(Contract):
             json.dumps([path for path in sys.path if path]),
             json.dumps(catalog.HEAVY),
         ]
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", _LOOK, *words],
             capture_output=True,
             text=True,
             check=False,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout.splitlines()[-1]) == []
+        assert completed.returncode == 0, completed.stderr
+        assert json.loads(completed.stdout.splitlines()[-1]) == []
 
     def test_hooks_return_at_once_and_alike(self, installed: catalog.Installed) -> None:
         Plugins().load(installed)  # imports are not counted
-        found = []
+        descriptions = []
         times_s = []
         for _ in range(3):
             plugins = Plugins()
             start_s = time.perf_counter()
             plugins.load(installed)
             times_s.append(time.perf_counter() - start_s)
-            found.append(plugins.provided_by(installed.name))
+            descriptions.append(plugins.provided_by(installed.name))
         assert min(times_s) < HOOKS_LIMIT_S
-        assert found[0] == found[1] == found[2]
+        assert descriptions[0] == descriptions[1] == descriptions[2]
 
     def test_its_metadata_bounds_the_core(self, installed: catalog.Installed) -> None:
         if installed.name == catalog.CORE:
@@ -119,13 +119,13 @@ class PluginContract(Contract):
             if item.kind != "generator":
                 continue
             try:
-                made = import_attribute(item.spec.factory)
+                backend = import_attribute(item.spec.factory)
             except PluginBroken:  # another test's
                 continue
-            if not inspect.isclass(made):
+            if not inspect.isclass(backend):
                 continue
             for capability, methods in METHODS.items():
-                has = all(hasattr(made, method) for method in methods)
+                has = all(hasattr(backend, method) for method in methods)
                 claimed = capability in item.spec.capabilities
                 assert has == claimed, (
                     f"{item.reference}: {capability} claimed: {claimed}, implemented: {has}"
@@ -167,11 +167,11 @@ def is_met(requirement: str) -> bool:
     """Says whether this environment meets a requirement such as ``torch>=2.7``."""
     from packaging.requirements import Requirement
 
-    wanted = Requirement(requirement)
-    if wanted.marker is not None and not wanted.marker.evaluate():
+    parsed = Requirement(requirement)
+    if parsed.marker is not None and not parsed.marker.evaluate():
         return True
     return any(
-        wanted.specifier.contains(version, prereleases=True) for version in _versions(wanted.name)
+        parsed.specifier.contains(version, prereleases=True) for version in _versions(parsed.name)
     )
 
 

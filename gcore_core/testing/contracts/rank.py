@@ -87,9 +87,9 @@ def main(file: str) -> None:
     records = make_records(spec.vocabulary)
     advantages = np.random.default_rng(1).standard_normal(len(records))
     size = replica_slots(config_object(spec.factory))
-    own = shard(len(records), spec.rank // size, spec.ranks // size)
+    indexes = shard(len(records), spec.rank // size, spec.ranks // size)
     for step in (0, 1):
-        train(trainer, [records[i] for i in own], advantages[own], step=step)
+        train(trainer, [records[i] for i in indexes], advantages[indexes], step=step)
     tensors = [(tensor, np.array(array, copy=True)) for tensor, array in trainer.export_weights()]
     if spec.rank == 0:
         write_safetensors(Path(spec.directory) / "weights.safetensors", tensors)

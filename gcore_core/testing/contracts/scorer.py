@@ -94,9 +94,9 @@ class ScorerContract(Contract):
         if unscorable is None:
             self.not_claimed("failures (give the fixture `unscorable`)")
         expected = scorer.score(records)
-        first, failed, *others = scorer.score([records[0], unscorable, *records[1:]])
+        first, failed, *later = scorer.score([records[0], unscorable, *records[1:]])
         assert failed.status != OK, f"a record that cannot be scored got {failed.value}"
-        self._assert_same([first, *others], expected)
+        self._assert_same([first, *later], expected)
 
     def test_asking_twice_gives_the_same(self, scorer: Any, records: list[ScoredRecord]) -> None:
         """A record may be sent again after a lost message.

@@ -59,12 +59,12 @@ class SleepTests(Contract):
         """The same seeds give the same samples; under determinism, every action is the same."""
         # A generator without fingerprints gets empty ones: another test checks that claim.
         hashes: Callable[[], Any] = getattr(generator, "fingerprint", None) or dict
-        before, version, held = self.run(generator, requests), generator.version, hashes()
+        before, version, hashes_before = self.run(generator, requests), generator.version, hashes()
         for _ in range(2):
             generator.sleep()
             assert generator.version == version
             generator.wake()
-            assert (generator.version, hashes()) == (version, held)
+            assert (generator.version, hashes()) == (version, hashes_before)
             after = self.run(generator, requests)
             assert self._same(before, after)
         if "determinism" in self.claimed():

@@ -244,8 +244,8 @@ class TrainerContract(Contract):
     ) -> None:
         """Each action gets a value, which follows from the record alone."""
         before = digests(exported(trainer))
-        given = trainer.annotate(records)
-        for record, columns in zip(records, given, strict=True):
+        answers = trainer.annotate(records)
+        for record, columns in zip(records, answers, strict=True):
             assert set(columns) == {"values"}
             shape = record.columns["action_ids"].shape
             assert (columns["values"].dtype, columns["values"].shape) == (np.float32, shape)
@@ -281,9 +281,9 @@ class TrainerContract(Contract):
         specs = trainer.weight_specs()
         names = [spec.name for spec in specs]
         assert sorted(set(names)) == sorted(names), "a tensor is announced twice"
-        given = exported(trainer)
-        assert [spec for spec, _ in given] == list(specs)
-        for spec, array in given:
+        tensors = exported(trainer)
+        assert [spec for spec, _ in tensors] == list(specs)
+        for spec, array in tensors:
             assert array.dtype == np.uint8 and array.ndim == 1, f"{spec.name} must be flat uint8"
             assert array.nbytes == spec.nbytes == math.prod(spec.shape) * ITEM_BYTES[spec.dtype], (
                 spec.name
@@ -294,14 +294,14 @@ class TrainerContract(Contract):
         """They come in the same order, as flat bytes that can be copied to the host."""
         sends = isinstance(trainer, SendsDevice)
         assert sends, "weights.device is claimed, SendsDevice is not implemented"
-        found = [
+        tensors = [
             (spec, content.nbytes, on_host(content)) for spec, content in trainer.export_tensors()
         ]
-        assert [spec for spec, _, _ in found] == list(trainer.weight_specs())
-        assert [nbytes for _, nbytes, _ in found] == [
+        assert [spec for spec, _, _ in tensors] == list(trainer.weight_specs())
+        assert [nbytes for _, nbytes, _ in tensors] == [
             spec.nbytes for spec in trainer.weight_specs()
         ]
-        assert digests([(spec, array) for spec, _, array in found]) == digests(exported(trainer))
+        assert digests([(spec, array) for spec, _, array in tensors]) == digests(exported(trainer))
 
     def test_a_saved_trainer_goes_on_as_if_never_stopped(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path

@@ -39,7 +39,7 @@ def perturbed(tensors: Tensors, scale: float = 0.5) -> Tensors:
     A little noise is added too, so that zeros change as well. Other tensors stay as they are.
     """
     random = np.random.default_rng(0)
-    found = []
+    shaken_tensors = []
     for spec, array in tensors:
         if spec.dtype in _FLOATS:
             values = array.copy().view(_FLOATS[spec.dtype])
@@ -48,8 +48,8 @@ def perturbed(tensors: Tensors, scale: float = 0.5) -> Tensors:
             values = (array.copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
             shaken = _shaken(values, random, scale).astype(np.float32)
             array = (shaken.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        found.append((spec, array))
-    return found
+        shaken_tensors.append((spec, array))
+    return shaken_tensors
 
 
 def _shaken(values: np.ndarray, random: np.random.Generator, scale: float) -> np.ndarray:
