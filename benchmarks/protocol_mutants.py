@@ -80,7 +80,7 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "verdicts are kept": (
         Ledger,
         "close",
-        "verdicts, self._verdicts = self._verdicts, {}",
+        "verdicts = self._verdicts\n    self._verdicts = {}",
         "verdicts = dict(self._verdicts)",
     ),
     "the first that finish are taken": (Quota, "end", "teach = sorted(", "teach = list("),

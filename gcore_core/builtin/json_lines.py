@@ -154,9 +154,11 @@ def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
         for number, line in enumerate(lines, start=1):
             if row == config.limit:
                 break
-            start, position = position, position + len(line)
+            start = position
+            position += len(line)
             if number == 1 and line.startswith(_BOM):
-                start, line = len(_BOM), line[len(_BOM) :]
+                start = len(_BOM)
+                line = line[len(_BOM) :]
             if not line.strip(b" \t\r\n"):
                 continue
             where = f"{config.path}, line {number}"

@@ -156,13 +156,17 @@ class Catalog:
 
     def _with_state(self, row: _Found) -> Installed:
         if row.requires is None:
-            state, reason, requires = "ok", "", ""
+            state = "ok"
+            reason = ""
+            requires = ""
         else:
             state, reason, requires = _compatibility(row.requires, self._core_version)
         if self._disabled and row.plugin.distribution != _CORE_DISTRIBUTION:
-            state, reason = "disabled", "G_CORE_PLUGINS=off"
+            state = "disabled"
+            reason = "G_CORE_PLUGINS=off"
         elif row.clashes and not self._disabled:
-            state, reason = "clash", f"also provided by {' and '.join(row.clashes)}"
+            state = "clash"
+            reason = f"also provided by {' and '.join(row.clashes)}"
         return replace(row.plugin, state=state, reason=reason, requires=requires)
 
 

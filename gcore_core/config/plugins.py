@@ -154,7 +154,8 @@ class Plugins:
             what = f"plugin {plugin!r} has no {kind} named {name!r}{did_you_mean(use, choices)}."
             why = ""
         else:
-            what, why = f"plugin {plugin!r} has no default {kind}; say which.", ""
+            what = f"plugin {plugin!r} has no default {kind}; say which."
+            why = ""
         raise ConfigError(
             what,
             where=where,
@@ -213,7 +214,8 @@ class Observers:
     """
 
     def __init__(self, hooks: pluggy.HookRelay, report: ReportFailure) -> None:
-        self._hooks, self._report = hooks, report
+        self._hooks = hooks
+        self._report = report
         self._disabled: set[str] = set()
 
     def run_start(self, run: RunFacts) -> None:

@@ -97,7 +97,9 @@ def _keys(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields (dotted key, default) of every field below a settings class."""
     defaults = cls()
     for key, hint in typing.get_type_hints(cls).items():
-        name, hint, default = prefix + key, _without_none(hint), getattr(defaults, key)
+        name = prefix + key
+        hint = _without_none(hint)
+        default = getattr(defaults, key)
         if is_dataclass(hint):
             if default is None:
                 yield name, None

@@ -42,7 +42,11 @@ class GcoreError(Exception):
         self, what: str, *, where: str = "", why: str = "", todo: str = "", **facts: Any
     ) -> None:
         super().__init__(what)
-        self.what, self.where, self.why, self.todo, self.facts = what, where, why, todo, facts
+        self.what = what
+        self.where = where
+        self.why = why
+        self.todo = todo
+        self.facts = facts
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what

@@ -18,7 +18,8 @@ from typing import Any
 from gcore_core.contract.errors import did_you_mean
 
 #: The role that learns, and the one that samples from it.
-POLICY, ROLLOUT = "policy", "rollout"
+POLICY = "policy"
+ROLLOUT = "rollout"
 #: The default of a value that must be given.
 MISSING = "???"
 

@@ -108,7 +108,8 @@ class Checkpointing:
         if self._begun is not None:
             await self._send_to_ranks(FINISH_SAVE, SaveState(self._begun.step, ""))
         if self._begun is not None:  # nothing failed
-            begun, self._begun = self._begun, None
+            begun = self._begun
+            self._begun = None
             await self._send_to_supervisor(COMMIT_CHECKPOINT, begun)
 
     async def _send_to_ranks(

@@ -34,7 +34,9 @@ class Publishing:
     def __init__(
         self, context: ControllerContext, config: SyncConfig, placement: PlacementShard
     ) -> None:
-        self._context, self._config, self._placement = context, config, placement
+        self._context = context
+        self._config = config
+        self._placement = placement
 
     async def publish(self, version: int, release_before: int) -> bool:
         """Pushes what the trainers hold, which is ``version``. Returns, the same for all shards,
@@ -57,7 +59,8 @@ class Publishing:
         await insist(self._context.supervisor, PUBLISHED, Published(version))
 
     async def _push_once(self, version: int, release_before: int, attempt: int) -> None:
-        ranks, replicas = self._context.trainers, self._placement.replicas
+        ranks = self._context.trainers
+        replicas = self._placement.replicas
         configured = self._config.push_transport
         # Shared memory needs nothing of anybody's device.
         transport = SHM if attempt and configured == "auto" else configured
@@ -78,8 +81,10 @@ class Publishing:
         """The final weights in Hugging Face layout. Every rank takes part, since it may need
         collectives.
         """
-        agree, output = self._context.agree, self._context.facts.output
+        agree = self._context.agree
+        output = self._context.facts.output
         if agree.lead and output:
-            ranks, request = self._context.trainers, SaveWeights(output)
+            ranks = self._context.trainers
+            request = SaveWeights(output)
             await asyncio.gather(*(insist(r, SAVE_PRETRAINED, request) for r in ranks))
         await agree.barrier("saved")

@@ -58,7 +58,8 @@ class Reporting:
         records = [header for group in groups for header in group]
         rewards = self._context.facts.rewards
         n = float(len(records))
-        before, self._before = self._before, replace(self._context.traffic)
+        before = self._before
+        self._before = replace(self._context.traffic)
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),

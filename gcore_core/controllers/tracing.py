@@ -126,7 +126,8 @@ class Trace:
         """Appends the lines that wait to the file; when it fails, the run goes on untraced."""
         if self._path is None or not self._lines:
             return
-        lines, self._lines = self._lines, []
+        lines = self._lines
+        self._lines = []
         try:
             if not self._path.exists():
                 self._path.parent.mkdir(exist_ok=True)

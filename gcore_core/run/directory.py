@@ -108,14 +108,14 @@ def _refusal(error: OSError, path: Path) -> ConfigError:
     """Returns the error that a user sees when ``path`` cannot be made or written."""
     where = "run.dir"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what, todo = (
-            f"no space is left to write {path}.",
-            "free some space, or set run.dir to another disk",
-        )
+        what = f"no space is left to write {path}."
+        todo = "free some space, or set run.dir to another disk"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        what, todo = f"{path} is not writable.", "set run.dir to a directory you may write"
+        what = f"{path} is not writable."
+        todo = "set run.dir to a directory you may write"
     else:
-        what, todo = f"{path} cannot be made or written.", "set run.dir to another directory"
+        what = f"{path} cannot be made or written."
+        todo = "set run.dir to another directory"
     return ConfigError(
         what, where=where, why=f"the system says: {error.strerror} ({error.filename})", todo=todo
     )

@@ -169,7 +169,8 @@ class FakeGenerator:
 
     def sleep(self) -> None:
         if self._logits.size:
-            self._asleep, self._logits = self._logits.tobytes(), np.zeros(0, np.float32)
+            self._asleep = self._logits.tobytes()
+            self._logits = np.zeros(0, np.float32)
 
     def wake(self) -> None:
         if not self._logits.size:
@@ -270,10 +271,14 @@ class FakeTrainer:
         """
         indexes = [i for i, record in enumerate(self._records) if record.minibatch == minibatch]
         size = self._config.micro_batch or max(len(indexes), 1)
-        loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
+        loss = 0.0
+        gradient = np.zeros(len(VOCABULARY))
+        actions = 0
         for start in range(0, len(indexes), size):
             part = self._micro_batch(indexes[start : start + size], advantages)
-            loss, gradient, actions = loss + part[0], gradient + part[1], actions + part[2]
+            loss += part[0]
+            gradient = gradient + part[1]
+            actions += part[2]
         return loss / max(actions, 1), gradient / max(actions, 1)
 
     def _micro_batch(
@@ -285,7 +290,9 @@ class FakeTrainer:
         letters, the gradient of sum(logp) by the logits is counts - n * softmax(logits).
         """
         logp = log_softmax(self._logits).astype(np.float64)
-        loss, gradient, actions = 0.0, np.zeros(len(VOCABULARY)), 0
+        loss = 0.0
+        gradient = np.zeros(len(VOCABULARY))
+        actions = 0
         for i in indexes:
             columns = self._records[i].columns
             letters = columns["action_ids"][columns["action_mask"] != 0]
@@ -295,7 +302,8 @@ class FakeTrainer:
             actions += len(letters)
             if self._config.toward:
                 sums = self._drawn(self._records[i], logp)
-                loss, gradient = loss + sums[0], gradient + sums[1]
+                loss += sums[0]
+                gradient = gradient + sums[1]
         return loss, gradient, actions
 
     def _drawn(self, record: TrainRecord, logp: np.ndarray) -> tuple[float, np.ndarray]:
@@ -338,7 +346,8 @@ class FakeTrainer:
 
     def load(self, directory: Path) -> None:
         state = np.load(directory / "state.npz", allow_pickle=False)
-        self._logits, self.version = state["logits"], int(state["version"])
+        self._logits = state["logits"]
+        self.version = int(state["version"])
 
     def save_pretrained(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,9 @@ class Faults:
     """
 
     def __init__(self, seed: int, *, rate: float = 0.08, kills: float = 0.0025) -> None:
-        self._random, self._rate, self._kills = random.Random(seed), rate, kills
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._kills = kills
         self.hits: Counter[tuple[str, str, str]] = Counter()
         self.role_calls: set[tuple[str, str]] = set()
         self._passed: dict[tuple[str, str], asyncio.Event] = {}
@@ -129,7 +131,9 @@ class Faults:
         births: process -> a function that makes its service for a new life.
         buried: called with every life that has ended.
         """
-        self._network, self._births, self._buried = network, births, buried
+        self._network = network
+        self._births = births
+        self._buried = buried
         asyncio.get_running_loop().set_task_factory(_owned)
 
     async def travel(self, source: str, target: str, method: str) -> int:

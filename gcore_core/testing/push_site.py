@@ -117,7 +117,8 @@ async def open_push_site(backends: str, kind: type[S]) -> AsyncIterator[S]:
     with tempfile.TemporaryDirectory(
         prefix="gc-", dir="/tmp"
     ) as place:  # socket paths must be short
-        directory, secret = Path(place), secrets.token_bytes(32)
+        directory = Path(place)
+        secret = secrets.token_bytes(32)
         (directory / "backends.py").write_text(backends)
         names = ("supervisor", "policy.0", "rollout.0", "rollout.1")
         addresses = {name: f"unix:{directory}/{name}" for name in names}

@@ -25,7 +25,10 @@ from gcore_core.testing.contracts.base import Contract, NotClaimed
 
 _NAME = "gcore-conformance"
 _ENGINES = ("numpy", "torch", "transformers", "vllm", "sglang", "deepspeed", "megatron")
-PASS, FAIL, NOT_CLAIMED, KNOWN_GAP = "pass", "fail", "not claimed", "known gap"
+PASS = "pass"
+FAIL = "fail"
+NOT_CLAIMED = "not claimed"
+KNOWN_GAP = "known gap"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,18 +76,20 @@ class Outcomes:
         return report
 
     def _add(self, item: pytest.Item, cls: type[Contract], report: pytest.TestReport) -> None:
-        outcome, remark = PASS, ""
+        outcome = PASS
+        remark = ""
         if NOT_CLAIMED in dict(report.user_properties):
-            outcome, remark = NOT_CLAIMED, str(dict(report.user_properties)[NOT_CLAIMED])
+            outcome = NOT_CLAIMED
+            remark = str(dict(report.user_properties)[NOT_CLAIMED])
         elif report.skipped and hasattr(report, "wasxfail"):
-            outcome, remark = KNOWN_GAP, report.wasxfail
+            outcome = KNOWN_GAP
+            remark = report.wasxfail
         elif report.skipped:
-            outcome, remark = (
-                NOT_CLAIMED,
-                str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "skipped"),
-            )
+            outcome = NOT_CLAIMED
+            remark = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "skipped")
         elif report.failed:
-            outcome, remark = FAIL, _first_line(report)
+            outcome = FAIL
+            remark = _first_line(report)
         provider = cls.provider.name if isinstance(cls.provider, Provider) else cls.provider
         row = {
             "contract": cls.__name__,

@@ -37,9 +37,15 @@ def run_together(
     """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
-    python, into, too = [sys.executable, "-W", "ignore"], subprocess.PIPE, subprocess.STDOUT
+    python = [sys.executable, "-W", "ignore"]
     processes = [
-        subprocess.Popen([*python, *words], env=variables, stdout=into, stderr=too, text=True)
+        subprocess.Popen(
+            [*python, *words],
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for words in programs
     ]
     try:

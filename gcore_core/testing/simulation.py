@@ -66,7 +66,8 @@ T = TypeVar("T")
 Program = Callable[[SyncConfig, ControllerContext], Controller]
 SECRET = b"secret of a simulated run"
 #: A role that gives a column, and the column.
-TEACHER, TEACHER_COLUMN = "teacher", "teacher_logp"
+TEACHER = "teacher"
+TEACHER_COLUMN = "teacher_logp"
 MOST_TURNS = 300_000  # of the event loop of a test: twenty times as many as a run needs
 
 
@@ -88,7 +89,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self, loop: VirtualLoop, most_turns: int) -> None:
         super().__init__()
-        self._loop, self._most_turns, self._turns = loop, most_turns, 0
+        self._loop = loop
+        self._most_turns = most_turns
+        self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = (
@@ -141,7 +144,10 @@ class Storm:
         delay_s: float = 0.5,
     ) -> None:
         self._random = random.Random(seed)
-        self._lose, self._silently, self._twice, self._delay_s = lose, silently, twice, delay_s
+        self._lose = lose
+        self._silently = silently
+        self._twice = twice
+        self._delay_s = delay_s
         self.lost: Counter[tuple[str, str]] = Counter()
 
     async def travel(self, source: str, target: str, method: str) -> int:
@@ -159,7 +165,8 @@ class TimedCompute:
     """Waits for a random time before it runs the work."""
 
     def __init__(self, seed: int) -> None:
-        self._random, self._lock = random.Random(seed), asyncio.Lock()
+        self._random = random.Random(seed)
+        self._lock = asyncio.Lock()
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
         async with self._lock:  # one thread, as in a worker
@@ -235,12 +242,14 @@ class _RecordingTrainer(fake.FakeTrainer):
     def __init__(self, outcome: Outcome, context: WorkerContext) -> None:
         (toward,) = context.given or ("",)
         super().__init__(fake.FakeTrainerConfig(toward=toward), context)
-        self._outcome, self._steps = outcome, itertools.count()
+        self._outcome = outcome
+        self._steps = itertools.count()
         self._toward = toward
 
     def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
         """Records the ranks' parts of a step as one batch."""
-        step, outcome = next(self._steps), self._outcome
+        step = next(self._steps)
+        outcome = self._outcome
         if step == len(outcome.batches):
             outcome.batches.append([])
             outcome.stale.append(set())
@@ -311,7 +320,8 @@ async def simulate(
     store: an empty directory for slabs; checkpoints lie beside it.
     program: makes one shard of the step program.
     """
-    network, outcome = InlineNetwork(weather), Outcome()
+    network = InlineNetwork(weather)
+    outcome = Outcome()
     spill = store.with_name(f"{store.name}-spill")
     spec = StoreSpec(
         node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes
@@ -419,11 +429,13 @@ async def _serve_supervisor(
 
 def _witness(controller: StepProgram, outcome: Outcome) -> None:
     """Records the verdicts that every step commits, in ``outcome.verdicts``."""
-    ledger, steps = controller.window._ledger, itertools.count()
+    ledger = controller.window._ledger
+    steps = itertools.count()
     commit = ledger.commit
 
     def witnessed() -> dict[int, tuple[str, str]]:
-        verdicts, step = commit(), next(steps)
+        verdicts = commit()
+        step = next(steps)
         for ordinal, (verdict, _) in verdicts.items():
             outcome.verdicts.setdefault((step, ordinal), []).append(verdict)
         return verdicts
@@ -503,7 +515,8 @@ def _generator(
     process: int,
     outcome: Outcome,
 ) -> GeneratorShell:
-    view, (role, _, number) = network.view(life.name), life.name.partition(".")
+    view = network.view(life.name)
+    role, _, number = life.name.partition(".")
     drawing = fake.FakeGeneratorConfig(max_new_tokens=job.max_new_tokens)
     backend = _RecordingGenerator(outcome, drawing, WorkerContext(role=role, rank=int(number)))
     writer = StoreWriter(
@@ -533,9 +546,11 @@ async def _serve_ranks(
     network: InlineNetwork, job: SimulatedJob, store: Path, ranks: Sequence[fake.FakeTrainer]
 ) -> None:
     for i, rank in enumerate(ranks):
-        reader, compute = StoreReader(store, "node0", SECRET), TimedCompute(300 + i)
+        reader = StoreReader(store, "node0", SECRET)
+        compute = TimedCompute(300 + i)
         policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", i)
-        view, service = network.view(f"policy.{i}"), LastingService(f"policy.{i}")
+        view = network.view(f"policy.{i}")
+        service = LastingService(f"policy.{i}")
         policy.register(service, Relay(view, service, job.shards))
         await view.serve(service.name, service)
 
@@ -617,10 +632,8 @@ def violations(outcome: Outcome, calm: Outcome, weather: Faults, job: SimulatedJ
     outcome: what the run did.
     calm: the outcome of the same job with one shard and without faults.
     """
-    consumed, ordinals_of = (
-        outcome.ledger["next_ordinal"],
-        [sorted({key[0] for key in batch}) for batch in outcome.batches],
-    )
+    consumed = outcome.ledger["next_ordinal"]
+    ordinals_of = [sorted({key[0] for key in batch}) for batch in outcome.batches]
     ordinals = sorted(ordinal for _, ordinal in outcome.verdicts)
     trained = sorted(
         ordinal for (_, ordinal), verdicts in outcome.verdicts.items() if verdicts == [TRAINED]

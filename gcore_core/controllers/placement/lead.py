@@ -143,7 +143,8 @@ class Mover:
     async def turn(self, judging: bool) -> None:
         """Gives the cells to the judges, or back to the policy; in turns only."""
         took_s = await self._sleepers.arrange(self._replicas_of_turn(judging))
-        self._turns_s, self._switch_s = self._turns_s + took_s, took_s
+        self._turns_s += took_s
+        self._switch_s = took_s
 
     async def rescue(self) -> Awake | None:
         """Helps a judge that no replica of has answered ``LOOKS`` times in a row.
@@ -162,7 +163,8 @@ class Mover:
         everybody = [
             (role, i) for role, numbers in self._facts.engines.items() for i in range(len(numbers))
         ]
-        self._failed_looks, self._sleepers.lost = 0, await self._sleepers.find_lost(everybody)
+        self._failed_looks = 0
+        self._sleepers.lost = await self._sleepers.find_lost(everybody)
         self._decision = self._replace_if_starving(self._step, before)
         if self._decision is before:
             return None

@@ -62,10 +62,8 @@ class Sleepers:
         """
         sleep = []
         wake = []
-        news, self._release_before = (
-            release_before > self._release_before,
-            max(release_before, self._release_before),
-        )
+        news = release_before > self._release_before
+        self._release_before = max(release_before, self._release_before)
         for role, peers in self._peers.items():
             before = self._asleep[role]
             asleep = set(range(len(peers))) - set(awake[role])

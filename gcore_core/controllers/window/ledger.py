@@ -216,7 +216,8 @@ class Ledger:
                 group.carried = True
                 self._carried[ordinal] = group
         self.next_ordinal = end
-        verdicts, self._verdicts = self._verdicts, {}
+        verdicts = self._verdicts
+        self._verdicts = {}
         self._closed.append(verdicts)
         self._settled.clear()
         self._ended.clear()

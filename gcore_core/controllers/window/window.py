@@ -74,7 +74,9 @@ class Window:
         self, context: ControllerContext, config: SyncConfig, placement: PlacementShard
     ) -> None:
         facts = context.facts
-        self._context, self._config, self._placement = context, config, placement
+        self._context = context
+        self._config = config
+        self._placement = placement
         self._agree = context.agree.scope("window")
         self._ledger = Ledger(
             shard=facts.shard,

@@ -59,7 +59,8 @@ class LocalLauncher:
             spec = AgentSpec(
                 name=AGENT, addresses=addresses, secret=secret, store=store, meeting=str(directory)
             )
-            agent, lifeline = None, -1
+            agent = None
+            lifeline = -1
             try:
                 await network.serve(supervisor.name, supervisor)
                 agent, lifeline = await spawn_process(
@@ -141,7 +142,8 @@ class InlineLauncher:
             network = InlineNetwork()
             secret = secrets.token_bytes(32)
             store = _store(LocalConfig(), directory, logs.parent)
-            agent, service = InlineAgent(network, store, secret), Service(AGENT)
+            agent = InlineAgent(network, store, secret)
+            service = Service(AGENT)
             agent.register(service)
             view = network.view(supervisor.name)
             await network.view(AGENT).serve(AGENT, service)

@@ -27,7 +27,8 @@ class Gathering:
     """
 
     def __init__(self, members: int, keep: int = 32) -> None:
-        self.members, self.keep = members, keep
+        self.members = members
+        self.keep = keep
         self._open: OrderedDict[Any, tuple[dict[int, Any], asyncio.Future[Any]]] = OrderedDict()
 
     async def join(self, key: Any, member: int, value: Any, act: Act) -> Any:

@@ -40,8 +40,10 @@ class AnnotatorShell:
         compute: Compute,
         shards: int,
     ) -> None:
-        self._backend, self._columns = backend, frozenset(columns)
-        self._store, self._compute = store, compute
+        self._backend = backend
+        self._columns = frozenset(columns)
+        self._store = store
+        self._compute = compute
         self._reader = store.reader()
         self._shards = frozenset(range(shards))
         # A shard has one open request, so the last one of each is remembered.

@@ -46,7 +46,9 @@ class DrawnRecords:
     """
 
     def __init__(self, store: StoreWriter, rounds: Rounds, shards: int) -> None:
-        self._store, self._rounds, self._shards = store, rounds, shards
+        self._store = store
+        self._rounds = rounds
+        self._shards = shards
         self._running: dict[Key, int] = {}  # -> the step for which it is drawn
         self._finished: dict[Key, tuple[int, Header]] = {}  # -> (step, header)
         self._listeners: list[Listener] = []
@@ -139,7 +141,8 @@ class DrawnRecords:
         blobs = iter(await self._store.put_blobs(step, shards, arrays))
         for slot, record in enumerate(records):
             header = headers[_key(record)]
-            header.columns, header.slot = ref, slot
+            header.columns = ref
+            header.slot = slot
             header.media = {name: next(blobs) for name in record.media}
 
 
@@ -159,7 +162,8 @@ def _check_size(header: Header) -> None:
 
 
 def _header(record: Finished) -> Header:
-    request, columns = record.request, record.columns
+    request = record.request
+    columns = record.columns
     return Header(
         ordinal=request.ordinal,
         sample=request.sample,

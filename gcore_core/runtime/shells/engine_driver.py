@@ -35,7 +35,9 @@ class EngineDriver:
     """
 
     def __init__(self, backend: Generator, compute: Compute, batch_s: float, owner: Owner) -> None:
-        self._backend, self._compute, self._owner = backend, compute, owner
+        self._backend = backend
+        self._compute = compute
+        self._owner = owner
         self._batch_s = batch_s
         self._driving: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()

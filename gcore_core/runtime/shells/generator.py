@@ -64,7 +64,9 @@ class GeneratorShell:
         restarted: bool = False,
         process: int = 0,
     ) -> None:
-        self._backend, self._datasets, self._compute = backend, datasets, compute
+        self._backend = backend
+        self._datasets = datasets
+        self._compute = compute
         self._seed = settings.run.seed
         gather_s = None if settings.run.deterministic else settings.gather_s
         self._rounds = Rounds(settings.shards, gather_s, restarted)

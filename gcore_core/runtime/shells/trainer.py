@@ -190,7 +190,8 @@ class TrainerShell:
         self._push = await self._compute(begin)
 
     async def _close_push(self) -> None:
-        before, self._push = self._push, None
+        before = self._push
+        self._push = None
         if before is not None:
             await before.close()
 

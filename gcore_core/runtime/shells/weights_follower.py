@@ -40,8 +40,11 @@ class WeightsFollower:
         trainers: Sequence[str],
         process: int = 0,
     ) -> None:
-        self._backend, self._compute, self._network = backend, compute, network
-        self._lock, self._trainers = lock, list(trainers)
+        self._backend = backend
+        self._compute = compute
+        self._network = network
+        self._lock = lock
+        self._trainers = list(trainers)
         number = process or int.from_bytes(os.urandom(5), "big")
         self._first_attempt = number * PATIENT.tries  # of pushes that this process asks for
         self._pulls = Gathering(1)

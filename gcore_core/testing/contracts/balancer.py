@@ -114,10 +114,8 @@ class BalancerContract(Contract):
                 loads = [work(draw.lognormal(6, 1, draw.integers(4, 12))) for _ in range(4)]
                 balancer.observe(loads, seconds(loads, law))
             loads = [work(draw.lognormal(6, 1, draw.integers(4, 12))) for _ in range(64)]
-            predicted_s, measured_s = (
-                np.array([balancer.costs(load).sum() for load in loads]),
-                seconds(loads, law),
-            )
+            predicted_s = np.array([balancer.costs(load).sum() for load in loads])
+            measured_s = seconds(loads, law)
             r2 = float(np.corrcoef(predicted_s, measured_s)[0, 1]) ** 2
             assert r2 >= 1 - self.tolerance, (
                 f"R2 {r2:.3f} of costs and the seconds they were learned from"

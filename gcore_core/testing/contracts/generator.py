@@ -221,7 +221,8 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     def test_the_same_seed_gives_the_same_tokens(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        once, again = self.run(generator, requests), self.run(generator, requests)
+        once = self.run(generator, requests)
+        again = self.run(generator, requests)
         for key in once:
             for name in ("action_ids", "logp"):
                 assert once[key].columns[name].tobytes() == again[key].columns[name].tobytes(), (
@@ -235,9 +236,11 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     ) -> None:
         """When two samples of a prompt exchange their seeds, they exchange their tokens."""
         turned = [request_with(r, sample=(r.sample + 1) % self.samples) for r in requests]
-        before, after = self.run(generator, requests), self.run(generator, turned)
+        before = self.run(generator, requests)
+        after = self.run(generator, turned)
         for request, other in zip(requests, turned, strict=True):
-            one, two = before[key_of_request(request)], after[key_of_request(other)]
+            one = before[key_of_request(request)]
+            two = after[key_of_request(other)]
             np.testing.assert_array_equal(one.columns["action_ids"], two.columns["action_ids"])
 
     @claims("logprobs")

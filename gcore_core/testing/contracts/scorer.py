@@ -24,7 +24,8 @@ class Waited:
     """Wraps an ``AsyncScorer`` as a scorer with plain calls, which run on a given event loop."""
 
     def __init__(self, scorer: AsyncScorer, loop: asyncio.AbstractEventLoop) -> None:
-        self._scorer, self._loop = scorer, loop
+        self._scorer = scorer
+        self._loop = loop
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         return self._loop.run_until_complete(self._scorer.score(records))

@@ -59,7 +59,9 @@ class SleepTests(Contract):
         """The same seeds give the same samples; under determinism, every action is the same."""
         # A generator without fingerprints gets empty ones: another test checks that claim.
         hashes: Callable[[], Any] = getattr(generator, "fingerprint", None) or dict
-        before, version, hashes_before = self.run(generator, requests), generator.version, hashes()
+        before = self.run(generator, requests)
+        version = generator.version
+        hashes_before = hashes()
         for _ in range(2):
             generator.sleep()
             assert generator.version == version
