@@ -15,7 +15,10 @@ from gcore_core.contract.plugin_code import PluginCode
 
 
 def advantage_code(advantage: Advantage, provider: str = "") -> PluginCode:
-    """What errors say of an advantage. provider: as in ``use``."""
+    """Returns the caller of an advantage's methods, which names its plugin in errors.
+
+    provider: the plugin's provider as ``use`` names it; "" where only the class is known.
+    """
     return _code(advantage, "advantage", "advantage", provider, "AdvantageContract")
 
 
@@ -36,7 +39,10 @@ def _code(algorithm: object, section: str, kind: str, provider: str, contract: s
 def statistics_of(
     code: PluginCode, advantage: Advantage, groups: Sequence[GroupScalars]
 ) -> np.ndarray:
-    """What the advantage has summed over the shards: float64[K]."""
+    """Returns the advantage's statistics of these groups, float64[K], to be summed over the shards.
+
+    Raises ContractError when they have another shape or are no numbers.
+    """
     answer = code.call(advantage.statistics, groups)
     numbers = _numbers(answer)
     if numbers is None or numbers.ndim != 1:
@@ -52,7 +58,11 @@ def advantages_of(
     groups: Sequence[GroupScalars],
     statistics: np.ndarray,
 ) -> list[np.ndarray]:
-    """A finite number for each record of each group."""
+    """Returns for each group a float64[records] of finite numbers.
+
+    statistics: float64[K], what ``statistics_of`` returned, summed over the shards.
+    Raises ContractError when the advantage gives anything else.
+    """
     answer = code.call(advantage.of, groups, statistics)
     if not isinstance(answer, list | tuple) or len(answer) != len(groups):
         count = f"{len(answer)} rows" if isinstance(answer, list | tuple) else _shown(answer)
@@ -75,7 +85,10 @@ def advantages_of(
 
 
 def keeps(code: PluginCode, group_filter: Filter, group: GroupScalars) -> tuple[bool, str]:
-    """Whether a group teaches, and a named reason when it does not."""
+    """Returns whether a group teaches, and a reason when it does not.
+
+    Raises ContractError when the filter gives anything but (bool, str).
+    """
     answer = code.call(group_filter.keep, group)
     is_pair = isinstance(answer, tuple) and len(answer) == 2
     if not is_pair or not isinstance(answer[0], bool | np.bool_) or not isinstance(answer[1], str):
@@ -86,7 +99,10 @@ def keeps(code: PluginCode, group_filter: Filter, group: GroupScalars) -> tuple[
 
 
 def split_of(code: PluginCode, balancer: Balancer, work: Work, ranks: int) -> list[list[int]]:
-    """Indexes of the records for each rank, every record once."""
+    """Returns for each rank the indexes of its records; every record is on one rank.
+
+    Raises ContractError when the balancer leaves a record out or names one twice.
+    """
     answer = code.call(balancer.split, work, ranks)
     if not _is_partition(answer, len(work), ranks):
         raise code.broken(
@@ -96,7 +112,10 @@ def split_of(code: PluginCode, balancer: Balancer, work: Work, ranks: int) -> li
 
 
 def costs_of(code: PluginCode, balancer: Balancer, work: Work) -> np.ndarray:
-    """How long each record takes, finite and not negative."""
+    """Returns float64[records]: how long each record takes, in the balancer's own unit.
+
+    Raises ContractError when a cost is negative or not finite.
+    """
     answer = code.call(balancer.costs, work)
     numbers = _numbers(answer)
     if numbers is None or numbers.shape != (len(work),):
@@ -116,7 +135,7 @@ def _is_partition(answer: Any, records: int, ranks: int) -> bool:
 
 
 def _numbers(answer: Any) -> np.ndarray | None:
-    """As float64, None for what is no array of numbers."""
+    """Converts an answer to float64; returns None for what is no array of numbers."""
     try:
         return np.asarray(answer, np.float64)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Annotation: every role that gives columns is shown the records of a step, by reference."""
+"""Has every role that gives columns annotate the records of a step, which it gets by reference."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from gcore_core.runtime.rpc.retry import insist
 async def annotated(
     context: ControllerContext, step: int, items: Sequence[TrainItem]
 ) -> list[TrainItem]:
-    """The same items with references of the columns that the roles gave. All roles work at once.
+    """Returns the same items with references to the columns that the roles gave.
 
-    A worker that is lost is asked again when it has been started anew.
+    All roles work at once. A worker that is lost gets its request again when it has been restarted.
+    Raises WeightMismatch when the workers of one role hold different weights.
     """
     if not context.annotators:
         return list(items)
@@ -45,7 +46,10 @@ async def annotated(
 
 
 async def release_annotations(context: ControllerContext, before: int) -> None:
-    """By the lead: no shard needs the columns of earlier steps any more."""
+    """Lets the annotators forget the columns of steps before ``before``; only the lead calls it.
+
+    No shard may need these columns any more.
+    """
     peers = [peer for workers in context.annotators.values() for peer in workers]
     request = ReleaseSteps(before)
     await asyncio.gather(*(insist(peer, RELEASE_STEPS, request) for peer in peers))
@@ -54,7 +58,7 @@ async def release_annotations(context: ControllerContext, before: int) -> None:
 async def _of_role(
     context: ControllerContext, step: int, role: str, items: Sequence[TrainItem]
 ) -> dict[tuple[int, int], Extra]:
-    """What one role gives: (ordinal, sample) -> where its columns are."""
+    """Has one role annotate the records; returns (ordinal, sample) -> where its columns are."""
     shares = _shares(items, context.annotators[role], context.facts.shard)
 
     async def ask(worker: Peer, share: Sequence[TrainItem]) -> AnnotateReply:
@@ -79,8 +83,10 @@ async def _of_role(
 def _shares(
     items: Sequence[TrainItem], workers: Sequence[Peer], shard: int
 ) -> list[tuple[Peer, Sequence[TrainItem]]]:
-    """Neighbours stay together, since they have one prompt; each shard begins at another worker, so
-    that few records are spread too. A worker without any is not asked.
+    """Cuts the items into equal shares of neighbours, one for each worker that gets any.
+
+    Neighbours stay together, since they have one prompt. Each shard begins at another worker, so
+    that the first workers do not get all the work when every shard has few records.
     """
     size = -(-len(items) // len(workers)) or 1
     return [

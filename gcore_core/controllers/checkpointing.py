@@ -32,23 +32,24 @@ T = TypeVar("T")
 
 
 class Checkpointing:
-    """Saves checkpoints; only the lead does, and the other shards cannot train before it goes on.
+    """Saves checkpoints, in the lead. The other shards cannot train before the lead goes on.
 
-    When a save fails, the supervisor is told and training goes on; earlier checkpoints stay whole.
+    When a save fails, the supervisor gets the reason and training goes on; earlier checkpoints stay
+    whole.
     """
 
     def __init__(self, context: ControllerContext, state: Mapping[str, Any]) -> None:
         facts = context.facts
         self._context = context
-        # What the trainers hold between two steps.
+        # The checkpoint of what the trainers hold between two steps.
         self._newest = CommitCheckpoint(facts.start_step, dict(state), {})
-        self._saved = facts.start_step if facts.state else -1  # the step of the latest save
-        self._begun: CommitCheckpoint | None = None  # the save that is not finished
+        self._saved = facts.start_step if facts.state else -1  # step of the latest save; -1: none
+        self._begun: CommitCheckpoint | None = None  # the save that runs
 
     async def carry(self, step: int, headers: list[Header]) -> None:
-        """Hands over the records that this shard carries to the next step; every shard calls it.
+        """Sends the records that this shard carries to the next step to the supervisor.
 
-        They go into the checkpoint of ``step``, whenever that is made.
+        Every shard calls it. The records go into the checkpoint of ``step``, whenever that is made.
         """
         if headers:
             await self._send_to_supervisor(
@@ -60,14 +61,16 @@ class Checkpointing:
     ) -> dict[str, float]:
         """Finishes the save that was begun before, and begins another where one is due.
 
-        It is called at the end of each step. A run that ends early is saved even where no
-        checkpoints were asked for.
+        It is called at the end of each step. A run that ends early is saved even if
+        ``checkpoint.every`` is 0.
 
-        state: what a resumed run of the controller needs.
+        step: the step that begins now, and the version of the weights.
+        state: what a resumed run of the controller needs, as plain values.
+        metrics: those of the step; retention may choose the best checkpoint by them.
         last: whether the run ends with this step.
 
-        Returns the seconds for which both held the run up, as a metric; empty where nothing was
-        due to be saved.
+        Returns the metric "seconds/checkpoint": the time for which saving held the run up; empty
+        where nothing was due to be saved.
         """
         every = self._context.facts.checkpoint.every
         stopping = self._context.stopping.is_set()
@@ -97,7 +100,8 @@ class Checkpointing:
     async def _begin(self) -> None:
         step = self._saved = self._newest.step
         place = await self._send_to_supervisor(OPEN_CHECKPOINT, OpenCheckpoint(step))
-        if place.path:  # else it has been told why there is none
+        # Without a path the supervisor cannot write a checkpoint now, and has already said why.
+        if place.path:
             self._begun = self._newest
             await self._send_to_ranks(SAVE_STATE, SaveState(step, place.path))
         if self._begun is not None:
@@ -107,7 +111,8 @@ class Checkpointing:
     async def _finish(self) -> None:
         if self._begun is not None:
             await self._send_to_ranks(FINISH_SAVE, SaveState(self._begun.step, ""))
-        if self._begun is not None:  # nothing failed
+        # ``_send_to_ranks`` sets ``_begun`` to None when the save failed.
+        if self._begun is not None:
             begun = self._begun
             self._begun = None
             await self._send_to_supervisor(COMMIT_CHECKPOINT, begun)
@@ -115,7 +120,10 @@ class Checkpointing:
     async def _send_to_ranks(
         self, endpoint: Endpoint[SaveState, Nothing], request: SaveState
     ) -> None:
-        """Asks every rank, since saving may need collectives; a save that failed is given up."""
+        """Sends a request of a save to every rank, since saving may need collectives.
+
+        When a rank cannot save, the save is given up and the supervisor gets the reason.
+        """
         ranks = self._context.trainers
         try:
             await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
@@ -131,7 +139,7 @@ class Checkpointing:
 
 
 class Stopped(Exception):
-    """Raised when the run is to end while its trainers hold the state of a step's end."""
+    """Says that the run is to end now, while its trainers hold the state of a step's end."""
 
 
 async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

@@ -60,9 +60,9 @@ class SyncConfig:
             raise ValueError(f"logprob_band must be positive, not {self.logprob_band}")
 
     def updates_per_step(self) -> int:
-        """Optimizer updates of one step; a trainer's schedule counts them."""
+        """Returns optimizer updates of one step; a trainer's schedule counts them."""
         return self.minibatches * self.epochs
 
     def groups_per_step(self) -> int:
-        """Groups that a step trains on; a placement policy plans for them."""
+        """Returns groups that a step trains on; a placement policy plans for them."""
         return self.prompts

@@ -20,7 +20,7 @@ Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is thei
 
 @dataclass
 class Evaluated:
-    """One shard's part of an evaluation.
+    """Holds one shard's part of an evaluation.
 
     sums: of rewards and lengths, by purpose and name.
     samples: a few records to show, by reference.
@@ -31,7 +31,7 @@ class Evaluated:
 
 
 class Evaluation:
-    """One shard's part of measuring a version of the weights.
+    """Evaluates a version of the weights, on this shard's part of the rows.
 
     A program that generates ahead of training evaluates while generators hold that version: before
     the next push.

@@ -1,4 +1,6 @@
-"""Computes how many groups dynamic sampling issues, from a belief about the keep rate. Pure.
+"""Computes how many groups dynamic sampling issues, from a belief about the keep rate.
+
+Everything here is pure.
 
 The belief is a posterior that is updated as groups finish. Groups that finish early are short, and
 short ones are kept at a rate of their own. So the prior has not one rate but four: one for each
@@ -31,12 +33,17 @@ QUARTERS = 4
 
 
 def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: np.ndarray) -> int:
-    """How many groups to issue now, see ``KeepRate.missing``.
+    """Returns how many groups to issue now.
 
-    It is plain arithmetic, like ``covers``, so that a compiler may take both as they are.
+    Like ``covers`` it is plain arithmetic on numbers and one array, so that a compiler can take
+    both as they are. ``KeepRate.missing`` calls it.
 
-    rule: float64[4 + quarters]: weight of the prior in groups, margin, doubt, eager, keep rate of
-        each quarter.
+    needed: groups that must be kept.
+    kept: of the ``finished`` groups, how many were kept.
+    finished: groups that are drawn and scored.
+    in_flight: groups that are issued and have not finished.
+    rule: float64[4 + quarters]: weight of the prior in groups, margin, doubt, eager, then the keep
+        rate of each quarter; see ``KeepRate``.
     """
     lacking = needed - kept
     if lacking <= 0:
@@ -45,16 +52,18 @@ def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: 
     doubt = rule[2]
     eager = rule[3]
 
-    # First: is what is in flight enough? A lax test, since a refill that turns out needless is a
-    # waste: deviations below zero count on luck. With -0.5 for ``eager`` the deviations of chance
-    # go from -0.5, when nothing has finished, to -1.5, when all has.
+    # First question: are the groups in flight enough? The test is lax, since a refill that turns
+    # out needless is a waste. A negative number of deviations counts on luck. With -0.5 for
+    # ``eager``, the deviations of chance fall from -0.5, when nothing has finished, to -1.5, when
+    # everything has.
     share = finished / max(finished + in_flight, 1)
     chances = eager - 2 * (1 + eager) * share
     if covers(in_flight, lacking, kept, finished, rule, chances, -doubt):
         return 0
 
-    # It is not: the fewest that are enough by a strict test, since the next refill would come too
-    # late. By bisection; more than 20 times what is needed are never issued at once.
+    # They are not. Second question: how many are? This test is strict, since another refill would
+    # come too late. Bisection finds the smallest number that passes; never more than 20 times what
+    # is needed.
     strict = max(margin, chances)
     low = in_flight
     high = in_flight + 20 * needed
@@ -76,10 +85,13 @@ def covers(
     chances: float,
     doubts: float,
 ) -> bool:
-    """Whether ``flight`` groups in flight are enough to get the ``lacking`` ones.
+    """Returns whether ``flight`` groups in flight are enough to get the ``lacking`` ones.
 
-    kept: groups of the ``finished`` ones that were kept.
-    rule: as of ``groups_missing``.
+    flight: groups in flight, those included that a refill would add.
+    lacking: groups that are still to be kept.
+    kept: of the ``finished`` groups, how many were kept.
+    finished: groups that are drawn and scored.
+    rule: float64[4 + quarters], as for ``groups_missing``.
     chances: standard deviations of chance that must be covered: each group is kept or not.
     doubts: standard deviations of the keep rate itself, which is only estimated.
     """
@@ -90,24 +102,25 @@ def covers(
     quarters = len(rates)
     mean = float(np.sum(rates)) / quarters
 
-    # The finished groups were the step's first: they make ``done`` of its quarters (1.5, say).
-    # ``early`` is the sum of the prior's rates over these: of quarter 0 and half of quarter 1.
+    # The finished groups are the first that finished. If they are 1.5 quarters of the step, then
+    # ``finished_quarters`` is 1.5, and ``early`` is the prior's rate of quarter 0 plus half of that
+    # of quarter 1.
     finished_quarters = quarters * finished / max(finished + flight, 1)
     early = 0.0
     for i in range(quarters):
         early += rates[i] * min(max(finished_quarters - i, 0.0), 1.0)
 
-    # How many of the finished groups would have been kept, had they been like the average of all
-    # quarters; never more than have finished.
+    # Early quarters have rates of their own. So ``kept`` is scaled to what it would have been, had
+    # the finished groups been like the average of all quarters; at most ``finished``.
     kept_if_average = (
         min(kept * mean * finished_quarters / early, float(finished)) if early > 0 else 0.0
     )
-    # The posterior of the rate over all quarters: a Beta distribution's mean and variance. Rates
-    # are at least 0.01, so that a filter that has kept nothing yet does not make everything issue.
+    # Mean and variance of the Beta posterior of the rate over all quarters. A rate is at least
+    # 0.01: else a filter that has kept nothing yet would have the whole limit issued at once.
     rate = min(max((weight * mean + kept_if_average) / (weight + finished), 0.01), 1.0)
     variance = rate * (1 - rate) / (weight + finished + 1)
-    # The rate of the groups in flight, which make the other quarters: the posterior's rate times
-    # the prior's mean over these quarters, as a share of its mean over all.
+    # The groups in flight make the remaining quarters. Their rate is the posterior's, times the
+    # prior's mean rate of the remaining quarters over its mean rate of all.
     late = min(
         max(
             rate * (quarters * mean - early) / max((quarters - finished_quarters) * mean, 1e-9),
@@ -116,15 +129,15 @@ def covers(
         1.0,
     )
 
-    # How many of the flight are kept, less ``chances`` deviations of chance; then also less
-    # ``doubts`` deviations of the rate, scaled from the rate of all quarters to the flight's.
+    # The expected number that is kept of the flight, less ``chances`` deviations of chance. Then
+    # less ``doubts`` deviations of the rate: late / rate scales them to the flight's quarters.
     by_chance = flight * late - chances * math.sqrt(flight * late * (1 - late))
     return bool(by_chance - doubts * flight * late / rate * math.sqrt(variance) >= lacking)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeepRate:
-    """The belief about the keep rate before a step.
+    """Holds the belief about the keep rate before a step.
 
     rates: keep rate of each quarter of the groups, in the order in which they finish.
     change2: mean square of how far the rate moved from one step to the next. It says how many
@@ -133,7 +146,7 @@ class KeepRate:
     doubt: standard deviations of the rate itself that an issue covers.
     eager: a refill is made at a step's beginning when this many standard deviations of chance are
         not covered; below 0 it counts on luck.
-    is_known: whether the rate is taken as certain; other rules are compared with that.
+    is_known: whether the rate is taken as certain; benchmarks compare other rules with that.
     """
 
     rates: tuple[float, ...] = (0.5,) * QUARTERS
@@ -156,34 +169,35 @@ class KeepRate:
         return float(np.clip(self.mean * (1 - self.mean) / max(self.change2, 1e-6), 8.0, 1000.0))
 
     def rule(self) -> np.ndarray:
-        """The belief as ``groups_missing`` takes it."""
+        """Returns the belief as ``groups_missing`` takes it."""
         return np.array([self.weight, self.margin, self.doubt, self.eager, *self.rates])
 
     def missing(self, *, needed: int, kept: int, finished: int, in_flight: int) -> int:
-        """How many groups to issue now.
+        """Returns how many groups to issue now.
 
         needed: groups that must be kept.
-        kept: groups that are, of the ``finished`` ones.
+        kept: of the ``finished`` groups, how many were kept.
+        finished: groups that are drawn and scored.
         in_flight: groups that are issued and have not finished.
         """
         return groups_missing(needed, kept, finished, in_flight, self.rule())
 
     def after(self, kept: Sequence[int], finished: Sequence[int]) -> KeepRate:
-        """The belief before the next step.
+        """Returns the belief before the next step.
 
-        kept, finished: groups in each quarter, in the order in which they finished, summed over
-            shards.
+        kept: of the finished groups of each quarter, how many were kept; summed over shards.
+        finished: groups of each quarter, in the order in which they finished; summed over shards.
         """
         groups = np.asarray(finished, float)
         if not groups.sum():
             return self
-        # A quarter has few groups, so how it differs from the whole is learned slowly, from many
-        # steps: by 8 groups at the whole's rate, and by a weight of 0.2.
+        # A quarter of one step has few groups, so its rate relative to the whole is learned slowly,
+        # over many steps: 8 groups at the whole's rate are added, and the step's weight is 0.2.
         whole = float(np.clip(np.sum(kept) / groups.sum(), 0.01, 1.0))
         relative_rates = (np.asarray(kept) + 8 * whole) / (groups + 8) / whole
         shape = 0.8 * np.asarray(self.rates) / self.mean + 0.2 * relative_rates
         rates = np.clip(whole * shape / shape.mean(), 0.01, 1.0)
-        # The square of the move, less what of it chance explains.
+        # How far the rate moved, squared, less the part that chance explains.
         moved2 = max((whole - self.mean) ** 2 - whole * (1 - whole) / groups.sum(), 0.0)
         return replace(
             self, rates=tuple(map(float, rates)), change2=0.7 * self.change2 + 0.3 * moved2
@@ -191,8 +205,9 @@ class KeepRate:
 
 
 def by_quarter(values: np.ndarray) -> list[int]:
-    """Sums of the four quarters of ``values``, which stand in the order in which groups finished.
+    """Returns the sum of each quarter of ``values``.
 
-    With ones as values it counts the groups.
+    values: a number for each group, in the order in which groups finished. With ones it counts the
+        groups of each quarter.
     """
     return [int(part.sum()) for part in np.array_split(np.asarray(values, np.int64), QUARTERS)]

@@ -1,4 +1,4 @@
-"""Weights to every generator, verified, before the next step begins."""
+"""Pushes verified weights to every generator, before the next step begins."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from gcore_core.runtime.rpc.retry import PUSHES, insist
 class Publishing:
     """Pushes weights from the trainers to every generator that is awake.
 
-    The lead does it; the other shards wait for it, which is also the barrier at the end of a step.
-    No sample may be in flight meanwhile: a program that generates ahead drains its window before.
+    The lead pushes. The other shards wait for it, which is the barrier at the end of a step. No
+    sample may be in flight meanwhile, so a program that generates ahead first calls
+    ``Window.drain``.
     """
 
     def __init__(
@@ -39,19 +40,22 @@ class Publishing:
         self._placement = placement
 
     async def publish(self, version: int, release_before: int) -> bool:
-        """Pushes what the trainers hold, which is ``version``. Returns, the same for all shards,
-        whether the run is to end here.
+        """Pushes the trainers' weights to the generators; all shards call it.
 
-        release_before: records of earlier steps have been trained on, and every sample of them
-            shown; their memory is given back.
+        Returns whether the run is to end here, the same on all shards.
+
+        version: of the weights that the trainers hold.
+        release_before: no record of earlier steps is needed any more; their memory is freed.
         """
         if self._context.agree.lead:
             await self._push_until_whole(version, release_before)
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
     async def _push_until_whole(self, version: int, release_before: int) -> None:
-        """Begins anew when a replica is lost in the middle of a push: the one that takes its place
-        asks from the start, and finds the first buckets overwritten (WeightMismatch).
+        """Pushes again while replicas are lost, as often as ``PUSHES`` allows.
+
+        A replica that is restarted in the middle of a push asks for its first bucket. That one is
+        overwritten by then (WeightMismatch), so the whole push begins anew.
         """
         lost = (WorkerDied, ContractError, WeightMismatch)
         await PUSHES.run(partial(self._push_once, version, release_before), lost)
@@ -62,7 +66,7 @@ class Publishing:
         ranks = self._context.trainers
         replicas = self._placement.replicas
         configured = self._config.push_transport
-        # Shared memory needs nothing of anybody's device.
+        # The second attempt goes through shared memory, which cannot fail for a device's sake.
         transport = SHM if attempt and configured == "auto" else configured
         request = BeginPush(
             version, self._config.push_bucket_bytes, len(replicas), attempt, transport
@@ -78,8 +82,9 @@ class Publishing:
         )
 
     async def save(self) -> None:
-        """The final weights in Hugging Face layout. Every rank takes part, since it may need
-        collectives.
+        """Has the ranks write the final weights in Hugging Face layout; all shards call it.
+
+        Every rank takes part, since a rank may need collectives.
         """
         agree = self._context.agree
         output = self._context.facts.output

@@ -21,7 +21,7 @@ from gcore_core.runtime.rpc.retry import insist
 
 
 class ShardReport(msgspec.Struct, array_like=True):
-    """What one shard adds to the report.
+    """Holds one shard's part of a report.
 
     sums: name -> (sum, weight); the report has the quotient of these over all shards.
     counts: name -> a number that is added over all shards.
@@ -36,11 +36,11 @@ class ShardReport(msgspec.Struct, array_like=True):
 
 
 class Reporting:
-    """Makes one shard's part of each step's report; the lead's also sends the whole."""
+    """Makes one shard's part of each step's report; in the lead it also sends the whole report."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
-        self._before = Traffic()  # up to the latest summary
+        self._before = Traffic()  # as it was at the latest summary
 
     def summary(
         self,
@@ -49,7 +49,7 @@ class Reporting:
         verdicts: Mapping[int, tuple[str, str]],
         evaluated: Evaluated | None,
     ) -> ShardReport:
-        """This shard's sums over the records it trained on.
+        """Sums up the records that this shard trained on in a step.
 
         counts: name -> groups, reported as ``groups/NAME``.
         verdicts: ordinal -> (verdict, reason) of the step's groups; they are counted by verdict.
@@ -127,8 +127,11 @@ def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:
     return (evaluated.sums, evaluated.samples) if evaluated else ({}, [])
 
 
-# Each name's sum over all parts, divided by its weight over all parts; none where that is 0.
 def _means(parts: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    """Divides each name's sum over all parts by its weight over all parts.
+
+    A name whose weight is 0 is left out.
+    """
     totals: dict[str, tuple[float, float]] = {}
     for sums in parts:
         for name, (total, weight) in sums.items():

@@ -23,10 +23,11 @@ BATCH = "batch"
 
 
 def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Reward]) -> np.ndarray:
-    """float64[K, 3]: count, sum and sum of squares of each reward that is normalised by batch.
+    """Sums up the rewards that are normalised by batch, as float64[K, 3].
 
-    The K rewards are in order of their names; K is 0 where no reward is normalised so.
-    ``rewards_of`` needs the sum over the shards.
+    A row holds the count, the sum and the sum of squares of one reward. The K rewards are in order
+    of their names; K is 0 where no reward is normalised so. ``rewards_of`` needs the sum over the
+    shards.
     """
     rows = []
     for name in _batched(weighings):
@@ -40,12 +41,14 @@ def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Rewar
 def rewards_of(
     group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
 ) -> np.ndarray:
-    """float64[records]: the weighted sum of each record's rewards.
+    """Returns the weighted sum of each record's rewards, float64[records].
 
-    A reward that a record does not have, since it was skipped, adds nothing.
+    A reward that a record does not have, because it was skipped, adds nothing.
 
-    totals: what ``statistics`` returned, summed over the shards. Without it nothing is normalised:
-        so it is for a filter, whose verdict on a group must not depend on other groups.
+    weighings: reward -> its settings.
+    totals: float64[K, 3], what ``statistics`` returned, summed over the shards. None: no reward is
+        normalised. A filter gets such rewards, so that its verdict on a group does not depend on
+        other groups.
     """
     sums = np.zeros(len(group))
     moments = dict(zip(_batched(weighings), totals, strict=True)) if totals is not None else {}
@@ -67,7 +70,7 @@ def _batched(weighings: Mapping[str, Reward]) -> list[str]:
 
 
 def _standardised_in_group(values: np.ndarray) -> np.ndarray:
-    """The values less their mean, over their deviation; all 0 if they differ by rounding only."""
+    """Returns (values - mean) / deviation; zeros if the values differ by rounding only."""
     deviation = 0.0 if are_equal(values) else float(values.std())
     if deviation == 0:
         return np.zeros_like(values)
@@ -75,7 +78,7 @@ def _standardised_in_group(values: np.ndarray) -> np.ndarray:
 
 
 def _standardised_in_batch(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
-    """The values less the batch's mean, over its deviation; all 0 if it is within a sum's rounding.
+    """Returns (values - mean) / deviation; zeros if the deviation is within a sum's rounding.
 
     The variance is a difference of two sums over all shards, so a deviation below a millionth of
     the mean cannot be told from 0.

@@ -48,7 +48,7 @@ class Stopwatch:
         self._last_s = self._loop.time()
 
     def metrics(self) -> dict[str, float]:
-        """``seconds/STAGE``, and their sum without the evaluation, ``seconds/step``."""
+        """Returns ``seconds/STAGE`` of each stage, and ``seconds/step``: all but the evaluation."""
         stages = {name: value for name, value in self.laps_s.items() if name != "evaluation"}
         seconds = {f"seconds/{name}": value for name, value in self.laps_s.items()}
         return seconds | {"seconds/step": sum(stages.values())}
@@ -65,7 +65,7 @@ class Trace:
         self._lines: list[bytes] = []
 
     def finished(self, step: int, replica: str, sent_s: float, headers: Iterable[Header]) -> None:
-        """Notes that headers came from a replica; leaves out an evaluation's, which get no verdict.
+        """Notes that headers came from a replica. Those of an evaluation are left out.
 
         sent_s: when the replica was asked.
         """
@@ -77,7 +77,7 @@ class Trace:
             self._open[h.key] = record(ordinal=h.ordinal, sample=h.sample, attempt=h.attempt)
 
     def scored(self, scores: Iterable[RecordScore]) -> None:
-        """Notes that some rewards of some records came."""
+        """Notes that scores of records came, and which answers of judges they rest on."""
         if self._open:
             now_s = asyncio.get_running_loop().time()
             for score in scores:
@@ -114,6 +114,7 @@ class Trace:
         return records
 
     def stage(self, step: int, name: str, start_s: float, end_s: float) -> None:
+        """Writes one stage of a step; times are by the event loop's clock."""
         if self._path is not None:
             self._write(Stage(step, self._shard, name, start_s, end_s))
 

@@ -1,6 +1,6 @@
 """Trains on the records of a step: balance, preparation, advantages, updates.
 
-It is the part of a step in which every device serves the trainer.
+Meanwhile every device serves the trainer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Plan = dict[Key, Assignment]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A plan and what the balancer predicts of it.
+    """Holds a plan and what the balancer predicts of it.
 
     plan: where each record trains.
     loads: for each rank, the work that it has by the plan.
@@ -66,7 +66,7 @@ class Drawn:
 
 
 class Training:
-    """One shard's part of a step's update.
+    """Does one shard's part of a step's update.
 
     A step program calls ``balance``, ``prepare``, ``advantages`` and ``train``, in this order; in a
     step without a group to train on only ``skip``.
@@ -83,7 +83,7 @@ class Training:
         restore_costs(context.balancer, context.facts.state.get("balance", {}))
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on with, besides the trainers' own part; plain values."""
+        """Returns what a resumed run goes on with, besides the trainers' own part; plain values."""
         return learned_costs(self._context.balancer)
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
@@ -143,7 +143,9 @@ class Training:
     async def advantages(
         self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]
     ) -> dict[Key, float]:
-        """One number per record, from this shard's groups and statistics summed over all shards.
+        """Returns the advantage of each of this shard's records.
+
+        It is computed from this shard's groups and from statistics summed over all shards.
 
         scalars: what ``prepare`` returned.
         """
@@ -215,7 +217,11 @@ class Training:
     async def _send_to_ranks(
         self, endpoint: RelayedEndpoint[Part, Answer], step: int, parts: Sequence[Part]
     ) -> list[Answer]:
-        """Sends one part to each data-parallel rank, through relays; returns the ranks' answers."""
+        """Sends one part to each data-parallel rank; returns the ranks' answers in their order.
+
+        The first worker of every ``RELAYED`` ranks is a relay: it gets one request with the parts
+        of these ranks and passes them on.
+        """
         facts = self._context.facts
 
         async def ask(ranks: list[list[Peer]], parts: Sequence[Part]) -> list[Answer]:
@@ -231,9 +237,9 @@ class Training:
         return [answer for part in answers for answer in part]
 
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
-        """Metrics of how even the ranks' work was planned and was; empty except in the lead.
+        """Measures how even the ranks' work was planned, and how even it was.
 
-        A balancer that learns is shown the seconds too.
+        A balancer that learns gets the seconds too. Returns metrics; empty except in the lead.
 
         busy_s: float64[ranks], seconds of processor time.
         """
@@ -254,14 +260,17 @@ class Training:
 
 
 def train_item(header: Header, plan: Plan) -> TrainItem:
-    """A record as workers get it: references to its columns instead of arrays."""
+    """Makes the form in which workers get a record: references to its columns, no arrays."""
     ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
     minibatch = plan[header.key].minibatch
     return TrainItem(*header.key, minibatch, ref, header.slot, header.media, header.versions[0])
 
 
 def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
-    """A group in numbers: its weighted rewards and its lengths; the scalars are still missing."""
+    """Puts a group into numbers: its weighted rewards and its lengths, without scalars.
+
+    rewards: float64[records].
+    """
     return GroupScalars(
         rewards=rewards, lengths=np.array([header.n_actions for header in group], np.int64)
     )
@@ -275,7 +284,7 @@ def draw_plan(
     balancer: Balancer,
     code: PluginCode | None = None,
 ) -> Drawn:
-    """Assigns records to minibatches and ranks.
+    """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
     The seed draws the minibatches, from whole groups, so that a prompt is encoded once. Inside a
     minibatch the balancer chooses the ranks. Minibatches are never chosen by length: a length that
@@ -324,7 +333,7 @@ def draw_plan(
 
 
 def most_over_mean(loads: np.ndarray) -> float:
-    """The largest load over the mean: 1 when all are equal.
+    """Returns the largest load over the mean: 1 when all are equal.
 
     Everybody waits for the most burdened rank, so a step takes this much longer than it must.
     """
@@ -359,9 +368,10 @@ def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None
 
 
 def learned_costs(balancer: Balancer) -> dict[str, Any]:
-    """What the balancer has learned, for a checkpoint; empty for one that keeps nothing.
+    """Returns what the balancer has learned, for a checkpoint, under the balancer's class name.
 
-    It stands under the balancer's name, since a resumed run may have chosen another one.
+    A resumed run may have another balancer, which must not get it. It is empty for a balancer that
+    keeps nothing.
     """
     return (
         {type(balancer).__qualname__: balancer.state()} if isinstance(balancer, KeepsCosts) else {}

@@ -15,10 +15,12 @@ from gcore_core.contract.run_files import PLACEMENT, Decided, Measured
 
 
 def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
-    """The journal's line for a decision, whose ``state`` and ``seen`` must be plain values.
+    """Returns the journal's line for a decision.
 
-    took_s: seconds that the decision took, with summing up what the policy sees.
-    rescued: the judge that it helps; "" for a decision at a step's boundary.
+    step: the step that begins with the decision.
+    decision: its ``state`` and ``seen`` must be plain values.
+    took_s: seconds that the decision took, including the summary of what the policy sees.
+    rescued: the judge that the decision helps; "" for a decision at a step's boundary.
     """
     plain = {
         name: value
@@ -31,7 +33,7 @@ def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "
 
 
 def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
-    """Role -> the device indexes of each of its cells."""
+    """Returns role -> the device indexes of each of its cells."""
     return {
         role: [[device.index for device in cell.devices] for cell in cells]
         for role, cells in partition.cells.items()

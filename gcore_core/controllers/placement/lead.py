@@ -1,6 +1,6 @@
-"""The lead's part of placement: before each step it asks the policy who shall be awake.
+"""Asks the placement policy, before each step, which replicas are awake; only the lead does.
 
-It then has the decision carried out and writes the decision, and what came of it, to the journal.
+The decision is then carried out. The decision, and later its outcome, go to the journal.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gcore_core.controllers.placement.measurements import (
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision
 
-# How often in a row a judge must be found without an answering replica before it is helped. The
-# looks are one to three seconds apart.
+# How many looks in a row must find a judge without a replica that answers, before the judge is
+# helped. Looks are one to three seconds apart.
 LOOKS = 5
 _OUTCOMES = 64  # the latest outcomes that are kept and that a policy sees
 
 
 class Awake(msgspec.Struct, frozen=True):
-    """Says who is awake in a rollout. It never changes: a new decision makes a new value.
+    """Says which replicas are awake in a rollout. A new decision makes a new value.
 
     version: counts the decisions of a run; 0 before the first.
     replicas: generator role -> the numbers of its replicas that are awake.
@@ -49,13 +49,13 @@ class Awake(msgspec.Struct, frozen=True):
     in_turns: bool
 
     def judges(self) -> dict[str, list[int]]:
-        """The replicas of the roles that rewards ask."""
+        """Returns role -> its replicas that are awake, for the roles that rewards ask."""
         return {role: numbers for role, numbers in self.replicas.items() if role != ROLLOUT}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Last:
-    """What was measured in the step that is over; all empty or 0 before the first one.
+    """Holds what was measured in the step that is over; empty and 0 before the first step.
 
     measured: role -> its finished requests; empty where no record was drawn.
     rollout_s: seconds of the rollout.
@@ -73,12 +73,23 @@ class Last:
 
 
 class Mover:
-    """Asks the placement policy and carries out what it decides; only the lead has one."""
+    """Asks the placement policy and carries out its decisions; only the lead has one.
+
+    ``decide`` runs before each step: it asks the policy, carries the decision out and writes to the
+    journal what the decision before it came to. Within a rollout, ``turn`` passes cells between the
+    policy and the judges, and ``rescue`` helps a judge whose replicas do not answer. Both change
+    who is awake without asking the policy for a new step.
+
+    metrics: those of the decision that came to its end last.
+    """
 
     def __init__(
         self, context: ControllerContext, roles: Mapping[str, Sequence[int]], sleepers: Sleepers
     ) -> None:
-        """roles: generator role that moves -> the numbers of all its replicas."""
+        """Makes it with nothing decided yet, or with the state of the run that is resumed.
+
+        roles: generator role that moves -> the numbers of all its replicas.
+        """
         assert context.facts.placement is not None and context.placement is not None
         self._facts = context.facts.placement
         self._policy = context.placement
@@ -94,26 +105,31 @@ class Mover:
         self._outcomes = msgspec.convert(saved.get("outcomes", []), list[Outcome])
         self._step = 0
         self._switch_s: float | None = None
-        # Seconds spent on changing roles: at the step's start, and within it.
+        # Seconds spent on changes of roles: before the step begins, and within it.
         self._boundary_s = self._turns_s = 0.0
         self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
+        # The replicas that the decision wants awake, less lost ones: role -> their numbers.
         self._serving = {role: list(numbers) for role, numbers in roles.items()}
-        self._served: dict[str, list[int]] = {}  # who was awake at any time of the rollout
-        self._failed_looks = 0  # how often in a row a judge had no replica that answers
+        self._served: dict[str, list[int]] = {}  # likewise, at any time of the rollout
+        self._failed_looks = 0  # in a row: a judge had no replica that answers
         self._version = 0  # of the latest ``Awake``
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
-        """Asks the policy about the next step and has awake whom it names.
+        """Asks the policy about the next step, and wakes and puts to sleep accordingly.
 
+        Raises PlacementError when the policy cannot place a role, ContractError for a decision that
+        cannot be carried out.
+
+        step: the step that begins with the decision.
         release_before: no record of earlier steps is needed; replicas that sleep are told so.
-        last: what was measured in the step before; the policy sees it.
+        last: the measurements of the step before; the policy sees them.
         """
         began_s = time.perf_counter()
         latest = self._decision
         was_measured = latest is not None and bool(last.measured)
-        # Before ``_window``: what the latest decision came to is part of what the policy sees.
+        # The order matters: the outcome of the latest decision is part of what the policy sees.
         if latest is not None and was_measured:
             self._note_outcome(latest, last)
         self._learn(last)
@@ -121,8 +137,8 @@ class Mover:
         window = self._make_window(step, last)
         decision = ask_policy(self._policy, self._facts.provider, partition, window, self._engines)
         decided_s = time.perf_counter() - began_s
-        # Before the resets below: it reads who served, how many moved and how long that took. After
-        # the policy was asked: its seconds count as monitoring.
+        # This must precede the resets below: it reads which replicas served, how many moved and how
+        # long that took. It must follow the policy's answer, whose seconds count as monitoring.
         if was_measured:
             self._record_outcome(last, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
@@ -147,10 +163,10 @@ class Mover:
         self._switch_s = took_s
 
     async def rescue(self) -> Awake | None:
-        """Helps a judge that no replica of has answered ``LOOKS`` times in a row.
+        """Helps a judge when none of its replicas answers ``LOOKS`` times in a row.
 
-        It is called while all records are drawn and not all are judged, once for each look. Returns
-        who is awake after the help; None while there is none to give.
+        It is called once for each look, while all records are drawn and not all are judged. Returns
+        who is awake after the help; None when no help was needed or possible.
         """
         judges = {role: numbers for role, numbers in self._serving.items() if role != ROLLOUT}
         lost = await self._sleepers.find_lost(
@@ -172,14 +188,14 @@ class Mover:
         return self._make_awake(self._decision)
 
     def _make_awake(self, decision: Decision) -> Awake:
-        """The decision that was just carried out, as the shards get it."""
+        """Makes the message that tells the shards of the decision that was just carried out."""
         self._version += 1
         return Awake(self._version, self._serving, decision.mode == "colocated")
 
     def _replace_if_starving(self, step: int, decision: Decision) -> Decision:
-        """The decision that replaces this one where a judge has no replica left.
+        """Returns the policy's replacement for a decision that leaves a judge without a replica.
 
-        It is the decision itself where no judge is in need, or where the policy offers no help.
+        Returns the decision itself when every judge has a replica, or when the policy has no help.
         """
         lost = self._sleepers.lost
         engines = self._facts.engines
@@ -211,10 +227,12 @@ class Mover:
         return replacement
 
     async def _carry_out(self, decision: Decision, judging: bool, release_before: int = 0) -> float:
-        """Has awake whom the decision names, except lost replicas; returns the seconds it took.
+        """Wakes the replicas in the decision's cells, puts others to sleep; returns the seconds.
 
-        A role that has only lost replicas keeps them: they may merely be starting. In turns,
-        ``judging`` says whose turn it is.
+        Lost replicas are left out. A role that has only lost ones keeps them: they may be starting.
+
+        judging: in mode "colocated", whether it is the judges' turn.
+        release_before: as in ``decide``.
         """
         self._serving = {
             role: [i for i in numbers if (role, i) not in self._sleepers.lost] or numbers
@@ -229,14 +247,14 @@ class Mover:
         return await self._sleepers.arrange(awake, release_before)
 
     def _replicas_of_turn(self, judging: bool) -> dict[str, list[int]]:
-        """Who is awake while the cells judge, or while they serve the policy."""
+        """Returns role -> replicas to have awake, in the turn of the judges or of the policy."""
         return {
             role: numbers if (role != ROLLOUT) == judging else []
             for role, numbers in self._serving.items()
         }
 
     def _replicas_in(self, role: str, cells: Sequence[Cell]) -> list[int]:
-        """The replicas of a role all of whose devices lie in the cells."""
+        """Returns the numbers of the role's replicas whose devices all lie in the cells."""
         device_indexes = {device.index for cell in cells for device in cell.devices}
         return [
             i
@@ -245,14 +263,14 @@ class Mover:
         ]
 
     def _learn(self, last: Last) -> None:
-        """Learns from the latest rollout: each role's engine profile, its most requests at once."""
+        """Updates each role's engine profile and its most requests at once, from the rollout."""
         for role, requests in last.measured.items():
             self._profiles[role] = Profile.fit(requests, self._profiles.get(role, Profile()))
             most = most_at_once(requests, self._serving[role])
             self._most_at_once[role] = max(most, self._most_at_once.get(role, 1))
 
     def _make_window(self, step: int, last: Last) -> Window:
-        """What the policy sees: the last step's measurements and what was learned so far."""
+        """Collects what the policy sees: the last step's measurements and what was learned."""
         facts = self._facts
         measured = last.measured
         idle = {
@@ -275,7 +293,7 @@ class Mover:
         )
 
     def _measure_filled(self, last: Last) -> dict[str, float]:
-        """Role -> the share of its places that were taken in the rollout; see ``Window.filled``."""
+        """Returns role -> share of its places that were taken; see ``Window.filled``."""
         shares = {}
         for role, requests in last.measured.items():
             places = min(self._most_at_once[role], self._profiles[role].max_running)
@@ -283,11 +301,14 @@ class Mover:
         return shares
 
     def state(self) -> dict[str, Any]:
-        """What the policy carries from one decision to the next."""
+        """Returns the policy's own state, which it gets back at the next decision."""
         return dict(self._saved_state if self._decision is None else self._decision.state)
 
     def learned(self) -> dict[str, Any]:
-        """What a resumed run goes on with: the policy's state, what was measured; plain values."""
+        """Returns what a resumed run goes on with, as plain values.
+
+        That is the policy's state, the outcomes, and what was measured of engines.
+        """
         learned = {
             "policy": self.state(),
             "outcomes": self._outcomes,
@@ -299,7 +320,7 @@ class Mover:
         )  # a policy's numbers may be numpy's
 
     def _note_outcome(self, decision: Decision, last: Last) -> None:
-        """Notes for the policy what the latest decision came to."""
+        """Adds the outcome of the latest decision to those that the policy sees."""
         work = float(sum(requests.actions.sum() for requests in last.measured.values()))
         candidate = decision.chosen
         expected_s = decision.predicted_s.get(decision.chosen)
@@ -313,17 +334,16 @@ class Mover:
         self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]
 
     def _record_outcome(self, last: Last, monitoring_s: float) -> None:
-        """Writes what the latest decision came to into the journal and the metrics.
-
-        ran: device -> role -> seconds in which the role ran anything there.
-        waited: device -> seconds of the rollout in which nothing ran there, changes of roles left
-            out: those are ``turns_s`` and count as idle for all devices alike.
-        """
-        # First device of a replica -> the replicas that served there; roles may share a device.
+        """Writes the outcome of the latest decision to the journal and into the metrics."""
+        # A replica is counted at its first device. Roles may share a device, so ``served`` holds
+        # all replicas that served at a device.
         served: dict[int, list[tuple[str, int]]] = defaultdict(list)
         for role, replicas in self._served.items():
             for replica in replicas:
                 served[self._facts.engines[role][replica][0]].append((role, replica))
+        # ran: device -> role -> seconds in which the role ran anything there.
+        # waited: device -> seconds of the rollout in which nothing ran there. Changes of roles are
+        # left out: they are ``turns_s``, and count as idle for all devices alike.
         ran = {}
         rollout_s = last.rollout_s - self._turns_s
         waited = dict[int, float]()
@@ -368,7 +388,7 @@ class Mover:
 
 
 def _find_starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
-    """A judge all of whose replicas are lost; "" where there is none."""
+    """Returns the first judge whose replicas are all lost; "" where there is none."""
     return next(
         (role for role, numbers in judges.items() if lost.issuperset((role, i) for i in numbers)),
         "",

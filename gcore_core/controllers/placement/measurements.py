@@ -1,6 +1,7 @@
-"""A rollout's requests as columns of numbers, for the placement policy.
+"""Packs a rollout's requests into columns of numbers, for the placement policy.
 
-Each shard packs its own and sends them; the lead reads those of all shards and sees no record.
+Each shard packs its own requests and sends them. The lead reads those of all shards; it sees no
+record.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ ANSWERED = np.dtype(
 def pack_requests(
     records: Sequence[Record], roles: Sequence[str], since_s: float
 ) -> tuple[bytes, bytes]:
-    """Packs one shard's records and the questions about them: rows of ``SAMPLED``, of ``ANSWERED``.
+    """Packs one shard's records and the questions about them.
+
+    Returns the bytes of two arrays: ``SAMPLED``, a row for each record, and ``ANSWERED``, a row for
+    each question.
 
     roles: the judges, in the order that ``ANSWERED`` counts them in.
     since_s: start of this shard's rollout; times are packed in seconds since then.
@@ -65,7 +69,7 @@ def pack_requests(
 def unpack_requests(
     packed: Sequence[tuple[bytes, bytes]], step: int, policy: str, roles: Sequence[str]
 ) -> dict[str, Requests]:
-    """Reads what ``pack_requests`` packed on all shards: role -> its requests.
+    """Unpacks the requests of all shards: role -> its requests.
 
     packed: what ``pack_requests`` returned on each shard, in shard order.
     step: the step of the rollout.
@@ -111,9 +115,9 @@ def _requests(
 
 
 def running_s(served: Sequence[tuple[Requests, int]]) -> float:
-    """Seconds in which any of these replicas ran something.
+    """Returns the seconds in which at least one of these replicas ran a request.
 
-    served: each replica as (all requests of its role, its number).
+    served: for each replica, all requests of its role and its number.
     """
     masks = [requests.replica == replica for requests, replica in served]
     starts = np.concatenate(
@@ -122,8 +126,8 @@ def running_s(served: Sequence[tuple[Requests, int]]) -> float:
     ends = np.concatenate(
         [requests.end_s[mask] for (requests, _), mask in zip(served, masks, strict=True)]
     )
-    # The length of a union of intervals: in order of their starts, each adds what of it lies after
-    # the latest end so far (``reached``).
+    # This is the length of a union of intervals. In the order of their starts, each interval adds
+    # the part of it that lies after the latest end so far (``reached``).
     order = np.argsort(starts)
     starts, ends = starts[order], ends[order]
     reached = np.maximum.accumulate(np.concatenate([[0.0], ends]))[:-1]
@@ -131,14 +135,16 @@ def running_s(served: Sequence[tuple[Requests, int]]) -> float:
 
 
 def most_at_once(requests: Requests, replicas: Sequence[int]) -> int:
-    """The most requests that any one of the replicas had at once; 0 without requests."""
+    """Returns the most requests that any one of the replicas had at once; 0 without requests."""
     return max(
         (int(_running_over_time(requests, i)[1].max(initial=0)) for i in replicas), default=0
     )
 
 
 def filled_share(requests: Requests, replicas: Sequence[int], seconds: float, places: int) -> float:
-    """Share of the replicas' places that were taken; requests that wait for a place do not count.
+    """Returns the share of the replicas' places that were taken, 0 to 1.
+
+    Requests that wait for a place do not count.
 
     seconds: length of the rollout.
     places: places of one replica.
@@ -151,9 +157,10 @@ def filled_share(requests: Requests, replicas: Sequence[int], seconds: float, pl
 
 
 def _running_over_time(requests: Requests, replica: int) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds float64[N], requests that the replica had meanwhile int64[N]), in order of time.
+    """Returns how many requests a replica had over time, as N spans in order of time.
 
-    Each start and each end of a request begins another span; N is one less than these.
+    The first array, float64[N], holds the seconds of each span; the second, int64[N], the requests
+    that the replica had in it. Each start and each end of a request begins another span.
     """
     of_replica = requests.take(requests.replica == replica)
     times_s = np.concatenate([of_replica.start_s, of_replica.end_s])
@@ -164,6 +171,9 @@ def _running_over_time(requests: Requests, replica: int) -> tuple[np.ndarray, np
 
 
 def idle_share(requests: Requests, replicas: Sequence[int], seconds: float) -> float:
-    """Share of the replicas' time in which they ran nothing; ``seconds``: the rollout's length."""
+    """Returns the share of the replicas' time in which they ran nothing, 0 to 1.
+
+    seconds: length of the rollout.
+    """
     busy = sum(running_s([(requests, replica)]) for replica in replicas)
     return 1 - busy / max(seconds * len(replicas), 1e-9)

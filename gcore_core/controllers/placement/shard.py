@@ -1,6 +1,6 @@
-"""Who is awake in a rollout.
+"""Keeps every shard informed of which replicas are awake.
 
-The lead asks the placement policy and moves replicas; every shard learns the result from it.
+The lead asks the placement policy and moves replicas; the other shards get the result from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gcore_core.controllers.placement.sleepers import Sleepers
 
 
 class PlacementShard:
-    """One shard's view of who is awake.
+    """Says which replicas are awake, on one shard.
 
     In a run whose policy moves nothing, every replica is awake in every rollout.
 
@@ -48,15 +48,16 @@ class PlacementShard:
         self._metrics: dict[str, float] = {}
         self._records: list[Record] = []
         self._arranged_s = self._began_s = self._ended_s = 0.0
-        self._judging = False  # whether the cells judge now, in turns
+        self._judging = False  # in turns: whether the cells serve the judges now
         self._rescued = False  # whether a judge was helped in this rollout
 
     @property
     def replicas(self) -> list[Peer]:
-        """The policy's generators that are awake."""
+        """The policy's generators that are awake, by number."""
         return [self._peers[ROLLOUT][i] for i in self.awake.replicas[ROLLOUT]]
 
     def begin_rollout(self) -> None:
+        """Notes the start of a rollout, from which its seconds are counted."""
         self._began_s = asyncio.get_running_loop().time()
         self._records = []
         self._rescued = False
@@ -77,7 +78,7 @@ class PlacementShard:
     async def decide(self, step: int, release_before: int) -> None:
         """Decides who is awake in the rollout of ``step``, and wakes and puts to sleep.
 
-        It comes before the push, which only replicas that are awake get.
+        All shards call it, before the push: only replicas that are awake get the push.
 
         release_before: no record of earlier steps is needed any more; replicas that sleep are told
             so here, since no push tells them.
@@ -88,9 +89,9 @@ class PlacementShard:
         judges = [role for role in self._peers if role != ROLLOUT]
         clock = asyncio.get_running_loop().time
         trained_s = clock()
-        # Two clocks. The stages of a step are timed by the event loop, whose time is virtual in a
-        # simulation. The work here, packing and reading measurements, takes no virtual time, so it
-        # is timed by the real clock.
+        # Two clocks: the stages of a step are timed by the event loop, whose time is virtual in a
+        # simulation. Packing and reading measurements takes no virtual time, so the real clock
+        # times it.
         packing_began_s = time.perf_counter()
         packed = msgspec.msgpack.encode(pack_requests(self._records, judges, self._began_s))
         packing_s = time.perf_counter() - packing_began_s
@@ -131,8 +132,9 @@ class PlacementShard:
         """Gives a judge whose replicas do not answer cells of the policy's generators.
 
         It is called on all shards when all that was issued is drawn and not all is judged: then
-        the policy's generators have nothing to do. Returns whether a judge was helped in this
-        rollout.
+        the policy's generators have nothing to do.
+
+        Returns whether a judge was helped in this rollout, by this call or an earlier one.
         """
 
         async def lead(_: list[bytes]) -> list[bytes]:
@@ -150,15 +152,18 @@ class PlacementShard:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the latest decision that was carried out; only the lead has them."""
+        """The metrics of the latest decision that was carried out; empty except in the lead."""
         return self._mover.metrics if self._mover is not None else self._metrics
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on placing with, as plain values; empty except in the lead."""
+        """Returns what placement of a resumed run goes on with, as plain values.
+
+        It is empty except in the lead.
+        """
         return self._mover.learned() if self._mover is not None else {}
 
     async def sampling(self) -> list[Peer]:
-        """The replicas to draw from.
+        """Returns the policy's generators, once they can be asked.
 
         In turns, it waits until all shards are here and then gives the cells to the policy.
         """
@@ -166,15 +171,15 @@ class PlacementShard:
         return self.replicas
 
     async def judging(self) -> None:
-        """Says that all records of this shard are there, so that judges may be asked.
+        """Says that all records of this shard are drawn; returns when judges can be asked.
 
         In turns, it waits until all shards are here and then gives the cells to the judges.
         """
         await self._turn(True)
 
     async def _turn(self, judging: bool) -> None:
-        # The first barrier: no shard still uses those that go to sleep. The second: nobody asks
-        # those that wake before they are awake.
+        # After the first barrier no shard uses the replicas that are put to sleep. The second keeps
+        # every shard from asking replicas that are not awake yet.
         if self.awake.in_turns and judging != self._judging:
             await self._agree.barrier("turn")
             if self._mover is not None:

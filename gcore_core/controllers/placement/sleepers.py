@@ -10,12 +10,12 @@ from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
 from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
 from gcore_core.runtime.rpc.retry import insist
 
-ANSWER_S = 2.0  # seconds in which a replica that is there says so
+ANSWER_S = 2.0  # deadline for a replica to say that it is alive
 Replica = tuple[str, int]  # role, number of the replica
 
 
 class Sleepers:
-    """Knows which replicas sleep, and changes that; only the lead's is used.
+    """Puts replicas to sleep and wakes them, and knows which ones sleep; used by the lead alone.
 
     peers: generator role -> all its replicas.
     able: roles whose backend can sleep. Replicas of other roles that should sleep stay awake; they
@@ -52,13 +52,15 @@ class Sleepers:
         self.rest_s = await self.arrange(awake)
 
     async def arrange(self, awake: Mapping[str, Collection[int]], release_before: int = 0) -> float:
-        """Has exactly the replicas of ``awake`` awake; returns the seconds that it took.
+        """Wakes the replicas of ``awake`` and puts all others to sleep; returns the seconds.
 
-        All that are to sleep do so first, so that the others find their memory free.
+        Replicas go to sleep before others wake, so that those find the memory free. Returns 0.0
+        when no replica had to be asked.
 
         awake: role -> the numbers of the replicas that are to be awake.
-        release_before: no record of earlier steps is needed. A replica that sleeps gets no push,
-            which would tell it, so it is asked to sleep again whenever this number has grown.
+        release_before: no record of earlier steps is needed. Replicas that are awake learn it from
+            the push. One that sleeps gets no push, so it is asked to sleep again whenever this
+            number has grown, and learns it from that.
         """
         sleep = []
         wake = []
@@ -78,8 +80,11 @@ class Sleepers:
         n_requests += await self._send_to_able(wake, WAKE, Nothing())
         return clock() - began_s if n_requests else 0.0
 
-    async def find_lost(self, whom: Collection[Replica]) -> set[Replica]:
-        """The replicas of ``whom`` whose process does not answer, perhaps since it is starting."""
+    async def find_lost(self, replicas: Collection[Replica]) -> set[Replica]:
+        """Returns those of the replicas whose process does not answer within ``ANSWER_S``.
+
+        The process may have ended, or it may be starting.
+        """
 
         async def answers(role: str, i: int) -> bool:
             try:
@@ -89,16 +94,16 @@ class Sleepers:
                 return False
             return True
 
-        answered = await asyncio.gather(*(answers(*one) for one in whom))
-        return {one for one, is_there in zip(whom, answered, strict=True) if not is_there}
+        answered = await asyncio.gather(*(answers(*one) for one in replicas))
+        return {one for one, is_there in zip(replicas, answered, strict=True) if not is_there}
 
     async def _send_to_able(
-        self, whom: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
+        self, replicas: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
-        """Asks those that can sleep and are not lost; returns how many these are."""
+        """Sends a request to the replicas that can sleep and are not lost; returns their number."""
         peers = [
             self._peers[one[0]][one[1]]
-            for one in whom
+            for one in replicas
             if one[0] in self._able and one not in self.lost
         ]
         await asyncio.gather(*(insist(peer, endpoint, request) for peer in peers))

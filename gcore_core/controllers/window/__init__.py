@@ -1,4 +1,6 @@
-"""The window of groups between the first that is being drawn and the last that was trained on.
+"""Produces the groups that steps train on.
+
+The window is the groups between the first that is being drawn and the last that was trained on.
 
 ``Window`` owns all of it: it leases ordinals from the ledger, has them drawn and scored, and gives
 each group its verdict; a step program takes the groups of a step. The parts:

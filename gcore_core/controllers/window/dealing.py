@@ -1,4 +1,7 @@
-"""Cuts a shard's leases into parts, each of which is one request to a replica. Pure."""
+"""Cuts a shard's leases into parts, each of which is one request to a replica.
+
+Everything here is pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ LANES = 16
 
 
 def lanes_of(shards: int) -> int:
-    """How many parts one shard has at one replica at a time."""
+    """Returns how many parts one shard has at one replica at a time."""
     return max(1, LANES // shards)
 
 
@@ -27,6 +30,9 @@ def deal(
     Usually all lanes share one queue, so that long answers hold up only the lane that has them. A
     shard then speaks to no more replicas than it has parts.
 
+    leases: this shard's.
+    replicas: how many there are to draw from.
+    shard: number of this shard, of ``shards``.
     fixed: every ordinal has a fixed replica, and every replica gets one part from every shard,
         perhaps an empty one, so that batches repeat.
     """
@@ -44,7 +50,7 @@ def deal(
 
 
 def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]]:
-    """The leases in parts, to be taken one after the other by whichever lane is free.
+    """Cuts the leases into parts, which free lanes take one after the other.
 
     Parts come in rounds. A round shares three quarters of the records that are left equally among
     the lanes, so parts are large at first and small in the end: replicas are full at first and end
@@ -89,7 +95,7 @@ def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]
 
 
 def _dealt(records: list[tuple[Lease, int]], count: int) -> list[list[Lease]]:
-    """The records in ``count`` parts, in turn, beginning one part later each time."""
+    """Deals the records to ``count`` parts in turn, beginning one part later each time."""
     samples: list[dict[Lease, tuple[int, ...]]] = [{} for _ in range(count)]
     for at, (lease, sample) in enumerate(records):
         turn = at // count

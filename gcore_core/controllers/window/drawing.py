@@ -1,4 +1,4 @@
-"""Drawing: leases go to replicas; a finished record comes back and goes to rewarding at once."""
+"""Has leases drawn by replicas; each finished record goes on to the scorers at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gcore_core.runtime.rpc.retry import PATIENT
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What leases are drawn for.
+    """Says what leases are drawn for.
 
     step: the step that will use the records; their memory is held for it.
     number: counts the rounds of a step.
@@ -36,7 +36,7 @@ class Round:
 
 
 class Drawing:
-    """One shard's end of generation and rewarding."""
+    """Has a shard's leases drawn and scored."""
 
     def __init__(self, context: ControllerContext, placement: PlacementShard) -> None:
         self._context = context
@@ -45,8 +45,9 @@ class Drawing:
     async def draw(self, ledger: Ledger, round_: Round, leases: list[Lease]) -> None:
         """Has the leases drawn and scored; returns when every record is finished and scored.
 
-        Replicas take parts as they work them off, from whichever shard has some left. In a
-        deterministic run an ordinal has its replica, which waits for a word from every shard.
+        A replica gets the next part when it has finished one. In a deterministic run each ordinal
+        has its replica, and a replica waits for a request from every shard before it begins.
+        Raises WorkerDied or DeadlineExceeded when a replica is lost ``PATIENT.tries`` times.
         """
         facts = self._context.facts
         replicas = await self._placement.sampling()
@@ -76,8 +77,11 @@ class Drawing:
         waiting: deque[list[Lease]],
         scoring: Scoring,
     ) -> None:
-        """One lane: gives the replica one part after the other. What it does not finish goes back
-        into the queue.
+        """Works off one lane: gives the replica one part after the other.
+
+        What the replica does not finish goes back into the queue.
+
+        waiting: the lane's queue of parts, which other lanes may share.
         """
         lost = 0
         while waiting:
@@ -90,13 +94,16 @@ class Drawing:
                 lost += 1
                 if lost == PATIENT.tries:
                     raise
-                await asyncio.sleep(PATIENT.pause_s(lost))  # others may take it meanwhile
+                await asyncio.sleep(
+                    PATIENT.pause_s(lost)
+                )  # another lane may take the part meanwhile
 
     async def _draw_part(
         self, ledger: Ledger, replica: Peer, round_: Round, leases: list[Lease], scoring: Scoring
     ) -> None:
-        """Draws one part. Raises WorkerDied or DeadlineExceeded when the replica is lost on the
-        way.
+        """Draws one part.
+
+        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way.
         """
         facts = self._context.facts
         request = GenerateRequest(

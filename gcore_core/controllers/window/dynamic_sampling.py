@@ -1,4 +1,6 @@
-"""Dynamic sampling: how many groups a step issues, and which of them it takes. Pure.
+"""Decides how many groups a step issues, and which of them it takes (dynamic sampling).
+
+Everything here is pure.
 
 A step takes the lowest ordinals whose groups teach, up to the number that it needs, and everything
 before the last of them: never the first to finish. Whatever was issued beyond is as if it had not
@@ -18,7 +20,7 @@ from gcore_core.controllers.keep_rate import KeepRate
 
 @dataclass
 class Totals:
-    """Groups of the current step, summed over all shards.
+    """Counts the groups of the current step, summed over all shards.
 
     issued: groups leased, in all rounds of the step.
     kept: of the complete groups, those that the step may train on.
@@ -33,13 +35,13 @@ class Totals:
 
     @property
     def in_flight(self) -> int:
-        """Groups that are issued and not complete."""
+        """The number of groups that are issued and not complete."""
         return self.issued - self.complete
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Groups that the previous step issued but did not use, summed over all shards.
+    """Counts groups that the previous step issued but did not use, summed over all shards.
 
     surplus: how many.
     carried: of the surplus, those that are kept for this step with their records.
@@ -63,7 +65,7 @@ class Quota:
     limit: groups that a step issues at most.
     exact: whether only groups are issued that are surely needed, as in a run that is to repeat.
     carries: whether the surplus is kept for the next step.
-    belief: about the keep rate, from the steps before.
+    belief: the belief about the keep rate, from the steps before.
     totals: the groups of the current step.
     rounds: how often the current step has issued.
     """
@@ -80,7 +82,11 @@ class Quota:
 
     @classmethod
     def of(cls, config: SyncConfig, exact: bool, stale: bool) -> Quota:
-        """The quota of a run. stale: whether the trainer takes records that older weights drew."""
+        """Makes the quota of a run.
+
+        exact: see the class.
+        stale: whether the trainer takes records that older weights drew.
+        """
         carries = config.surplus == "keep" or (config.surplus == "auto" and stale)
         return cls(config.prompts, config.max_rounds * config.prompts, exact, carries and not exact)
 
@@ -90,7 +96,7 @@ class Quota:
         self.rounds = 0
 
     def issue(self) -> int:
-        """How many groups to issue now; they count as issued.
+        """Decides how many groups to issue now, and counts them as issued.
 
         The first round leases all of the last step's surplus again, even where fewer are missing:
         ordinals are leased without gaps, and the surplus has the lowest. Carried groups cost
@@ -107,7 +113,7 @@ class Quota:
         return count
 
     def _missing(self, due: int) -> int:
-        """Groups to draw so that ``due`` are kept.
+        """Returns how many groups to draw so that ``due`` are kept.
 
         Until the run has dropped a first group, it counts on every group being kept.
         """
@@ -124,7 +130,7 @@ class Quota:
         return max(likely, 0 if totals.in_flight else lacking)
 
     def settled(self, kept: int, unusable: int, complete: int) -> None:
-        """Adds groups that were settled since the last call, summed over all shards."""
+        """Adds the groups that all shards have settled since the last call."""
         self.totals.kept += kept
         self.totals.unusable += unusable
         self.totals.complete += complete
@@ -132,7 +138,7 @@ class Quota:
 
     @property
     def over(self) -> bool:
-        """Whether all issued groups are complete, and are enough or as many as may be."""
+        """Whether all issued groups are complete, and are enough or reach ``limit``."""
         totals = self.totals
         return not totals.in_flight and (totals.kept >= self.needed or totals.issued >= self.limit)
 
@@ -153,7 +159,8 @@ class Quota:
     def learn(self, kept: Sequence[int], finished: Sequence[int]) -> None:
         """Learns the keep rate from the groups of the step that is over, summed over shards.
 
-        kept, finished: groups in each quarter of the step, in the order in which they finished.
+        kept: of the finished groups of each quarter of the step, how many were kept.
+        finished: groups of each quarter, in the order in which they finished.
         """
         self.belief = self.belief.after(kept, finished)
 
@@ -167,7 +174,7 @@ class Quota:
         return self._leftover.carried > 0
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on with; plain values."""
+        """Returns what a resumed run goes on with, as plain values."""
         belief = {"rates": list(self.belief.rates), "change2": float(self.belief.change2)}
         return {"drops": self._drops, **belief, "left": list(astuple(self._leftover))}
 

@@ -1,6 +1,6 @@
-"""Keeps the book of groups: which shard owns which prompts, what is in flight, what has a verdict.
+"""Records which shard owns which prompts, what is in flight, and what has a verdict.
 
-It is pure: it has no clock and does no I/O.
+The ledger is pure: it has no clock and does no I/O.
 
 Every shard holds a ledger and leases the same global slices in the same order; a slice's ordinals
 belong to the shards in turn. So the union that a step consumes is the same for any number of
@@ -32,7 +32,7 @@ from gcore_core.contract.records import (
 
 @dataclass
 class _Group:
-    """One prompt's records, as they come.
+    """Collects one prompt's records as they come.
 
     row: row of the dataset.
     turn: which pass over the dataset.
@@ -51,12 +51,12 @@ class _Group:
 
 
 def has_failed_reward(header: Header) -> bool:
-    """Whether a reward that the record was asked for has no value."""
+    """Returns whether a reward that the record was asked for has no value."""
     return any(status not in (OK, REWARD_SKIPPED) for status in header.reward_status.values())
 
 
 class Ledger:
-    """One shard's book of groups.
+    """Keeps one shard's groups from their lease to the end of their step.
 
     rows: size of the dataset.
     seed: of the run; it gives the order of the rows.
@@ -80,13 +80,13 @@ class Ledger:
         self._seed = seed
         self._samples = samples
         self._open: dict[int, _Group] = {}
-        # Of the step that is being drawn:
+        # These three are of the step that is being drawn.
         self._settled: dict[int, _Group] = {}
-        self._verdicts: dict[int, tuple[str, str]] = {}  # of the settled groups: verdict, reason
+        self._verdicts: dict[int, tuple[str, str]] = {}  # ordinal -> (verdict, reason)
         self._ended: list[int] = []  # ordinals in the order in which their groups became complete
-        # Drawn by the step before, which ended before them:
+        # Groups that the step before drew, and that lie behind its end.
         self._carried: dict[int, _Group] = {}
-        # Verdicts of steps that are closed and not committed, the oldest first:
+        # The verdicts of steps that are closed and not committed, the oldest step first.
         self._closed: deque[dict[int, tuple[str, str]]] = deque()
 
     def lease(self, count: int) -> list[Lease]:
@@ -104,7 +104,7 @@ class Ledger:
         self._open |= {lease.ordinal: _Group(lease.row, lease.turn) for lease in leases}
 
     def unfinished(self, among: range | set[int]) -> list[Lease]:
-        """Leases for the samples of these ordinals that are still to be drawn."""
+        """Returns leases for those samples of the ordinals that are still to be drawn."""
         leases = []
         for ordinal, group in sorted(self._open.items()):
             missing = tuple(s for s in range(self._samples) if s not in group.records)
@@ -118,9 +118,9 @@ class Ledger:
         return all(len(group.records) == self._samples for group in self._open.values())
 
     def lost(self, leases: list[Lease]) -> list[Lease]:
-        """Returns what is to be drawn again, with the same seeds, since its replica is gone.
+        """Returns what a lost replica had not finished of ``leases``, to be drawn again.
 
-        That is what the replica had not finished of ``leases``.
+        The same seeds are used, and the attempt of each of these groups goes up by one.
         """
         samples_of = {lease.ordinal: lease.samples for lease in leases}
         for ordinal in samples_of.keys() & self._open.keys():
@@ -155,7 +155,7 @@ class Ledger:
             return
         header = group.records[score.sample]
         if score.reason and not has_failed_reward(header):
-            header.reason = score.reason  # tells more than why the record ended
+            header.reason = score.reason  # it says more than why the record ended
         header.rewards = {**header.rewards, **score.values}
         header.reward_status = {**header.reward_status, **score.statuses}
         if names <= header.reward_status.keys():
@@ -168,14 +168,14 @@ class Ledger:
                 self._ended.append(ordinal)
 
     def whole(self, ordinal: int) -> list[Header]:
-        """The records of an open group, by sample; an empty list while one of them is missing."""
+        """Returns an open group's records by sample; an empty list while one is missing."""
         group = self._open.get(ordinal)
         if group is None or len(group.records) < self._samples:
             return []
         return [group.records[sample] for sample in range(self._samples)]
 
     def complete(self) -> list[list[Header]]:
-        """The open groups whose records are all finished and scored, ready for a verdict.
+        """Returns the open groups whose records are all finished and scored, ready for a verdict.
 
         Groups come by ordinal, their records by sample.
         """
@@ -224,15 +224,15 @@ class Ledger:
         return surplus
 
     def verdicts(self) -> list[str]:
-        """Verdicts of the step's groups so far, in the order in which these became complete."""
+        """Returns the verdicts of the step so far, in the order in which groups became complete."""
         return [self._verdicts[ordinal][0] for ordinal in self._ended if ordinal in self._verdicts]
 
     def carried(self) -> list[int]:
-        """This shard's ordinals that wait for the next step with their records."""
+        """Returns this shard's ordinals that wait for the next step with their records."""
         return sorted(self._carried)
 
     def carried_records(self) -> list[Header]:
-        """The records of the carried groups, by ordinal and sample."""
+        """Returns the records of the carried groups, by ordinal and sample."""
         return [
             self._carried[ordinal].records[sample]
             for ordinal in self.carried()
@@ -259,7 +259,7 @@ class Ledger:
         return self._closed.popleft()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs; plain values."""
+        """Returns what a resumed run needs, as plain values."""
         return {
             "next_ordinal": self.next_ordinal,
             "rows": self._rows,

@@ -15,10 +15,10 @@ from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import SCORE, TRAIN, ScoreRequest
 from gcore_core.runtime.rpc.retry import insist_anew
 
-# Seconds for which a request waits for further records: sending one costs as much as the work for
-# twenty records.
+# Seconds for which a request waits for further records. Sending a request costs as much as the work
+# for twenty records.
 WAIT_S = 0.005
-# The most records in one request: a reward's time limit is for all of them together.
+# The most records in one request. A reward's time limit counts for all of them together.
 MOST = 64
 
 
@@ -39,13 +39,13 @@ class Scoring:
         self._names = set(context.facts.rewards)
         self._of_groups = set(context.facts.of_groups)  # the rewards that see a whole group
         self._waiting: list[Header] = []  # the records of the latest request
-        # It sends ``_waiting``; None when that request takes no more records.
+        # The task that will send ``_waiting``. None when that request takes no more records.
         self._task: asyncio.Task[None] | None = None
 
     def add(self, headers: list[Header]) -> None:
         """Has these records scored by the rewards that see one record.
 
-        Where a record is the last of its group, the rewards that see the group score that too.
+        When a record completes its group, the rewards that see whole groups score the group.
         """
         if not headers:
             return
@@ -53,11 +53,12 @@ class Scoring:
             self._waiting = []
             self._task = asyncio.ensure_future(self._score(self._waiting))
             self._tasks.add(self._task)
-        # The task waits ``WAIT_S`` and holds this very list: what is added until then goes with it.
+        # The task waits ``WAIT_S`` and then sends this very list, so what is added until then goes
+        # with it.
         self._waiting += headers
 
     async def finish(self) -> None:
-        """Returns when everything is scored, or raises what failed.
+        """Returns when everything is scored; raises what failed.
 
         It is called when no more records come and the judges are awake.
         """
@@ -65,6 +66,7 @@ class Scoring:
         await asyncio.gather(*self._tasks)
 
     def cancel(self) -> None:
+        """Cancels the requests that run. After ``finish`` it does nothing."""
         for task in self._tasks:
             task.cancel()
 
@@ -96,9 +98,9 @@ class Scoring:
         )
 
     def _usable(self, groups: list[list[Header]]) -> list[Header]:
-        """The records of the groups in which no record has failed.
+        """Returns the records of the groups in which no record has failed.
 
-        In any other group, every record's group rewards have failed, and the ledger is told so.
+        For every record of any other group, the ledger gets failed group rewards.
         """
         usable: list[Header] = []
         for group in groups:
@@ -124,7 +126,10 @@ class Scoring:
 
 
 async def route_judges(context: ControllerContext, placement: PlacementShard) -> None:
-    """Tells every scorer worker which judges are awake now: a request without records does it."""
+    """Tells every scorer worker which judges are awake now.
+
+    A request without records does it, since every request names the awake judges.
+    """
 
     async def tell(peer: Peer, hosted: list[str]) -> None:
         await insist_anew(peer, SCORE, lambda: _request(placement, TRAIN, [], hosted))
@@ -135,6 +140,9 @@ async def route_judges(context: ControllerContext, placement: PlacementShard) ->
 def _request(
     placement: PlacementShard, purpose: str, headers: list[Header], rewards: list[str]
 ) -> ScoreRequest:
-    """A request that names who is awake at this moment; so a repeated one is made anew."""
+    """Makes a request that names the judges that are awake at this moment.
+
+    A repeated request is made anew, because who is awake may have changed.
+    """
     awake = placement.awake
     return ScoreRequest(purpose, headers, rewards, awake.judges(), awake.version)

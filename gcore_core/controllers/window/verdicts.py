@@ -1,4 +1,4 @@
-"""What becomes of a group whose records are all drawn and scored."""
+"""Decides what becomes of a group whose records are all drawn and scored."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ from gcore_core.controllers.training import group_scalars
 from gcore_core.controllers.window.ledger import has_failed_reward
 from gcore_core.runtime.worker_settings import JobFacts
 
-_LINES = 6  # that an error shows
+_LINES = 6  # at most this many lines of an error
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A group with its verdict: TRAINED, FILTERED or QUARANTINED, and why."""
+    """Holds a group with its verdict.
+
+    verdict: TRAINED, FILTERED or QUARANTINED.
+    reason: why it was not TRAINED.
+    """
 
     ordinal: int
     group: list[Header]
@@ -47,10 +51,15 @@ def verdict_on(
     group_filter: Filter,
     code: PluginCode,
 ) -> Settled:
-    """Raises DataError for a prompt that is too long, where the job says so.
+    """Gives a complete group its verdict.
 
+    A group with a failed record or reward is QUARANTINED; the filter decides on the others. Raises
+    DataError for a prompt that is too long, when ``too_long`` is "error".
+
+    group: the records of one prompt.
+    rewards: reward -> its settings.
     group_filter: the filter of the job.
-    code: what errors say of it.
+    code: calls the filter, and names its plugin in errors.
     """
     verdict = QUARANTINED
     reason = _unusable(group, config)
@@ -61,7 +70,7 @@ def verdict_on(
 
 
 def _unusable(group: list[Header], config: SyncConfig) -> str:
-    """Why the group cannot be used; empty if it can."""
+    """Returns why the group cannot be used; "" if it can."""
     for header in group:
         if header.status == FAILED:
             if header.reason == "prompt_too_long" and config.too_long == "error":
@@ -82,11 +91,12 @@ def _unusable(group: list[Header], config: SyncConfig) -> str:
 def too_many_failures(
     failures: Sequence[list[Header]], unusable: int, complete: int, logs: Mapping[str, str]
 ) -> TrainingError:
-    """The error that ends a run of which too much cannot be used.
+    """Makes the error that ends a run in which too many groups cannot be used.
 
-    failures: this shard's latest.
-    unusable, complete: groups of the step, over all shards.
-    logs: reward -> the log of the process that asks it, where tracebacks are.
+    failures: this shard's latest groups that cannot be used.
+    unusable: groups of the step that cannot be used, over all shards.
+    complete: groups of the step that are drawn and scored, over all shards.
+    logs: reward -> the log of the scorer that hosts it, where tracebacks are.
     """
     causes = [
         header
@@ -115,7 +125,7 @@ def too_many_failures(
 
 
 def logs_of_rewards(facts: JobFacts) -> dict[str, str]:
-    """Reward -> the log of the scorer that hosts it, for those that can be read here."""
+    """Returns reward -> the log of the scorer that hosts it, if this machine has the log."""
     if not facts.output:
         return {}
     directory = Path(facts.output).parent

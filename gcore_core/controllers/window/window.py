@@ -1,4 +1,4 @@
-"""The window: produces groups, from their leases to their verdicts; a step program takes them."""
+"""Produces groups, from their leases to their verdicts, for a step program to take."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from gcore_core.controllers.window.verdicts import (
 )
 from gcore_core.runtime.messages import TRAIN
 
-# Shards look together whether more groups must be issued at most this often; in a long rollout once
-# in this share of its time, since a look costs as much as 30 records.
+# How often shards look, together, whether more groups must be issued: every ``TICK_S`` seconds, and
+# in a long rollout only after ``TICK_SHARE`` of its time, since a look costs as much as 30 records.
 TICK_S = 1.0
 TICK_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """What a step trains on, and what is left for the steps behind it.
+    """Holds what a step trains on, and what is left for the steps behind it.
 
     step: whose groups these are.
     groups: this shard's groups that the step trains on, by ordinal; each group's records by sample.
@@ -61,7 +61,7 @@ class Taken:
 
 
 class Window:
-    """One shard's end of producing the groups that steps train on.
+    """Produces this shard's part of the groups that steps train on.
 
     For each step, in order: ``take`` its groups, train on them, ``commit``. With nothing else the
     groups are produced when they are taken. A program that generates ahead of training calls
@@ -95,10 +95,12 @@ class Window:
         self._state = self._present_state()
 
     def produce(self, step: int, least: int) -> None:
-        """Begins to produce the groups of ``step`` beside whatever the program does next. least:
-        the oldest version of the weights that may begin a sample.
+        """Begins to produce the groups of ``step``, beside whatever the program does next.
 
-        One step may run ahead, and only when the one before it has been taken.
+        Raises ContractError when another step runs ahead already: one may, and only when the step
+        before it has been taken.
+
+        least: the oldest version of the weights that may begin a sample.
         """
         if self._ahead is not None:
             raise ContractError(
@@ -110,8 +112,10 @@ class Window:
         self._ahead = step, asyncio.ensure_future(self._produce(step, least))
 
     async def take(self, step: int) -> Taken:
-        """The groups of ``step``: those that ``produce`` has begun, or else produced now, under
-        weights of version ``step``. Raises what failed in producing them.
+        """Returns the groups of ``step``, once they are produced.
+
+        Without ``produce`` before, they are produced now, under weights of version ``step``. Raises
+        what failed in producing them, and ContractError when another step runs ahead.
         """
         if self._ahead is None:
             return await self._produce(step, least=step)
@@ -125,23 +129,26 @@ class Window:
         return produced
 
     async def drain(self) -> None:
-        """Returns when no sample is in flight: what was begun ahead is drawn, scored and settled,
-        and can be taken. Raises what failed in producing it. With nothing ahead it returns at once.
+        """Returns when no sample is in flight: what ``produce`` has begun can be taken then.
+
+        With nothing ahead it returns at once. Raises what failed in producing.
         """
         if self._ahead is not None:
             await asyncio.shield(self._ahead[1])
 
     def commit(self, taken: Taken) -> dict[int, tuple[str, str]]:
-        """Says that a step has been trained on and its weights are published; steps are committed
-        in order. Returns the verdict on each of this shard's groups that it consumed, with the
-        reason, by ordinal.
+        """Says that a step has been trained on and its weights are published.
+
+        Steps are committed in order. Returns ordinal -> (verdict, reason), for each of this shard's
+        groups that the step consumed.
         """
         self._state = taken.state
         return self._ledger.commit()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on with: as of the step that was committed last. What runs ahead
-        of it is produced again.
+        """Returns what a resumed run goes on with, as of the step that was committed last.
+
+        What runs ahead of that step is produced again.
         """
         return self._state
 
@@ -151,9 +158,7 @@ class Window:
     # -- producing ---------------------------------------------------------------------------------
 
     async def _produce(self, step: int, least: int) -> Taken:
-        """Draws until the shards together hold enough groups that teach, or as many are issued as
-        may be.
-        """
+        """Draws until all shards together have enough groups that teach, or the limit is issued."""
         settled = list[Settled]()
         draws = set[asyncio.Task[None]]()
         began_s = asyncio.get_running_loop().time()
@@ -176,11 +181,15 @@ class Window:
         return await self._close(step, settled)
 
     async def _wait(self, draws: set[asyncio.Task[None]], began_s: float) -> None:
-        """Until everything that was issued is there, or it is time to look whether more must be."""
+        """Waits for what was issued, at most until the next look whether more must be issued.
+
+        Raises what failed in drawing. Draws that have ended are removed from ``draws``.
+        """
         if not draws:
             return
         tick_s = max(TICK_S, TICK_SHARE * (asyncio.get_running_loop().time() - began_s))
-        # Nothing more would be issued before all is there; or shards must stay together.
+        # Two cases without a time limit: an exact quota issues nothing before everything is there,
+        # and in turns the shards must stay together.
         at_once = self._quota.exact or self._placement.awake.in_turns
         ended, _ = await asyncio.wait(
             draws, timeout=None if at_once else tick_s, return_when=asyncio.FIRST_EXCEPTION
@@ -190,7 +199,7 @@ class Window:
             draws.discard(task)
 
     def _settle(self) -> list[Settled]:
-        """Gives every group of this shard that became complete its verdict."""
+        """Gives a verdict to every group of this shard that has become complete; returns these."""
         settled = []
         for group in self._ledger.complete():
             one = verdict_on(
@@ -205,8 +214,11 @@ class Window:
         return settled
 
     async def _share(self, latest: Sequence[Settled]) -> None:
-        """Adds what became of this shard's groups to what became of the others'. Helps judges of
-        which nobody answers.
+        """Sums the verdicts over all shards into the quota, and helps judges that do not answer.
+
+        Raises TrainingError when more than ``failure_limit`` of the groups cannot be used.
+
+        latest: this shard's groups that were settled since the last call.
         """
         teaching = sum(one.verdict == TRAINED for one in latest)
         unusable = [one.group for one in latest if one.verdict == QUARANTINED]
@@ -224,7 +236,7 @@ class Window:
     # -- the end of a step -------------------------------------------------------------------------
 
     async def _close(self, step: int, settled: list[Settled]) -> Taken:
-        """Ends the step behind the last group that it takes; what lies behind is surplus."""
+        """Ends the step behind the last group that it takes; groups behind that are surplus."""
         await self._learn()  # before the ledger forgets the verdicts on the surplus
         teach = [one.ordinal for one in settled if one.verdict == TRAINED]
         issued_to = self._ledger.next_ordinal
@@ -246,7 +258,7 @@ class Window:
         )
 
     async def _learn(self) -> None:
-        """Tells the quota what share of the step's groups was kept, in the order they finished."""
+        """Tells the quota how many of each quarter of the step's groups were kept."""
         if self._quota.learns:
             teaches = np.array(
                 [verdict == TRAINED for verdict in self._ledger.verdicts()], np.int64
@@ -257,8 +269,11 @@ class Window:
             self._quota.learn(kept=of_quarters[0], finished=of_quarters[1])
 
     async def _agree_on_end(self, teach: list[int]) -> int:
-        """The ordinal behind the last one that the step takes. The lead sees the ordinals of all
-        shards that teach.
+        """Agrees with the other shards on the ordinal behind the last one that the step takes.
+
+        The lead computes it from the ordinals that teach, of all shards.
+
+        teach: this shard's ordinals that teach.
         """
         next_ordinal = self._ledger.next_ordinal
 
@@ -272,8 +287,11 @@ class Window:
         return msgspec.msgpack.decode(answer, type=int)
 
     async def _sum_leftover(self, surplus: int, carried: list[int], teach: list[int]) -> Leftover:
-        """What the step leaves for the next one, over all shards. surplus: of all shards; carried,
-        teach: this shard's ordinals.
+        """Sums up, over all shards, what the step leaves for the next one.
+
+        surplus: groups behind the step's end, of all shards.
+        carried: this shard's ordinals that are carried.
+        teach: this shard's ordinals that teach.
         """
         if not self._quota.carries or not surplus:
             return Leftover()
@@ -284,7 +302,12 @@ class Window:
     def _groups_taken(
         self, settled: list[Settled], end: int, counts: Counter[str]
     ) -> list[list[Header]]:
-        """The groups that the step trains on; what became of each is counted and written down."""
+        """Picks the groups that the step trains on; counts and traces what became of each group.
+
+        settled: this shard's groups that the step has drawn or carried.
+        end: the ordinal behind the last one that the step takes.
+        counts: gets the counts of the step's report.
+        """
         groups = []
         records = list[Record]()
         for one in sorted(settled, key=lambda one: one.ordinal):
