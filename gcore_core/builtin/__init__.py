@@ -1,1 +1,1 @@
-"""The plugin ``core``: what the core itself offers, through the same hooks as anybody."""
+"""Is the plugin ``core``: it offers what the core brings, through the same hooks as any plugin."""

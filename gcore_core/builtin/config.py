@@ -1,4 +1,4 @@
-"""What may be set under ``config:`` of datasets and of the reward that the core brings."""
+"""Defines what may be set under ``config:`` of datasets and of the reward that the core brings."""
 
 from __future__ import annotations
 

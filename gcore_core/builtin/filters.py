@@ -9,7 +9,7 @@ from gcore_core.contract.algorithms import GroupScalars, are_equal
 
 
 class KeepAll:
-    """Every group teaches."""
+    """Lets every group teach."""
 
     def __init__(self, config: None = None) -> None:
         pass
@@ -19,7 +19,7 @@ class KeepAll:
 
 
 class Varied:
-    """A group teaches when its rewards are not all equal.
+    """Lets a group teach when its rewards are not all equal.
 
     When they are equal, but for rounding, every advantage is zero (DAPO, section 3.2).
     """

@@ -23,7 +23,7 @@ from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, f
 
 
 class FunctionScorer:
-    """A reward that is a function in a Python file.
+    """Scores records by a function in a Python file.
 
     An async function of one record is called for all records concurrently, on an event loop of its
     own.

@@ -26,7 +26,7 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class JsonLines:
-    """A dataset in a file with one JSON object a line. Blank lines do not count as rows.
+    """Reads prompts from a file with one JSON object a line. Blank lines do not count as rows.
 
     The first use validates every line and writes an index file. It holds the offset at which each
     row begins (int64, little endian); the last entry is the end of the last row. Later uses of the

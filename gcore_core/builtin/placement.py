@@ -6,7 +6,7 @@ from gcore_core.contract.placement import Decision, Partition, Window, place_eve
 
 
 class Even:
-    """A placement that never changes, in which roles share devices.
+    """Gives every role its slots from all devices in turn, and never moves them.
 
     They can share, because in preparation and training every device serves the trainer anyway.
     """

@@ -90,7 +90,7 @@ def _verify(path: Path, *, as_json: bool) -> int:
 
 
 def _count(problems: list[str]) -> str:
-    """``2 problems``; empty when there are none."""
+    """Counts in words: ``2 problems``; empty when there are none."""
     if not problems:
         return ""
     return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -103,7 +103,7 @@ def _size(manifest: Manifest | None) -> str:
 
 
 def _checkpoints(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run, in the order of their steps.
+    """Returns the checkpoints of a run, in the order of their steps.
 
     Raises CheckpointError when there are none.
     """

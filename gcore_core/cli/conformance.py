@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when nothing failed, 3 otherwise."""
+    """Returns 0 when nothing failed, 3 otherwise."""
     import importlib.util
 
     from gcore_core.config import catalog
@@ -104,7 +104,7 @@ def _pytest(directory: Path, name: str, words: str) -> tuple[int, str]:
 
 
 def _reasons(output: str) -> list[str]:
-    """The lines in which pytest says what was raised, or else its last ones."""
+    """Returns the lines in which pytest says what was raised, or else its last ones."""
     lines = output.strip().splitlines()
     raised = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
     return (raised or lines)[-4:]
@@ -141,5 +141,5 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _said(counts: Counter[str]) -> str:
-    """``5 pass, 1 fail``: the most frequent outcome first."""
+    """Says the outcomes in words, the most frequent first: ``5 pass, 1 fail``."""
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _interpreter(python: str | None) -> Interpreter | None:
-    """What ``--python`` names, if it is given."""
+    """Opens the interpreter that ``--python`` names, if it is given."""
     if python is None:
         return None
     from gcore_core.config.interpreters import open_interpreter
@@ -178,7 +178,7 @@ def _show(name: str, python: str | None, as_json: bool) -> int:
 
 @dataclasses.dataclass
 class Report:
-    """What a check of one plugin found.
+    """Holds what a check of one plugin found.
 
     problems: what must be put right.
     notes: what could not be checked, and why.
@@ -220,7 +220,10 @@ def check_one(name: str, interpreter: Interpreter | None = None) -> Report:
 def check_all(
     rows: Sequence[catalog.Installed], interpreter: Interpreter | None = None
 ) -> list[catalog.Installed]:
-    """The same rows; one that fails gets the state "broken" and its first problem as reason."""
+    """Checks all plugins; returns the same rows.
+
+    One that fails gets the state "broken" and its first problem as reason.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     usable = [
@@ -307,7 +310,7 @@ def _check_provider(item: Provided, report: Report) -> None:
 
 
 def _config_problem(config: type) -> str:
-    """Why a job could not be configured with this dataclass; empty when it could."""
+    """Returns why a job could not be configured with this dataclass; "" when it could."""
     import msgspec.inspect
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

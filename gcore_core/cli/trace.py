@@ -76,7 +76,7 @@ def numbers(lines: Iterable[Line]) -> dict[str, float]:
 
 
 def timeline(lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
-    """Chrome trace events, in microseconds.
+    """Yields Chrome trace events, in microseconds.
 
     A process for each replica holds its records: records that overlap lie in rows of their own, and
     rewarding follows generation in the same row. A process for each shard holds its stages.
@@ -121,7 +121,7 @@ def _records_and_stages(lines: Iterable[Line]) -> tuple[list[Record], list[Stage
 
 
 def _free_row(busy_until_s: list[float], start_s: float) -> int:
-    """The first row that is free at ``start_s``, else the number of a new one."""
+    """Returns the first row that is free at ``start_s``, else the number of a new one."""
     for row, until_s in enumerate(busy_until_s):
         if until_s <= start_s:
             return row
@@ -139,7 +139,7 @@ def _process(name: str, processes: dict[str, int]) -> Iterator[dict[str, Any]]:
 def _slice(
     name: str, place: dict[str, int], start_s: float, end_s: float, facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """A bar from ``start_s`` to ``end_s`` in the row and process of ``place``."""
+    """Makes a bar from ``start_s`` to ``end_s`` in the row and process of ``place``."""
     start_us = _US_PER_S * start_s
     end_us = _US_PER_S * end_s
     return {

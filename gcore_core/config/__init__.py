@@ -1,1 +1,1 @@
-"""What is installed, and what a YAML file chose of it."""
+"""Reads what is installed, and what a YAML file chose of it."""

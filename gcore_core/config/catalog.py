@@ -51,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """An installed plugin, as its distribution describes it.
+    """Describes an installed plugin, as its distribution does.
 
     name: the name that a configuration uses.
     distribution: the distribution that it belongs to.
@@ -80,7 +80,7 @@ class Installed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A plugin whose state is not known yet, with the facts that its state follows from.
+    """Holds a plugin whose state is not known yet, with the facts that its state follows from.
 
     plugin: the plugin, whose fields of state are still empty.
     requires: the distribution's requirements on gcore-core; None for the core itself.
@@ -93,7 +93,7 @@ class _Found:
 
 
 class Catalog:
-    """The catalog holds every plugin that a scan has seen.
+    """Holds every plugin that a scan has seen.
 
     Names are known at once. A state is computed only when somebody asks for it, because versions
     are compared by `packaging`, which takes as long to import as a whole scan.

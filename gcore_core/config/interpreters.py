@@ -36,7 +36,7 @@ _ANSWER_WITHIN_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """A Python interpreter, and where it looks for modules.
+    """Describes a Python interpreter, and where it looks for modules.
 
     python: path of its program.
     path: its ``sys.path``; None for the running interpreter.

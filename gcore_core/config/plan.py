@@ -42,7 +42,7 @@ from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvide
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A plan is a configuration that is resolved and checked.
+    """Holds a configuration that is resolved and checked.
 
     settings: the settings of the core, with all defaults filled in.
     config: the same settings as plain values, which are printed, saved and passed to plugins.

@@ -23,14 +23,17 @@ _FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.+)")
 
 
 def find(name: str, *, where: str) -> catalog.Installed:
-    """An installed plugin by its name, or a project's own file by its path."""
+    """Finds an installed plugin by its name, or a project's own file by its path."""
     if name.endswith(".py"):
         return local_plugin(Path(name), where)
     return catalog.scan().get(name, where=where)
 
 
 def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
-    """One provider as plain data; ``needs`` says whether the interpreter meets each requirement."""
+    """Describes one provider as plain data.
+
+    ``needs`` says whether the interpreter meets each requirement.
+    """
     unmet = dict(interpreter.unmet(item.spec.needs))
     return {
         "kind": item.kind,
@@ -47,7 +50,7 @@ def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
 
 
 def text(item: dict[str, Any]) -> Iterator[str]:
-    """Lines for a person."""
+    """Writes lines for a person."""
     yield f"{item['kind']} {item['name']}: {item['summary']}"
     if item["factory"]:
         yield f"  factory: {item['factory']}"
@@ -65,7 +68,10 @@ def text(item: dict[str, Any]) -> Iterator[str]:
 
 
 def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Every field with type, default and help; fields of a nested dataclass by dotted name."""
+    """Yields every field with type, default and help.
+
+    Fields of a nested dataclass come by dotted name.
+    """
     types = typing.get_type_hints(config)
     help_texts = field_help(config)
     for field in dataclasses.fields(config):
@@ -93,7 +99,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def field_help(config: type) -> dict[str, str]:
-    """The help of each field that has some.
+    """Returns the help of each field that has some.
 
     It is the string under the field, or the line ``name: text`` in the docstring of the class. A
     subclass's help wins over that of the class it inherits from.

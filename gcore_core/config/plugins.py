@@ -32,7 +32,7 @@ ReportFailure = Callable[[str, str, Exception], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Provided:
-    """A provider's description together with the plugin that offers it.
+    """Holds a provider's description together with the plugin that offers it.
 
     plugin: name of the plugin.
     distribution: distribution that the plugin belongs to; the path of a project's own file.
@@ -81,7 +81,7 @@ def local_plugin(file: Path, where: str = "local") -> Installed:
 
 
 class Plugins:
-    """The loaded plugins of one run, in the order in which they were loaded."""
+    """Holds the loaded plugins of one run, in the order in which they were loaded."""
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager("gcore")

@@ -28,7 +28,7 @@ MARK = "FILL IN"
 
 @dataclass(frozen=True)
 class Written:
-    """A distribution that was written.
+    """Describes a distribution that was written.
 
     next_steps: text to print: the lines to fill in and the commands that follow.
     """
@@ -39,7 +39,7 @@ class Written:
 
 
 def kinds() -> list[str]:
-    """The kinds that the core has a template for."""
+    """Returns the kinds that the core has a template for."""
     return sorted(
         folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir() and folder.name != _SHARED
     )
@@ -102,7 +102,7 @@ def _next_steps(name: str, directory: Path, files: dict[Path, str]) -> str:
 
 
 def _template(kind: str, where: str) -> Path:
-    """The folder of a kind's template: the core's, or for ``plugin/kind`` the plugin's."""
+    """Returns the folder of a kind's template: the core's, or for ``plugin/kind`` the plugin's."""
     plugin, slash, kind_name = kind.rpartition("/")
     templates = _folder_of(plugin, where) if slash else _TEMPLATES
     folder = templates / kind_name
@@ -124,7 +124,7 @@ def _template(kind: str, where: str) -> Path:
 
 
 def _folder_of(plugin: str, where: str) -> Path:
-    """``templates`` of a plugin's package, found without importing it."""
+    """Returns ``templates`` of a plugin's package, found without importing it."""
     module = catalog.scan().get(plugin, where=where).module.partition(".")[0]
     spec = find_spec(module)
     package_folders = list(spec.submodule_search_locations or ()) if spec else []
@@ -145,7 +145,7 @@ def _values(name: str, kind: str) -> dict[str, str]:
 
 
 def _rendered(template: Path, values: dict[str, str]) -> list[tuple[str, str]]:
-    """(path in the distribution, text) of every file of a template."""
+    """Returns (path in the distribution, text) of every file of a template."""
     files = []
     for file in sorted(template.rglob(f"*{_SUFFIX}")):
         path = file.relative_to(template).as_posix().removesuffix(_SUFFIX)

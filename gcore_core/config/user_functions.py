@@ -15,7 +15,7 @@ from gcore_core.contract.factories import import_file
 
 
 def load_function(file: Path, name: str) -> Callable[..., Any]:
-    """The function ``name`` of a Python file.
+    """Loads the function ``name`` of a Python file.
 
     Raises ConfigError when the file or the function is not there or cannot be called, DataError
     with the line when the file fails to import.
@@ -46,7 +46,11 @@ def load_function(file: Path, name: str) -> Callable[..., Any]:
 
 
 def line_in(file: Path, error: BaseException) -> int | None:
-    """The innermost line of ``file`` in the error's traceback, or the one that is no Python."""
+    """Returns the innermost line of ``file`` in the error's traceback.
+
+    Of a syntax error it is the line that is no Python. Returns None if the file has no part in the
+    error.
+    """
     path = str(file.resolve())
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno

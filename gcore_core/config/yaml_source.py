@@ -25,7 +25,7 @@ _FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w{0,9}")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What the user wrote, with the place of every value.
+    """Holds what the user wrote, with the place of every value.
 
     file: the YAML file.
     tree: the file with the overrides merged over it; interpolations are not yet replaced.

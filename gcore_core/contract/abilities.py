@@ -1,4 +1,4 @@
-"""What the config class of a provider may tell the core, by a method of an agreed name.
+"""Defines what the config class of a provider may tell the core, by a method of an agreed name.
 
 Each ability is a protocol with one method. A config class that has the method has the ability;
 nothing is registered and no base class is needed:
@@ -32,82 +32,93 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Requires(Protocol):
-    """Of an objective or advantage: what it cannot work without."""
+    """Says what an objective or an advantage cannot work without."""
 
     def requires(self) -> frozenset[str]:
-        """Names of columns ("old_logp", "ref_logp", "values", ...), of outputs ("entropy") and of
-        scalars of a record ("kl_k1", ...). A run in which nothing supplies one is refused.
+        """Returns the names of what is required; a run in which nothing supplies one is refused.
+
+        These are columns ("old_logp", "ref_logp", "values", ...), outputs ("entropy") and scalars
+        of a record ("kl_k1", ...).
         """
 
 
 @runtime_checkable
 class StatesLogprobBand(Protocol):
-    """Of a generator or trainer: how exact its log-probs are."""
+    """Says how exact the log-probs of a generator or trainer are."""
 
     def logprob_band(self) -> float:
-        """Nats by which the log-prob of one action may be off, by dtype and engine; positive. The
-        wider one of generator and trainer holds for the pair; a run in which they differ by more
-        ends.
+        """Returns by how many nats the log-prob of one action may be off; positive.
+
+        It follows from dtype and engine. For a pair, the wider band of generator and trainer
+        holds; a run in which they differ by more ends.
         """
 
 
 @runtime_checkable
 class TakesStale(Protocol):
-    """Of an objective: whether records of older weights teach what they should."""
+    """Says whether an objective may train on records of older weights."""
 
     def takes_stale(self) -> bool:
-        """True when the loss is right for actions that older weights sampled, because it corrects
-        for them. Without the method: no; records that a step did not need are then drawn again.
+        """Returns whether the loss corrects for actions that older weights sampled.
+
+        Without the method: False. Records that a step did not need are then drawn again.
         """
 
 
 @runtime_checkable
 class SpansSlots(Protocol):
-    """Of a trainer or generator whose replica spreads over several slots."""
+    """Says that a replica of a trainer or generator spreads over several slots."""
 
     def replica_slots(self) -> int:
-        """Slots that one replica takes together (tensor x pipeline x context parallel); at least 1.
-        All workers of a trainer's replica get the same records. Without the method: 1.
+        """Returns how many slots one replica takes together; at least 1.
+
+        That is tensor x pipeline x context parallel. All workers of a trainer's replica get the
+        same records. Without the method: 1.
         """
 
 
 @runtime_checkable
 class KeepsWeights(Protocol):
-    """Of a generator with the capability "sleep"."""
+    """Says where a generator with the capability "sleep" has its weights while it sleeps."""
 
     def keeps_weights(self) -> bool:
-        """Whether it has its weights in host memory while it sleeps. Their size is then checked
-        before anything starts. Without the method: yes.
+        """Returns whether a generator that sleeps keeps its weights in host memory.
+
+        Their size is then checked before anything starts. Without the method: True.
         """
 
 
 @runtime_checkable
 class ShowsImages(Protocol):
-    """Of a dataset whose prompts may have images, or a reward that may show images to a role."""
+    """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
     def shows_images(self) -> bool:
-        """Whether they do under these settings. The roles that would see them must then claim the
-        capability "images". Without the method: no.
+        """Returns whether there are images under these settings.
+
+        The roles that would see them must then claim the capability "images". Without the method:
+        False.
         """
 
 
 @runtime_checkable
 class CountsUpdates(Protocol):
-    """Of a controller."""
+    """Says how many optimizer updates a controller's step makes."""
 
     def updates_per_step(self) -> int:
-        """Optimizer updates of one step, at least 1; a trainer's learning-rate schedule counts
-        them. Without the method: 1.
+        """Returns the optimizer updates of one step, at least 1.
+
+        A trainer's learning-rate schedule counts them. Without the method: 1.
         """
 
 
 @runtime_checkable
 class CountsGroups(Protocol):
-    """Of a controller."""
+    """Says how many groups a controller's step trains on."""
 
     def groups_per_step(self) -> int:
-        """Groups that a step trains on, over all shards; a placement policy plans for them.
-        Without the method: 0, which says that nobody knows.
+        """Returns how many groups a step trains on, over all shards.
+
+        A placement policy plans for them. Without the method: 0, which says that nobody knows.
         """
 
 
@@ -115,43 +126,43 @@ class CountsGroups(Protocol):
 
 
 def required_by(config: Any) -> frozenset[str]:
-    """What an objective or advantage cannot work without; nothing without the ability."""
+    """Returns what an objective or advantage requires; nothing without the ability."""
     return config.requires() if isinstance(config, Requires) else frozenset()
 
 
 def logprob_band(*configs: Any) -> float:
-    """Nats by which the log-probs of a pair may differ: the widest band that a config states."""
+    """Returns the widest band that a config states, in nats; 1e-3 where none does."""
     stated = [config.logprob_band() for config in configs if isinstance(config, StatesLogprobBand)]
     return max(stated, default=1e-3)
 
 
 def takes_stale(config: Any) -> bool:
-    """Whether an objective's loss is right for actions that older weights sampled."""
+    """Returns whether an objective's loss is right for actions that older weights sampled."""
     return isinstance(config, TakesStale) and config.takes_stale()
 
 
 def replica_slots(config: Any) -> int:
-    """How many slots one replica of a trainer or generator takes together."""
+    """Returns how many slots one replica of a trainer or generator takes together."""
     return config.replica_slots() if isinstance(config, SpansSlots) else 1
 
 
 def keeps_weights(config: Any) -> bool:
-    """Whether a generator that sleeps keeps its weights in host memory."""
+    """Returns whether a generator that sleeps keeps its weights in host memory."""
     return config.keeps_weights() if isinstance(config, KeepsWeights) else True
 
 
 def shows_images(config: Any) -> bool:
-    """Whether a dataset's prompts, or what a reward shows, have images."""
+    """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
 
 
 def updates_per_step(config: Any) -> int:
-    """Optimizer updates of one step under a controller."""
+    """Returns the optimizer updates of one step under a controller."""
     return config.updates_per_step() if isinstance(config, CountsUpdates) else 1
 
 
 def groups_per_step(config: Any) -> int:
-    """Groups that a step trains on under a controller; 0 when nobody knows."""
+    """Returns how many groups a step trains on under a controller; 0 when nobody knows."""
     return config.groups_per_step() if isinstance(config, CountsGroups) else 0
 
 
@@ -160,9 +171,12 @@ def groups_per_step(config: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Ability:
-    """One ability: the name of its method, what it returns, and the kinds of provider asked for it.
+    """Describes one ability.
 
-    kinds: as in ``gcore_core.contract.providers.KINDS``.
+    method: the name of its method.
+    returns: the return type of the method, as text.
+    kinds: the kinds of provider whose configs may have it, as in
+        ``gcore_core.contract.providers.KINDS``.
     """
 
     method: str
@@ -175,7 +189,7 @@ class Ability:
 
 
 def _ability(protocol: type, *kinds: str) -> Ability:
-    """Read off the protocol, so that neither can differ from the other."""
+    """Reads an ability off its protocol, so that neither can differ from the other."""
     (name,) = (word for word in vars(protocol) if not word.startswith("_"))
     returns = inspect.signature(getattr(protocol, name)).return_annotation
     return Ability(method=name, returns=returns, kinds=frozenset(kinds))
@@ -195,7 +209,7 @@ _NEAR_EDITS = 2
 
 
 def wrong_signatures(kind: str, config: type) -> Iterator[str]:
-    """Abilities of a config class that the core cannot call, a sentence each.
+    """Yields a sentence for each ability of a config class that the core cannot call.
 
     kind: of the provider whose config class it is, as in ``gcore_core.contract.providers.KINDS``.
     """
@@ -208,7 +222,7 @@ def wrong_signatures(kind: str, config: type) -> Iterator[str]:
 
 
 def near_misses(kind: str, config: type) -> Iterator[str]:
-    """Methods of a config class that look like an ability and are none, a sentence each.
+    """Yields a sentence for each method that looks like an ability and is none.
 
     kind: as for ``wrong_signatures``.
     """
@@ -236,7 +250,7 @@ def _public_names(config: type) -> set[str]:
 
 
 def _uncallable(value: Any) -> str:
-    """Why the core cannot call an attribute as a method without arguments; empty when it can."""
+    """Returns why the core cannot call an attribute without arguments; "" when it can."""
     if isinstance(value, classmethod | staticmethod):
         return ""
     if not inspect.isfunction(value):
@@ -254,7 +268,7 @@ def _uncallable(value: Any) -> str:
 
 
 def _return_type(method: Any) -> str:
-    """The annotated type without its parameters: "frozenset"; empty when there is none."""
+    """Returns the annotated type without its parameters ("frozenset"); "" when there is none."""
     returns = inspect.signature(method).return_annotation
     if returns is inspect.Signature.empty:
         return ""
@@ -266,7 +280,10 @@ def _plain(annotation: str) -> str:
 
 
 def _edits(one: str, other: str) -> int:
-    """Levenshtein distance: insertions, deletions and replacements that turn one into the other."""
+    """Returns the Levenshtein distance of two words.
+
+    That is how many insertions, deletions and replacements turn one into the other.
+    """
     costs = list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):
         above = costs

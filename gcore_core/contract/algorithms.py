@@ -1,4 +1,4 @@
-"""What the core calls on losses, advantages, filters and balancers."""
+"""Defines what the core calls on losses, advantages, filters and balancers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def are_equal(values: np.ndarray) -> bool:
 
 @runtime_checkable
 class Objective(Protocol):
-    """The loss of one micro-batch, as sums that add up over micro-batches and ranks.
+    """Computes the loss of one micro-batch, as sums that add up over micro-batches and ranks.
 
     The actions of all its records lie flat, so padding cannot matter. A is the number of actions, R
     of records; tensors are on the trainer's device.
@@ -70,7 +70,7 @@ class Objective(Protocol):
     def loss(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """(loss_sum, weight_sum, metrics) of one micro-batch.
+        """Returns (loss_sum, weight_sum, metrics) of one micro-batch.
 
         The gradient of an update is that of sum(loss_sum) / sum(weight_sum) over all its
         micro-batches and all ranks.
@@ -81,9 +81,9 @@ class Objective(Protocol):
         """
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """The weight_sum of ``loss``, 0-d, told before there are log-probs of the new weights.
+        """Returns the weight_sum that ``loss`` will give, 0-d, before there are new log-probs.
 
-        A trainer asks for it first, so that it can divide each micro-batch's loss by the whole
+        A trainer calls it first, so that it can divide each micro-batch's loss by the whole
         update's weight. It may read record, mask, advantage and rollout_logp, and depends on masks
         and lengths alone.
         """
@@ -91,7 +91,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScalars:
-    """The S records of one prompt, in numbers.
+    """Holds the S records of one prompt, in numbers.
 
     rewards: float64[S], the weighted sum of the named rewards.
     lengths: int64[S], how many actions.
@@ -105,7 +105,7 @@ class GroupScalars:
 
 @runtime_checkable
 class Advantage(Protocol):
-    """Level "record": rewards of groups to one number per record. Pure.
+    """Turns the rewards of groups into one number per record (level "record"). It is pure.
 
     group_size: samples that are drawn of each prompt.
     requires: scalars of a record that it needs ("kl_k1", ...), which trainers compute.
@@ -115,21 +115,21 @@ class Advantage(Protocol):
     requires: frozenset[str]
 
     def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
-        """What of this shard's groups the others need, float64[K]; it is summed over the shards.
+        """Returns what other shards' groups need of this shard's, float64[K].
 
-        Length 0 where groups need nothing of each other.
+        It is summed over the shards. K is 0 where groups need nothing of each other.
         """
 
     def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
-        """The advantages of each group's records, float64[S].
+        """Returns for each group the advantages of its records, float64[S].
 
-        statistics: the sum over all shards.
+        statistics: float64[K], the sum over all shards of what ``statistics`` returned.
         """
 
 
 @runtime_checkable
 class ActionAdvantage(Protocol):
-    """Level "action": rewards and values to one number per action, on trainer ranks. Pure.
+    """Turns rewards and values into one number per action, on trainer ranks. It is pure.
 
     Provisional: nothing in the core calls it yet.
     """
@@ -140,9 +140,12 @@ class ActionAdvantage(Protocol):
     def per_action(
         self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(advantages, returns) of one record, float64[A] each.
+        """Returns (advantages, returns) of one record, float64[A] each.
 
-        rewards, values: float64[A]. mask: bool[A]. Provisional: nothing in the core calls it yet.
+        Provisional: nothing in the core calls it yet.
+
+        rewards, values: float64[A].
+        mask: bool[A], whether the action is trained on.
         """
 
 
@@ -151,17 +154,17 @@ class Filter(Protocol):
     """Says which groups teach; the others are drawn anew."""
 
     def keep(self, group: GroupScalars) -> tuple[bool, str]:
-        """(True, "") for a group that teaches, else (False, a word for why not)."""
+        """Returns (True, "") for a group that teaches, else (False, a word for why not)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is known of N records that are to be trained on.
+    """Holds what a balancer may know of N records that are to be trained on.
 
-    group: int64[N], equal where records have one prompt; they are neighbours.
+    group: int64[N], equal for records of one prompt, which are neighbours.
     prompt, actions: int64[N], how many tokens, or denoising steps.
-    extra: float64[N], what a record costs besides, in tokens' worth: ``Finished.cost``. Raises
-        ContractError unless it is finite and not negative.
+    extra: float64[N], what a record costs besides, in tokens' worth: ``Finished.cost``. It is
+        finite and not negative; else making the object raises ContractError.
     """
 
     group: np.ndarray
@@ -178,11 +181,11 @@ class Work:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[N]: prompt and actions."""
+        """The prompt and actions of each record, int64[N]."""
         return np.asarray(self.prompt + self.actions)
 
     def take(self, indexes: np.ndarray | Sequence[int]) -> Work:
-        """Some of the records, in that order."""
+        """Returns the records at these indexes, in that order."""
         at = np.asarray(indexes, np.int64)
         return Work(
             group=self.group[at],
@@ -194,38 +197,52 @@ class Work:
 
 @runtime_checkable
 class Balancer(Protocol):
-    """Which records train on which data-parallel rank. Pure and deterministic, both of them."""
+    """Decides which records train on which data-parallel rank.
+
+    Both methods are pure and deterministic.
+    """
 
     def costs(self, work: Work) -> np.ndarray:
-        """float64[N], finite and not negative: how long each record will take, in any unit."""
+        """Predicts how long each record will take, in any unit: float64[N].
+
+        Costs are finite and not negative.
+        """
 
     def split(self, work: Work, bins: int) -> list[list[int]]:
-        """Indexes of the records per bin, each exactly once. A bin may stay empty."""
+        """Returns for each bin the indexes of its records.
+
+        Every record is in exactly one bin. A bin may stay empty.
+        """
 
 
 @runtime_checkable
 class LearnsCosts(Protocol):
-    """Capability "costs.learned" of a balancer."""
+    """Learns costs from measured times: capability "costs.learned" of a balancer."""
 
     def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
-        """What each data-parallel rank had in a step, and how long it worked: float64[ranks],
-        finite and positive.
+        """Learns from the times of a step.
 
-        Returns R2 of what it would have predicted of the latest steps, each before it saw that
-        step; None while there is nothing to say. Not called in a run that is to repeat bit for bit.
+        It is not called in a run that is to repeat bit for bit. Returns the R2 of what it would
+        have predicted of the latest steps, each before it saw that step; None while there is
+        nothing to say.
+
+        loads: for each data-parallel rank, the records that it trained on.
+        seconds: float64[ranks], how long each rank worked; finite and positive.
         """
 
 
 @runtime_checkable
 class KeepsCosts(Protocol):
-    """Of a balancer with the capability "costs.learned", which may do without: a resumed run goes
-    on with what it learned.
+    """Lets a resumed run go on with what a balancer has learned.
+
+    A balancer with the capability "costs.learned" may do without.
     """
 
     def state(self) -> dict[str, Any]:
-        """Plain values, of which JSON gives the same back: finite numbers, texts, lists, dicts with
-        texts as keys.
+        """Returns what was learned, as plain values that survive JSON.
+
+        Those are finite numbers, texts, lists, and dicts with texts as keys.
         """
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on with what ``state`` of another one like this gave."""
+        """Goes on with what ``state`` of an earlier balancer of this class returned."""

@@ -1,4 +1,4 @@
-"""What the core calls on a model that gives per-action columns, such as a reference's log-probs."""
+"""Defines what the core calls on a model that gives per-action columns, such as a reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Annotates(Protocol):
     """
 
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
-        """For each record, in order, the columns named by ``WorkerContext.columns`` and no others.
+        """Returns for each record, in order, the columns named by ``WorkerContext.columns`` and no
+        others.
 
         Each is float32[A], A the record's actions, and finite, also where ``action_mask`` is 0. A
         record gets the same whatever else is in the call, and however often it is asked for.
@@ -28,7 +29,7 @@ class Annotates(Protocol):
 
 @runtime_checkable
 class Annotator(Annotates, Protocol):
-    """A model that gives per-action columns and is not trained.
+    """Gives per-action columns from a model that is not trained.
 
     version: of the weights that it holds. All workers of a role must hold the same.
     """

@@ -1,4 +1,4 @@
-"""What a backend learns about its place in the job."""
+"""Defines what a backend learns about its place in the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gcore_core.contract.questions import Sampler
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """What a backend learns about its place in the job when its factory is called.
+    """Tells a backend its place in the job, when its factory is called.
 
     role: its name in the job, or that of the scorer worker.
     rank, ranks: which worker of the role this is, and how many there are.

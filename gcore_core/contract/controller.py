@@ -1,4 +1,4 @@
-"""What the core calls on a step program."""
+"""Defines what the core calls on a step program."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Controller(Protocol):
-    """One shard of the control program."""
+    """Runs one shard of the control program."""
 
     async def run(self) -> None: ...

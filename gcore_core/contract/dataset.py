@@ -1,4 +1,4 @@
-"""What the core calls on a source of prompts."""
+"""Defines what the core calls on a source of prompts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from gcore_core.contract.records import Prompt
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Rows of prompts, the same in every process that opens it.
+    """Gives rows of prompts, the same in every process that opens it.
 
     It is opened in the supervisor and in every worker that reads prompts, never in a controller.
     """
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Returns how many rows there are."""
 
     def __getitem__(self, row: int) -> Prompt:
-        """The prompt of a row, 0 to ``len - 1``. Raises DataError for a row that is malformed."""
+        """Returns the prompt of a row, 0 to ``len - 1``.
+
+        Raises DataError for a row that is malformed.
+        """

@@ -1,4 +1,4 @@
-"""How long one process waits for another: one table, derived from ``run.patience_s``.
+"""Says how long one process waits for another, in one table derived from ``run.patience_s``.
 
 A deadline counts from the last sign of progress, not from the start of a call: work that says that
 it goes on may take any time. Every endpoint says what its caller waits for (``Endpoint.wait``).
@@ -15,7 +15,7 @@ from functools import cached_property
 
 
 class Wait(Enum):
-    """What a caller waits for."""
+    """Says what a caller waits for, which decides for how long."""
 
     ANSWER = "an answer that needs no work to speak of: a slab's name, a bucket, a report"
     WORK = "work on records: generation, scoring, preparation, training"
@@ -29,7 +29,7 @@ class Wait(Enum):
 
 @dataclass(frozen=True)
 class Deadlines:
-    """The table.
+    """Derives the deadline of every call from one setting.
 
     patience_s: ``run.patience_s``, seconds for which one process waits for another that shows no
         progress. It alone bounds work, and what should take seconds; nothing else gets shorter
@@ -39,7 +39,10 @@ class Deadlines:
     patience_s: float = 600.0
 
     def seconds(self, wait: Wait, given_s: float | None = None) -> float:
-        """The deadline of a call: infinite for ``Wait.EVER``, ``given_s`` where there is one."""
+        """Returns the deadline of a call in seconds; infinite for ``Wait.EVER``.
+
+        given_s: the deadline that the caller sets itself; None: the table's.
+        """
         return self._table[wait] if given_s is None else given_s
 
     @cached_property

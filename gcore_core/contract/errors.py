@@ -30,10 +30,12 @@ from typing import Any
 
 
 class GcoreError(Exception):
-    """Base of the tree. ``where`` names a config key, a file or a process; ``todo`` is one action
-    the reader can take.
+    """Says what went wrong, where, why and what to do; all errors of G-Core derive from it.
 
-    ``facts`` are plain values for tools (role, rank, choices, ...); they are not printed.
+    where: a config key, a file or a process.
+    why: the cause; it may have several lines.
+    todo: one action that the reader can take.
+    facts: plain values for tools (role, rank, choices, ...); they are not printed.
     """
 
     exit_code = 1
@@ -100,7 +102,7 @@ class DataError(GcoreError, ValueError):
 
 
 class WorkerError(GcoreError, RuntimeError):
-    """A failure in another process; ``facts`` carry role, rank and the remote traceback."""
+    """Reports a failure in another process; ``facts`` carry role, rank and the remote traceback."""
 
     exit_code = 5
 
@@ -140,7 +142,7 @@ def _rebuild(
 
 
 def error_types() -> dict[str, type[GcoreError]]:
-    """Name -> class for the whole tree; the wire carries names, never classes."""
+    """Returns name -> class for the whole tree; the wire carries names, never classes."""
     types: dict[str, type[GcoreError]] = {"GcoreError": GcoreError}
     queue: list[type[GcoreError]] = [GcoreError]
     while queue:
@@ -152,7 +154,7 @@ def error_types() -> dict[str, type[GcoreError]]:
 
 
 def did_you_mean(word: str, choices: list[str]) -> str:
-    """`` (did you mean 'x'?)`` or nothing."""
+    """Returns `` (did you mean 'x'?)`` with the choice nearest to the word; "" if none is near."""
     import difflib
 
     close = difflib.get_close_matches(word, choices, n=1)

@@ -22,7 +22,7 @@ _LOCAL_PREFIX = "gcore_local_"
 
 
 class FactorySpec(msgspec.Struct, frozen=True):
-    """A factory and its plain config, ready for the wire.
+    """Names a factory and its plain config, ready for the wire.
 
     factory: reference to what is called.
     config_class: reference to the class of its config; "": the factory gets None.
@@ -45,7 +45,7 @@ def build(spec: FactorySpec, *args: Any) -> Any:
 
 
 def config_object(spec: FactorySpec) -> Any:
-    """The config as the plugin's own dataclass; its ``__post_init__`` may refuse values."""
+    """Builds the config as the plugin's own dataclass; its ``__post_init__`` may refuse values."""
     if not spec.config_class:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What the core calls on a backend that samples. Arrays are numpy.
+"""Defines what the core calls on a backend that samples. Arrays are numpy.
 
 An optional ability is a protocol of its own, implemented if and only if the description claims the
 capability of that name.
@@ -18,8 +18,9 @@ from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
-    """One sample to draw. Requests of one ``ordinal`` share prompt and images, so an engine may
-    encode these once.
+    """Asks for one sample.
+
+    Requests of one ``ordinal`` share prompt and images, so an engine may encode these once.
 
     ordinal, sample: name the sample among those under way.
     seed: 63 bits; all randomness of the sample follows from it.
@@ -41,7 +42,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One record that ended.
+    """Holds one record that ended.
 
     request: what was asked for.
     status: as listed in ``gcore_core.contract.records``. A request that cannot be served ends
@@ -66,7 +67,7 @@ class Finished:
 
 @runtime_checkable
 class Generator(Protocol):
-    """An engine in three verbs. Calls come one at a time from one thread.
+    """Samples records in three verbs. Calls come one at a time from one thread.
 
     version: of the weights that it holds.
     """
@@ -77,53 +78,62 @@ class Generator(Protocol):
         """Queues requests; returns at once. They may join a batch that is already running."""
 
     def step(self) -> list[Finished]:
-        """Advances every unfinished sample by one unit of work; returns those that ended, perhaps
-        none.
+        """Advances every unfinished sample by one unit of work.
+
+        Returns the records that ended, perhaps none.
         """
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """Ends the named (ordinal, sample) now, with what they have, status "aborted".
+        """Ends the samples with these (ordinal, sample) now; returns what they have so far.
+
+        Their status is "aborted". Keys of samples that do not run are ignored.
 
         Capability "abort". Provisional: nothing in the core calls it yet.
         """
 
     def close(self) -> None:
-        """Frees devices and processes. Unfinished samples are lost; nothing is called then."""
+        """Frees devices and processes. Unfinished samples are lost; no other call follows."""
 
 
 @runtime_checkable
 class ReceivesWeights(Protocol):
-    """Capability "weights.push": new weights, a few tensors at a time.
+    """Takes new weights, a few tensors at a time: capability "weights.push".
 
     Between ``begin_weights`` and ``commit_weights`` no ``step`` is called. A push that breaks off
     is begun again from the start.
     """
 
     def begin_weights(self, plan: WeightPlan) -> None:
-        """Checks the plan against the model. Raises WeightMismatch naming the tensor when it is of
-        another model, or when the plan is older than ``version``.
+        """Checks the plan against the model.
+
+        Raises WeightMismatch, naming the tensor, for a plan of another model; and for a plan that
+        is older than ``version``.
         """
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
         """Copies in some of the tensors; each array is flat uint8, valid only during the call."""
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        """All tensors have come: drops every cache that depended on the old ones and sets
-        ``version``.
+        """Takes the new weights into use, since all tensors have come; sets ``version``.
+
+        It drops every cache that depended on the old weights.
         """
 
 
 @runtime_checkable
 class Fingerprints(Protocol):
-    """Capability "weights.fingerprint": what the generator holds can be compared with a push."""
+    """Lets what the generator holds be compared with a push: capability "weights.fingerprint"."""
 
     def fingerprint(self) -> dict[str, int]:
-        """Hugging Face name -> xxh3-64 of the bytes it holds, for every tensor of a push."""
+        """Returns Hugging Face name -> xxh3-64 of the bytes that it holds.
+
+        Every tensor of a push is in it.
+        """
 
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """Capability "sleep": gives its memory to others for a while.
+    """Gives its memory to others for a while: capability "sleep".
 
     Samples that run keep what they have and go on after the wake, read again. Asleep, ``step`` and
     a weight push raise an error that says so; a second ``sleep``, or ``wake`` of one that is awake,
@@ -131,22 +141,27 @@ class Sleeps(Protocol):
     """
 
     def sleep(self) -> None:
-        """Gives the memory of weights and caches back. Not between ``begin_weights`` and
-        ``commit_weights``.
+        """Gives the memory of weights and caches back.
+
+        It is not called between ``begin_weights`` and ``commit_weights``.
         """
 
     def wake(self) -> None:
-        """Takes the memory again; holds the same bytes of the same ``version``, or raises
-        WeightMismatch.
+        """Takes the memory again, with the same weights of the same ``version``.
+
+        Raises WeightMismatch when it cannot hold the same bytes.
         """
 
 
 @runtime_checkable
 class ScoresLogprobs(Protocol):
-    """Capability "logprobs". Provisional: nothing in the core calls it yet."""
+    """Computes log-probs of given actions: capability "logprobs".
+
+    Provisional: nothing in the core calls it yet.
+    """
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
-        """Log-probs of given actions, float32[A] for each record, at that record's temperature.
+        """Returns for each record the log-probs of its actions, float32[A], at its temperature.
 
         Provisional: nothing in the core calls it yet.
         """

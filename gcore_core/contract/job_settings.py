@@ -1,5 +1,6 @@
-"""The settings of a job that are the core's own, as typed values: every key of the YAML but those
-of plugins.
+"""Holds the settings of a job that are the core's own, as typed values.
+
+That is every key of the YAML but those of plugins.
 
 A key is one line here, with its default and what it may be, and a row of docs/reference/config.md,
 which explains it. Every process of a run reads the same classes: that is why they stand in the
@@ -26,7 +27,7 @@ MISSING = "???"
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a value may be; None always passes.
+    """Says what a value may be; None always passes.
 
     at_least: its smallest value.
     above: what it must be greater than.
@@ -38,7 +39,7 @@ class Limit:
     one_of: tuple[str, ...] = ()
 
     def problem(self, value: Any) -> str:
-        """What is wrong with a value; empty when nothing is."""
+        """Returns what is wrong with a value; empty when nothing is."""
         if value is None:
             return ""
         if self.at_least is not None and value < self.at_least:
@@ -69,7 +70,7 @@ def _one_of(default: str, *others: str) -> Any:
 
 
 def _choice(kind: str, cls: type) -> Any:
-    """A provider of ``kind`` is chosen there."""
+    """Makes a field in which a provider of ``kind`` is chosen."""
     return field(default_factory=cls, metadata={KIND: kind})
 
 

@@ -1,4 +1,4 @@
-"""What the core calls on a launcher, and the words of the network that it opens.
+"""Defines what the core calls on a launcher, and the words of the network that it opens.
 
 A run's processes speak by requests to named endpoints. A launcher chooses where the processes live
 and what carries the bytes between them; ``gcore_core.kits.launching`` has parts to build one from.
@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Endpoint(Generic[Request, Reply]):
-    """One request, one reply.
+    """Names something that a process answers with one reply.
 
     name: how it is called on the wire; unique among what one process serves.
     request, reply: types that msgspec can decode.
@@ -42,7 +42,7 @@ class Endpoint(Generic[Request, Reply]):
 
     @cached_property
     def request_decoder(self) -> msgspec.msgpack.Decoder[Request]:
-        """Made once, on first use: making one takes longer than decoding a message with it."""
+        """The decoder of requests, made once: making it takes longer than decoding a message."""
         return msgspec.msgpack.Decoder(self.request)
 
     @cached_property
@@ -52,7 +52,7 @@ class Endpoint(Generic[Request, Reply]):
 
 @dataclass(frozen=True)
 class StreamEndpoint(Generic[Request, Item]):
-    """One request, any number of items.
+    """Names something that a process answers with any number of items.
 
     name: how it is called on the wire; unique among what one process serves.
     request, item: types that msgspec can decode.
@@ -66,7 +66,7 @@ class StreamEndpoint(Generic[Request, Item]):
 
     @cached_property
     def request_decoder(self) -> msgspec.msgpack.Decoder[Request]:
-        """Made once, on first use: making one takes longer than decoding a message with it."""
+        """The decoder of requests, made once: making it takes longer than decoding a message."""
         return msgspec.msgpack.Decoder(self.request)
 
     @cached_property
@@ -82,7 +82,7 @@ ALIVE = Endpoint("alive", NoneType, NoneType)  # every process answers it, whate
 
 @dataclass
 class Traffic:
-    """What a process sent and received so far.
+    """Counts what a process has sent and received.
 
     nbytes: encoded bytes.
     messages: messages of its transport.
@@ -98,7 +98,7 @@ class Traffic:
 
 
 class Servable(Protocol):
-    """What one process answers. The core makes it; a network serves it.
+    """Answers the requests to one process. The core makes it; a network serves it.
 
     name: of the process, under which others reach it.
     """
@@ -121,7 +121,7 @@ class Servable(Protocol):
 
 
 class Peer(Protocol):
-    """The other end of a connection.
+    """Calls one other process.
 
     name: of the process there.
 
@@ -138,8 +138,9 @@ class Peer(Protocol):
         *,
         deadline_s: float | None = None,
     ) -> Reply:
-        """Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is
-        gone.
+        """Sends a request and returns the reply.
+
+        Raises what the peer raised, DeadlineExceeded, or WorkerDied when the connection is gone.
         """
 
     def stream(
@@ -149,8 +150,9 @@ class Peer(Protocol):
         *,
         deadline_s: float | None = None,
     ) -> AsyncGenerator[Item, None]:
-        """Items in the order they were sent; closing it early cancels the request. Raises as
-        ``call``.
+        """Sends a request and yields its items, in the order in which they were sent.
+
+        Closing the generator early cancels the request. Raises as ``call`` does.
         """
 
     async def close(self) -> None:
@@ -158,17 +160,17 @@ class Peer(Protocol):
 
 
 class Network(Protocol):
-    """How a process reaches the others and is reached.
+    """Connects a process with the others.
 
     traffic: what this process sent and received.
-    deadlines: of calls that give none of their own.
+    deadlines: those of calls that give none of their own.
     """
 
     traffic: Traffic
     deadlines: Deadlines
 
     def peer(self, name: str) -> Peer:
-        """The process of that name; nothing is sent until it is asked something."""
+        """Returns the process of that name; nothing is sent until it is asked something."""
 
     async def serve(self, name: str, service: Servable) -> None:
         """Answers under ``name``, from when this returns until ``close``. Raises AddressError."""
@@ -182,7 +184,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A place that is ready for workers.
+    """Holds what a supervisor needs of a place that is ready for workers.
 
     network: the supervisor's view of the network.
     agent: the node agent, which starts workers, tells of their exits and of what they use.
@@ -204,13 +206,15 @@ class Site:
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Where the processes of a run live. Made and called in the supervisor."""
+    """Decides where the processes of a run live. It is made and called in the supervisor."""
 
     def site(
         self, names: list[str], supervisor: Servable, logs: Path
     ) -> AbstractAsyncContextManager[Site]:
-        """Opens a site and serves the supervisor there; closing it, also after an error, leaves
-        nothing behind. Raises AddressError or ConfigError when it cannot.
+        """Opens a site and serves the supervisor there.
+
+        Closing the site, also after an error, leaves nothing behind. Raises AddressError or
+        ConfigError when it cannot be opened.
 
         names: of the processes that will be started, without the supervisor's.
         supervisor: what the supervisor answers.

@@ -1,4 +1,4 @@
-"""What a placement policy may know of past steps: requests, engine profiles, outcomes."""
+"""Defines what a placement policy may know of past steps: requests, engine profiles, outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _floats() -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Requests:
-    """Finished requests of one role in the latest steps, as columns of one length.
+    """Holds finished requests of one role in the latest steps, as columns of one length.
 
     Times are in seconds since the start of the step's rollout.
 
@@ -92,8 +92,9 @@ class Profile:
     cache_tokens: int = 750_000
 
     def seconds(self, prompt: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """float64[N]: each request's share of the engine's time, with the fullest batch that memory
-        allows.
+        """Estimates each request's share of the engine's time, in seconds: float64[N].
+
+        The batch is as full as memory allows.
         """
         cached = prompt + actions / 2
         batch = np.clip(self.cache_tokens / np.maximum(cached, 1), 1, self.max_running)
@@ -142,7 +143,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a decision came to.
+    """Says what a decision came to.
 
     step: the step for which it was made.
     candidate: ``Decision.chosen``.
@@ -159,7 +160,7 @@ class Outcome:
 
 
 def _non_negative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares without negative terms.
+    """Solves a least-squares problem without negative terms.
 
     It tries every subset of the few columns and takes the best one that has no negative term.
     """

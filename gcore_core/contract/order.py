@@ -1,6 +1,4 @@
-"""The seeded order in which a run visits its rows, and the seed of every sample: computed, never
-stored.
-"""
+"""Computes the seeded order in which a run visits its rows, and the seed of every sample."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ _MASK64 = (1 << 64) - 1
 
 
 def row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
-    """(pass, row) of the ``ordinal``-th prompt of a run over a dataset of ``rows`` rows.
+    """Returns (pass, row) of the ``ordinal``-th prompt of a run over a dataset of ``rows`` rows.
 
     Each pass visits every row once, in an order of its own. The permutation is evaluated for this
     one index by a Feistel network that walks until it is back inside the dataset (Black and
@@ -39,12 +37,12 @@ def row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
 
 
 def sample_seed(run_seed: int, ordinal: int, pass_: int, sample: int) -> int:
-    """63-bit seed of one sample: blake2b of (run seed, ordinal, pass, sample)."""
+    """Returns the seed of one sample: 63 bits of blake2b of (run seed, ordinal, pass, sample)."""
     return int.from_bytes(_digest("sample", run_seed, ordinal, pass_, sample, size=8), "big") >> 1
 
 
 def step_seed(run_seed: int, step: int) -> int:
-    """63-bit seed of what a step draws once for all shards: its minibatches."""
+    """Returns the seed, 63 bits, of what a step draws once for all shards: its minibatches."""
     return int.from_bytes(_digest("step", run_seed, step, size=8), "big") >> 1
 
 
@@ -61,8 +59,9 @@ def _digest(purpose: str, *numbers: int, size: int) -> bytes:
 
 
 def _mixed(value: int) -> int:
-    """The upper half of the finaliser of splitmix64 (Steele, Lea and Flood, 2014): 32 well-mixed
-    bits.
+    """Mixes 32 bits well.
+
+    It is the upper half of the finaliser of splitmix64 (Steele, Lea and Flood, 2014).
     """
     value &= _MASK64
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK64

@@ -1,4 +1,4 @@
-"""The types of placement: devices, where roles are on them, and the policy that decides it.
+"""Defines the types of placement: devices, where roles are on them, and the policy that decides.
 
 What a policy sees of past steps (``Requests``, ``Profile`` and ``Outcome``) is defined in
 ``gcore_core.contract.measurements``.
@@ -17,7 +17,7 @@ from gcore_core.contract.measurements import Outcome, Profile, Requests
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A GPU, or a core on machines without one.
+    """Describes a GPU, or a core on machines without one.
 
     index: its number among all devices of the run.
     kind: "cuda" or "cpu".
@@ -31,7 +31,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Cell:
-    """The devices that hold whole replicas of a role; they move together.
+    """Names the devices that hold whole replicas of a role; they move together.
 
     devices: one or more.
     """
@@ -49,13 +49,13 @@ class Partition:
     cells: Mapping[str, tuple[Cell, ...]]
 
     def devices(self, role: str, rank: int) -> tuple[int, ...]:
-        """Device indexes of one worker of the role."""
+        """Returns device indexes of one worker of the role."""
         return tuple(device.index for device in self.cells[role][rank].devices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a role asks of placement.
+    """Says what a role asks of placement.
 
     kind: "trainer", "generator" or "reward".
     follows: the role whose weights it takes; "" for a model of its own.
@@ -71,7 +71,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What a policy sees at a step boundary.
+    """Holds what a policy sees at a step boundary.
 
     Devices move between generators: these have an engine at every cell, awake or asleep. Mappings
     are by role; a role of which something was not measured is not in that mapping.
@@ -155,7 +155,7 @@ class PlacementPolicy(Protocol):
 
 @runtime_checkable
 class Rescues(Protocol):
-    """A policy that can also help a judge whose replicas do not answer."""
+    """Is a policy that can also help a judge whose replicas do not answer."""
 
     def rescue(self, partition: Partition, window: Window) -> Decision | None:
         """Returns who is awake from here on; None where there is no help. It must be pure.

@@ -1,4 +1,4 @@
-"""Calls of a plugin's code: what it gets wrong is told with the provider's name and its line.
+"""Calls a plugin's code, and reports its errors with the provider's name and its line.
 
 Whoever calls an algorithm of a plugin makes a `PluginCode` for it, asks it through ``call`` and
 holds the answer against the contract with ``broken``.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class PluginCode:
-    """An object that a plugin has made, and what errors say of it.
+    """Holds an object that a plugin has made, and what errors say of it.
 
     kind: "advantage", "filter", ...
     provider: as in ``use``; empty where only the class is known, whose name stands for it.
@@ -37,8 +37,10 @@ class PluginCode:
     contract: str
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the function gives. An error that is raised on purpose passes; of any other a
-        ContractError says where it was raised.
+        """Calls a function of the plugin and returns what it gives.
+
+        An error that is raised on purpose passes. Any other becomes a ContractError that says where
+        it was raised.
         """
         try:
             return function(*args, **kwargs)
@@ -51,7 +53,7 @@ class PluginCode:
             raise self._error(what, f"at {line_of(error, self.made)}") from error
 
     def broken(self, problem: str, function: Callable[..., object]) -> ContractError:
-        """The error for an answer of ``function`` that its contract does not allow."""
+        """Makes the error for an answer of ``function`` that its contract does not allow."""
         return self._error(problem, f"at {definition_of(function)}")
 
     def _error(self, problem: str, why: str) -> ContractError:
@@ -80,18 +82,18 @@ def line_of(error: BaseException, plugin_object: object) -> str:
 
 
 def definition_of(function: Callable[..., object]) -> str:
-    """``file:line`` where the function is written."""
+    """Returns ``file:line`` where the function is written."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 
 
 def short(place: str) -> str:
-    """The ``file:line`` without its directories, for texts of limited length."""
+    """Returns the ``file:line`` without its directories, for texts of limited length."""
     return Path(place).name
 
 
 def _package_of(plugin_object: object) -> str:
-    """What the paths of the plugin's files begin with; empty if that is unknown."""
+    """Returns what the paths of the plugin's files begin with; empty if that is unknown."""
     module = type(plugin_object).__module__
     top = sys.modules.get(module.partition(".")[0])
     if top is None or not getattr(top, "__file__", None):

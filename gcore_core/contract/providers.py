@@ -1,4 +1,4 @@
-"""Frozen descriptions that plugins return from their provider hooks.
+"""Defines the frozen descriptions that plugins return from their provider hooks.
 
 A description is data: listing, checking and configuring need nothing else, so the heavy code named
 by ``factory`` is imported only in the worker that runs it.
@@ -60,7 +60,7 @@ CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Provider:
-    """What every provider says of itself.
+    """Holds what every provider says of itself.
 
     name: lower case with dashes; ``default`` is what ``use: <plugin>`` means.
     factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its
@@ -78,7 +78,7 @@ class Provider:
     needs: tuple[str, ...] = ()
 
     def problems(self, plugin: str) -> list[str]:
-        """Reasons why this description is not valid; empty when it is."""
+        """Returns the reasons why this description is not valid; none when it is."""
         problems = []
         if not _NAME.fullmatch(self.name):
             problems.append(f"name {self.name!r} is not lower case words joined by dashes")
@@ -100,7 +100,7 @@ class Provider:
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerProvider(Provider):
-    """How a step is orchestrated; the factory makes one shard of the control program.
+    """Describes a step program; the factory makes one shard of it.
 
     calls: kind of role -> what the program calls on it, see ``CALLS``; "scorer" is the worker of
         rewards. A role on which nothing is called is refused.
@@ -127,7 +127,7 @@ class ControllerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class RoleProvider(Provider):
-    """A participant of the job, by the name under ``roles:``. It is never called: no factory.
+    """Describes a participant of the job, by the name under ``roles:``. It has no factory.
 
     kind: of the provider that ``use:`` names below the role, one of ``ROLE_KINDS``.
     follows: the role whose weights it follows.
@@ -162,12 +162,12 @@ class RoleProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementProvider(Provider):
-    """Decides which devices each role has in each phase."""
+    """Describes a policy that decides which devices each role has in each phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorProvider(Provider):
-    """A backend that samples records from a policy or a judge.
+    """Describes a backend that samples records from a policy or a judge.
 
     Abilities of its config: ``logprob_band``, ``replica_slots``, ``keeps_weights``.
     """
@@ -175,7 +175,7 @@ class GeneratorProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerProvider(Provider):
-    """A backend that holds, updates and exports policy weights.
+    """Describes a backend that holds, updates and exports policy weights.
 
     Abilities of its config: ``logprob_band``, ``replica_slots``.
     """
@@ -183,12 +183,14 @@ class TrainerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class AnnotatorProvider(Provider):
-    """A model that gives per-action columns, such as a reference's or a teacher's log-probs."""
+    """Describes a model that gives per-action columns, such as a reference's or a teacher's
+    log-probs.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardProvider(Provider):
-    """Something that scores finished records.
+    """Describes something that scores finished records.
 
     level: "record": each by itself, the moment it is finished; "group": all records of a prompt
         together.
@@ -203,7 +205,7 @@ class RewardProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageProvider(Provider):
-    """Rewards to advantages, in numpy.
+    """Describes how rewards become advantages, in numpy.
 
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks;
         provisional: nothing in the core calls it yet.
@@ -216,7 +218,7 @@ class AdvantageProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveProvider(Provider):
-    """The loss, in torch, run inside a trainer rank.
+    """Describes a loss, in torch, that runs inside a trainer rank.
 
     Abilities of its config: ``requires``, ``takes_stale``.
     """
@@ -224,17 +226,17 @@ class ObjectiveProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class BalancerProvider(Provider):
-    """Splits records over data-parallel ranks."""
+    """Describes how records are split over data-parallel ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterProvider(Provider):
-    """Says which groups teach."""
+    """Describes a filter, which says which groups teach."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetProvider(Provider):
-    """Rows of prompts, opened where they are used.
+    """Describes rows of prompts, opened where they are used.
 
     Ability of its config: ``shows_images``.
     """
@@ -242,20 +244,22 @@ class DatasetProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherProvider(Provider):
-    """Starts node agents."""
+    """Describes a launcher, which starts node agents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandProvider(Provider):
-    """A command of the plugin: ``g-core <plugin> <name>``; the factory is called with the remaining
-    words.
+    """Describes a command of the plugin, ``g-core <plugin> <name>``.
+
+    The factory is called with the remaining words.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class VenvProvider(Provider):
-    """What the plugin's engine needs installed, for ``g-core venv create <plugin>``. It is never
-    called: no factory.
+    """Describes what the plugin's engine needs installed, for ``g-core venv create <plugin>``.
+
+    It is never called, so it has no factory.
 
     name: the flavour; "cuda" is taken where a driver is seen and "cpu" where none is, others when
         they are asked for.
@@ -282,7 +286,7 @@ class VenvProvider(Provider):
         ]
 
     def requirements_file(self, owner: str) -> Path | None:
-        """The file of ``requirements``, or None where the engine needs none.
+        """Returns the file of ``requirements``, or None where the engine needs none.
 
         Raises ContractError, in the name of ``owner``, when the plugin has no such file.
         """
@@ -327,5 +331,5 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
 
 
 def kind_of(provider: Provider) -> str:
-    """The kind of a description: "generator", "reward", ..."""
+    """Returns the kind of a description, such as "generator" or "reward"."""
     return next(kind for kind, (_, cls) in KINDS.items() if type(provider) is cls)

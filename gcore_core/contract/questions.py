@@ -1,4 +1,4 @@
-"""How a reward asks a model: its questions to a generator role, and the answers."""
+"""Defines how a reward asks a model: its questions to a generator role, and the answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gcore_core.contract.records import Prompt, Ref
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt that a reward has a generator role answer.
+    """Holds a prompt that a reward has a generator role answer.
 
     prompt: what is asked; its ``row`` means nothing.
     seed: of the sampling.
@@ -32,7 +32,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One completion of a question.
+    """Holds one completion of a question.
 
     text: the completion.
     status: how it ended, as of a record.
@@ -49,7 +49,7 @@ class Answer:
 
 
 class Sampler(Protocol):
-    """A generator role as the rewards that name it see it.
+    """Lets rewards ask the generator role that they name.
 
     Its replicas that are awake share the work.
     """

@@ -1,4 +1,4 @@
-"""What flows between processes: prompts, headers, references, facts, reports.
+"""Defines what flows between processes: prompts, headers, references, facts, reports.
 
 Everything here is a msgspec struct, encoded as a msgpack array; no field may hold a tensor.
 Controllers see only ``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the
@@ -42,7 +42,7 @@ REWARD_SKIPPED = "skipped"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a dataset, as the workers that open it see it.
+    """Holds one row of a dataset, as the workers that open it see it.
 
     It never travels through a controller. Exactly one of ``text`` and ``messages`` is set.
 
@@ -87,7 +87,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, array_like=True):
-    """The half of a record that controllers hold.
+    """Holds the half of a record that controllers see.
 
     It has at most 512 bytes encoded (``HEADER_LIMIT_BYTES``).
 
@@ -128,12 +128,12 @@ class Header(msgspec.Struct, array_like=True):
 
     @property
     def key(self) -> tuple[int, int]:
-        """(ordinal, sample): what the training batch is ordered by."""
+        """(ordinal, sample), by which the training batch is ordered."""
         return self.ordinal, self.sample
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """One prompt that a shard owns, and the samples of it that are to be drawn.
+    """Names one prompt that a shard owns, and those of its samples that are to be drawn.
 
     ordinal: the prompt's place in the seeded order of the run.
     row: row of the dataset.
@@ -150,7 +150,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True):
-    """One answer of a generator role that a reward got about a record.
+    """Measures one answer of a generator role that a reward got about a record.
 
     role: the generator role that was asked.
     replica: number of the replica that answered.
@@ -170,7 +170,7 @@ class Inquiry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordScore(msgspec.Struct, frozen=True, array_like=True):
-    """What the rewards of one scorer worker said of a record.
+    """Holds what the rewards of one scorer worker said of a record.
 
     ordinal, sample: which record it is.
     values: reward -> value, for rewards with status "ok".
@@ -188,7 +188,10 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """What the lead may know of a record: at most 64 bytes encoded. All fields are the header's."""
+    """Holds what the lead may know of a record: at most 64 bytes encoded.
+
+    All fields are those of the header.
+    """
 
     ordinal: int
     sample: int
@@ -212,7 +215,7 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of a weight push.
+    """Describes one tensor of a weight push.
 
     name: as in a Hugging Face checkpoint.
     dtype: as in safetensors (F32, ...).
@@ -227,7 +230,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightPlan(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a push, which says what will come.
+    """Says what a push will bring; it is the push's first message.
 
     version: of the weights that the push brings.
     tensors: every tensor, in the order in which they come.
@@ -238,7 +241,7 @@ class WeightPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepReport(msgspec.Struct, kw_only=True):
-    """One finished step, as observers and the metrics file see it.
+    """Reports one finished step, as observers and the metrics file see it.
 
     step: how many steps are finished.
     version: of the weights after the step.
@@ -255,7 +258,7 @@ class StepReport(msgspec.Struct, kw_only=True):
 
 
 class RunFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What observers learn about a run when it starts.
+    """Tells observers about a run when it starts.
 
     name: of the run.
     directory: where its files are.
@@ -272,7 +275,7 @@ class RunFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class WorkerFailure(msgspec.Struct, kw_only=True, frozen=True):
-    """A worker that ended or was lost.
+    """Reports a worker that ended or was lost.
 
     role, rank: which worker it is.
     reason: what happened.

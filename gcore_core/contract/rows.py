@@ -16,8 +16,9 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig:
-    """What every dataset of rows in files takes. Fields of a row that are not the prompt go along
-    with it.
+    """Holds the settings that every dataset of rows in files has.
+
+    Fields of a row that are not the prompt go along with it.
     """
 
     path: str
@@ -121,7 +122,7 @@ def _image_parts(turns: list[dict[str, Any]]) -> int:
 
 
 def _images(value: Any, config: RowsConfig, where: str) -> list[str]:
-    """Absolute paths of the images that a row names."""
+    """Returns the absolute paths of the images that a row names."""
     if not isinstance(value, list | None) or not all(isinstance(name, str) for name in value or ()):
         content = shortened(repr(value).encode())
         raise DataError(f"field {config.images!r} is {content}, not a list of paths", where=where)
@@ -148,7 +149,7 @@ def require_there(path: Path) -> None:
 
 
 def data_files_in(folder: Path) -> str:
-    """A sentence for errors that lists some of the data files in a folder."""
+    """Returns a sentence for errors that lists some of the data files in a folder."""
     names = sorted(
         p.name for p in folder.iterdir() if p.suffix in (".jsonl", ".json", ".parquet", ".arrow")
     )

@@ -1,4 +1,4 @@
-"""What lies in the directory of a run, for observers and tools that read it.
+"""Describes what lies in the directory of a run, for observers and tools that read it.
 
 The layout; ``latest`` is the run with the highest number:
 
@@ -50,12 +50,15 @@ _NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes bet
 
 
 def samples_path(run_dir: Path, step: int) -> Path:
-    """``samples/step_000020.jsonl``."""
+    """Returns the file of a step's evaluated answers, ``samples/step_000020.jsonl``."""
     return run_dir / SAMPLES / f"step_{step:06d}.jsonl"
 
 
 def log_path(run_dir: Path, process: str) -> Path:
-    """``logs/<process>.log``; ``process`` is a plain word such as ``controller-0``."""
+    """Returns the log of a process, ``logs/<process>.log``.
+
+    process: a plain word such as ``controller-0``.
+    """
     return run_dir / LOGS / f"{process}.log"
 
 
@@ -63,8 +66,9 @@ def log_path(run_dir: Path, process: str) -> Path:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` in order of steps, each step once; empty when there are none
-    yet.
+    """Returns the rows of ``metrics.jsonl`` in order of steps, each step once.
+
+    It is empty when there are none yet.
 
     A run that was resumed from step s evaluates s and makes the steps after it again. A later row
     of the same step completes the earlier one; rows of the abandoned attempt are left out. A null
@@ -112,7 +116,9 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Stage -> seconds, in the order of a step. Stages that ``STAGES`` does not name come last.
+    """Returns stage -> seconds, in the order of a step.
+
+    Stages that ``STAGES`` does not name come last.
 
     metrics: those of one row. The whole step and an evaluation after it are left out.
     """
@@ -131,7 +137,7 @@ def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """The evaluated answers of one step, one dict a record; empty when there are none.
+    """Returns the evaluated answers of one step, one dict a record; empty when there are none.
 
     prompt, text, mode: texts.
     rewards: name -> value.
@@ -145,7 +151,7 @@ def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
 
 
 def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
-    """Plugin name -> facts ("distribution", "version", ...); empty when there are none."""
+    """Returns plugin name -> facts ("distribution", "version", ...); empty when there are none."""
     try:
         content = (run_dir / LOCK).read_bytes()
     except FileNotFoundError:
@@ -157,7 +163,7 @@ def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
-    """The first line that a shard's process writes to its trace.
+    """Says how far a shard's clock is from the time of day; it is the first line of a trace.
 
     shard: the shard's number.
     wall_s: what to add to a time of this process to get seconds since 1970.
@@ -168,7 +174,7 @@ class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
 
 
 class Asked(msgspec.Struct, array_like=True, frozen=True):
-    """One answer that a reward got about a record from a replica of a generator role.
+    """Measures one answer that a reward got about a record from a replica of a generator role.
 
     role, replica: who answered.
     n_prompt, n_actions: tokens of the question and of the answer.
@@ -184,7 +190,7 @@ class Asked(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True):
-    """One sampled record. A field that has its default is left out of the file.
+    """Traces one sampled record. A field that has its default is left out of the file.
 
     step: the step that drew it.
     ordinal, sample, attempt: as in ``gcore_core.contract.records.Header``.
@@ -221,7 +227,7 @@ class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_
 
 
 class Stage(msgspec.Struct, tag="stage", tag_field="what", frozen=True):
-    """One stage of a step on one shard.
+    """Traces one stage of a step on one shard.
 
     name: "rollout", "prepare", "train", "push" or "evaluation".
     """
@@ -237,7 +243,7 @@ Line = Clock | Record | Stage
 
 
 def read_trace(run_dir: Path) -> Iterator[Line]:
-    """The trace's lines, one shard's file after the other; times are seconds since 1970.
+    """Yields the trace's lines, one shard's file after the other; times are seconds since 1970.
 
     Raises DataError for a run without a trace, and for a line that is none.
     """
@@ -285,7 +291,7 @@ def _of_day(line: Line, ahead_s: float) -> Line:
 class Decided(
     msgspec.Struct, tag="decision", tag_field="what", kw_only=True, omit_defaults=True, frozen=True
 ):
-    """A ``gcore_core.contract.placement.Decision`` as plain values.
+    """Holds a ``gcore_core.contract.placement.Decision`` as plain values.
 
     step: the step that began with it.
     cells: role -> who is awake: a list of device indexes for each cell.
@@ -313,7 +319,7 @@ class Decided(
 class Measured(
     msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, omit_defaults=True, frozen=True
 ):
-    """What a decision came to.
+    """Says what a decision came to.
 
     step: the step.
     measured_s: seconds of the rollout.
@@ -341,7 +347,7 @@ class Measured(
 
 
 def read_placement(run_dir: Path) -> tuple[dict[int, Decided], dict[int, Measured]]:
-    """The decisions and the outcomes of a run, by step.
+    """Returns the decisions and the outcomes of a run, by step.
 
     A step that was begun again after a crash has several lines of a kind; the last counts. Raises
     DataError for a run without ``placement.jsonl``, and for a line that is none.

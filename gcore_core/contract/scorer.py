@@ -1,4 +1,4 @@
-"""What the core calls on rewards: scorers, and what they see and answer."""
+"""Defines what the core calls on rewards: scorers, and what they see and answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REASON_CHARACTERS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRecord:
-    """What a scorer sees of a record.
+    """Holds what a scorer sees of a record.
 
     ordinal, sample: name it; records of one ordinal have one prompt.
     prompt: the row of the dataset.
@@ -38,7 +38,7 @@ class ScoredRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a reward says of a record. A failed reward is a status, never a number.
+    """Holds what a reward says of a record. A failed reward is a status, never a number.
 
     value: finite, with status "ok"; None with any other.
     status: "ok", "failed", "timeout" or "skipped".
@@ -55,7 +55,7 @@ class Scorer(Protocol):
     """Gives records their values of one reward. Calls come one at a time from one thread."""
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        """One score per record, in order.
+        """Returns one score per record, in order.
 
         records: of a provider of level "group", those of whole groups, neighbours by ordinal.
         """
@@ -63,14 +63,15 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class AsyncScorer(Protocol):
-    """A scorer that waits for others, such as a judge or a service: calls overlap, on the worker's
-    event loop.
+    """Gives records their values of a reward that waits for others, such as a judge or a service.
+
+    Calls overlap, on the worker's event loop.
     """
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        """One score per record, in order."""
+        """Returns one score per record, in order."""
 
 
 def failure(reason: str) -> Score:
-    """What a scorer answers for a record that it cannot score."""
+    """Makes the answer for a record that cannot be scored."""
     return Score(value=None, status=REWARD_FAILED, reason=reason)

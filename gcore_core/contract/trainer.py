@@ -1,4 +1,4 @@
-"""What the core calls on a backend that trains."""
+"""Defines what the core calls on a backend that trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gcore_core.contract.records import TensorSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord:
-    """A record at its data-parallel rank.
+    """Holds a record at its data-parallel rank.
 
     ordinal, sample: name it.
     minibatch: in which update of an epoch it trains.
@@ -34,10 +34,10 @@ class TrainRecord:
 
 @runtime_checkable
 class Trainer(Protocol):
-    """One data-parallel rank of a policy. All ranks get the same calls in the same order, so
-    collectives may be used.
+    """Trains on one data-parallel rank of a policy.
 
-    Records come sorted by (ordinal, sample). A rank may get none.
+    All ranks get the same calls in the same order, so collectives may be used. Records come sorted
+    by (ordinal, sample). A rank may get none.
 
     version: of the weights that it holds.
     """
@@ -47,9 +47,10 @@ class Trainer(Protocol):
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
     ) -> list[dict[str, float]]:
-        """Keeps the records for ``train``, computes what the objective requires of them (old and
-        reference log-probs) and returns per record the named scalars ("kl_k1": sum over actions of
-        logp - ref_logp, ...).
+        """Keeps the records for ``train`` and computes what the objective requires of them.
+
+        That is old and reference log-probs. Returns for each record the named scalars ("kl_k1": sum
+        over actions of logp - ref_logp, ...).
         """
 
     def train(
@@ -57,16 +58,18 @@ class Trainer(Protocol):
     ) -> dict[str, float]:
         """Runs minibatches x epochs updates over the prepared records.
 
-        advantages: float64[records], in their order. Every loss is divided by a normaliser summed
-            over all ranks.
-        Returns metrics already reduced over ranks, at least: loss, grad_norm (before clipping),
-        learning_rate, entropy, kl, clip_share, logprob_gap_max (rollout against trainer, of fresh
-        records, before the first update), logprob_gap_mean. Raises NonFiniteLoss. Sets ``version``
-        to step + 1.
+        Every loss is divided by a normaliser summed over all ranks. Sets ``version`` to step + 1.
+        Raises NonFiniteLoss.
 
-        ``busy_s`` among them is this rank's own: seconds it worked, without waiting for other
+        Returns metrics that are already reduced over ranks, at least: loss, grad_norm (before
+        clipping), learning_rate, entropy, kl, clip_share, logprob_gap_max (rollout against trainer,
+        of fresh records, before the first update), logprob_gap_mean.
+
+        The metric ``busy_s`` is this rank's own: seconds it worked, without waiting for other
         ranks; 0 when it cannot tell. Without it the processor time of the process is taken, which
         says nothing about an accelerator.
+
+        advantages: float64[records], in the order of the prepared records.
         """
 
     def skip(self, step: int) -> None:
@@ -75,38 +78,43 @@ class Trainer(Protocol):
         """
 
     def weight_specs(self) -> list[TensorSpec]:
-        """Every tensor ``export_weights`` will give, in its order."""
+        """Returns a spec of every tensor that ``export_weights`` will give, in its order."""
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """Full tensors in Hugging Face layout, one at a time, flat uint8; empty arrays on ranks
-        other than 0. Of tied weights only one is given, under the name that a checkpoint has.
+        """Yields full tensors in Hugging Face layout, one at a time, as flat uint8.
+
+        Ranks other than 0 yield empty arrays. Of tied weights only one is given, under the name
+        that a checkpoint has.
         """
 
     def save(self, directory: Path) -> None:
-        """Everything needed to continue, in a format that other numbers of ranks can load."""
+        """Writes all that is needed to continue, in a format for any number of ranks."""
 
     def load(self, directory: Path) -> None:
         """Continues from what ``save`` wrote, also with another number of ranks."""
 
     def save_pretrained(self, directory: Path) -> None:
-        """Weights and tokenizer in Hugging Face layout (safetensors)."""
+        """Writes weights and tokenizer in Hugging Face layout (safetensors)."""
 
     def close(self) -> None:
-        """Frees devices and processes; nothing is called afterwards."""
+        """Frees devices and processes; no other call follows."""
 
 
 @runtime_checkable
 class SavesInBackground(Protocol):
-    """Capability "save.background" of a trainer. One save at a time; the other calls go on between
-    these two.
+    """Saves while training goes on: capability "save.background" of a trainer.
+
+    One save runs at a time. Other calls come between these two.
     """
 
     def begin_save(self, directory: Path) -> None:
-        """Takes the state as it is now for ``save(directory)`` and returns as soon as training may
-        go on.
+        """Begins to save the state as it is now, as ``save`` does.
+
+        It returns as soon as training may go on.
         """
 
     def finish_save(self) -> None:
-        """Waits until this rank's part is on the disk; raises what failed. Without a save under way
-        it does nothing.
+        """Waits until this rank's part is on the disk; raises what failed.
+
+        Without a save under way it does nothing.
         """

@@ -1,4 +1,4 @@
-"""How buckets of a weight push travel: through shared memory, or by a better way of both backends.
+"""Defines how buckets of a weight push travel: through shared memory or a way of both backends.
 
 A bucket is some whole tensors in one memory. The sender writes them there and digests each one. The
 receiver reads the same bytes, digests them again and loads a tensor only where the digests agree.
@@ -24,7 +24,7 @@ Offers = dict[str, list[str]]
 
 
 class Bucket(msgspec.Struct, array_like=True):
-    """Some whole tensors of a push, one after the other in one memory.
+    """Says where some whole tensors of a push lie, one after the other in one memory.
 
     version: of the weights that the push brings.
     index: 0 for the push's first bucket.
@@ -49,7 +49,7 @@ class Bucket(msgspec.Struct, array_like=True):
 
 
 class WeightWriter(Protocol):
-    """The sending half of one push.
+    """Writes the buckets of one push.
 
     transport: its name, as in ``Offers``.
     handle: what receivers need to find the memory: plain fields, encoded; empty for shared memory.
@@ -75,7 +75,7 @@ class WeightWriter(Protocol):
 
 
 class WeightReader(Protocol):
-    """The receiving half of one push."""
+    """Reads the buckets of one push."""
 
     def load(self, bucket: Bucket) -> None:
         """Loads the tensors, and verifies each right before it is loaded.
@@ -84,7 +84,7 @@ class WeightReader(Protocol):
         """
 
     def held(self) -> Mapping[str, int] | None:
-        """The digests of what is loaded, by name; None where it cannot be told."""
+        """Returns the digests of what is loaded, by name; None where it cannot be told."""
 
     def close(self) -> None:
         """Lets go of the sender's memory, in the middle of a push too."""
@@ -92,7 +92,7 @@ class WeightReader(Protocol):
 
 @runtime_checkable
 class SendsDevice(Protocol):
-    """Capability "weights.device" of a trainer. Called on rank 0."""
+    """Pushes from device memory: capability "weights.device" of a trainer. Called on rank 0."""
 
     def push_writer(
         self, transport: str, offers: Sequence[Offers], path: Path, nbytes: int
@@ -115,13 +115,16 @@ class SendsDevice(Protocol):
 
 @runtime_checkable
 class ReceivesDevice(Protocol):
-    """Capability "weights.device" of a generator."""
+    """Receives pushes in device memory: capability "weights.device" of a generator."""
 
     def push_offers(self) -> Offers:
-        """The transports that it can use now, each with words that the trainer's backend reads."""
+        """Returns the transports that it can use now.
+
+        Each comes with words that the trainer's backend reads; see ``Offers``.
+        """
 
     def push_reader(self, transport: str, receiver: int) -> WeightReader:
-        """The receiving half of a push that goes by ``transport``.
+        """Makes the reader of a push that goes by ``transport``.
 
         receiver: this generator's number in the push, from 0.
         """

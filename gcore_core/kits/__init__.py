@@ -1,4 +1,4 @@
-"""What plugins may use of the core besides the contract, by what they are for.
+"""Names what plugins may use of the core besides the contract, by what it is for.
 
     gcore_core.controllers      step programs: windows, training, publishing, ...
     gcore_core.kits.launching   launchers: starting processes, networks, the node agent's messages

@@ -1,4 +1,4 @@
-"""For a plugin's commands and its check hook: what a job and this machine have.
+"""Tells a plugin's commands and its check hook what a job and this machine have.
 
 A name is loaded when it is first used, since a check needs few of them and must be quick.
 

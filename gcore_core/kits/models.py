@@ -1,4 +1,4 @@
-"""For backends that need a model besides their role's: one that a function of the user makes."""
+"""Makes a model besides a role's own, by a function of the user, for backends that need one."""
 
 from __future__ import annotations
 

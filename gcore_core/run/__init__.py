@@ -1,4 +1,4 @@
-"""One run from start to end: preparing it, placing and supervising its workers, and what it leaves.
+"""Runs a job from start to end: prepares it, places and supervises its workers, writes its results.
 
 It leaves a directory with metrics, samples, checkpoints, a summary and weights.
 """

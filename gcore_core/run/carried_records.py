@@ -76,7 +76,7 @@ async def restore(
 
 
 def _position(position: int) -> Ref:
-    """A reference into the file of media: only its offset counts, and that is a position."""
+    """Makes a reference into the file of media, of which only the offset counts."""
     return Ref("", "", position, 0, 0, b"")
 
 

@@ -34,7 +34,7 @@ _POLL_S = 0.1
 
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process of the export needs.
+    """Tells one process of the export what it needs.
 
     rank, ranks: which of the replica's processes it is, and of how many.
     rendezvous: a directory in which the ranks find each other.
@@ -89,7 +89,7 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
 
 
 def _model(model: dict[str, Any]) -> dict[str, Any]:
-    """The model's settings with a ``path``, where a backend finds shapes and tokenizer.
+    """Returns the model's settings with a ``path``, where a backend finds shapes and tokenizer.
 
     A model that the job makes (``model.make``) is made again, or taken from the cache.
     """
@@ -154,7 +154,7 @@ def _failure(spec: _Spec, code: int, log: Path) -> DataError:
 
 
 def main() -> None:
-    """One rank of the trainer: loads the state, writes the weights and ends."""
+    """Runs one rank of the trainer: loads the state, writes the weights and ends."""
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_Spec)
     try:
         context = WorkerContext(

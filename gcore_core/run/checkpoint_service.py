@@ -1,4 +1,5 @@
-"""The supervisor's part of checkpoints: where one is written, when it counts, and which stay.
+"""Decides where a checkpoint is written, when it counts, and which stay; it is the supervisor's
+part.
 
 The lead of the controllers asks for a directory (``open``), has the trainer save into it, says so
 (``begin``) and later commits it. When the run fails in between, ``finish`` commits what the trainer
@@ -72,7 +73,7 @@ class Keeper:
         service.add(COMMIT_CHECKPOINT, self.commit)
 
     async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
-        """Called when the run's store exists: puts the checkpoint's carried records into it.
+        """Puts the checkpoint's carried records into the run's store, once that exists.
 
         Returns what is resumed, with the headers of these records.
         """
@@ -115,7 +116,7 @@ class Keeper:
         return place
 
     def _carried_at(self, step: int) -> list[Header]:
-        """The records that a step carries over, those of shard 0 first."""
+        """Returns the records that a step carries over, those of shard 0 first."""
         headers: list[Header] = []
         for (carried_step, _), part in sorted(self._carried.items(), key=lambda item: item[0]):
             if carried_step == step:
@@ -189,7 +190,7 @@ class Keeper:
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run goes on from.
+    """Holds what a run goes on from.
 
     step: the step after which the checkpoint was saved.
     path: the checkpoint's directory.
@@ -206,7 +207,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest(directory: Path, step: int | None = None) -> Resumed:
-    """The state in the newest whole checkpoint of a run, or in that of ``step``.
+    """Returns the state in the newest whole checkpoint of a run, or in that of ``step``.
 
     Raises CheckpointError when there is none.
     """

@@ -45,7 +45,7 @@ _THREADS = 4  # one waits for the disk while others hash
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What a manifest holds besides the step and the parts.
+    """Holds what a manifest has besides the step and the parts.
 
     lock: distribution -> version.
     config_hash: of the resolved configuration.
@@ -60,7 +60,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A checkpoint that was verified.
+    """Holds a checkpoint that was verified.
 
     notes: one line for each newer one that failed, with a file and the reason.
     """
@@ -72,7 +72,7 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints stay.
+    """Says which checkpoints stay.
 
     last: how many of the newest.
     every: each whose step is a multiple of this; 0: none.
@@ -86,7 +86,10 @@ class Retention:
     best_is: str = "higher"
 
     def steps_to_keep(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
-        """The steps that stay; ``metrics`` has every step there is. At least the newest stays."""
+        """Returns the steps that stay; ``metrics`` has every step there is.
+
+        At least the newest stays.
+        """
         steps = sorted(metrics)
         selected = set(steps[-max(1, self.last) :])
         if self.every > 0:
@@ -102,7 +105,9 @@ class Retention:
 
 
 class Checkpoints:
-    """The checkpoints in ``run_dir/checkpoints``. Only one process may write there."""
+    """Reads and writes the checkpoints in ``run_dir/checkpoints``. Only one process may write
+    there.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -198,7 +203,10 @@ class Checkpoints:
         return doomed
 
     def _newest_whole(self, steps: Sequence[int]) -> int | None:
-        """The last of these steps whose checkpoint is whole; reads all of each that it tries."""
+        """Returns the last of these steps whose checkpoint is whole.
+
+        All of each checkpoint that it tries is read.
+        """
         for step in reversed(steps):
             if not self.verify(step):
                 return step
@@ -215,12 +223,12 @@ class Checkpoints:
     # -- reading -----------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """The steps that have a committed checkpoint, whole or not, in order."""
+        """Returns the steps that have a committed checkpoint, whole or not, in order."""
         names = os.listdir(self.directory) if self.directory.is_dir() else []
         return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
 
     def verify(self, step: int) -> list[str]:
-        """Every problem of a checkpoint; none when it is whole. Reads all of it."""
+        """Returns every problem of a checkpoint; none when it is whole. All of it is read."""
         _, problems = inspect(self.directory / name_of(step))
         if problems:
             self._whole.discard(step)
@@ -229,7 +237,7 @@ class Checkpoints:
         return problems
 
     def open(self, step: int | None = None) -> Opened:
-        """The checkpoint of ``step``, or the newest one that is whole.
+        """Returns the checkpoint of ``step``, or the newest one that is whole.
 
         Raises CheckpointError when there is none.
         """

@@ -203,7 +203,7 @@ def _json(value: Any) -> bytes:
 
 
 class MetricsFile:
-    """The file ``metrics.jsonl``, open for appending.
+    """Appends to the file ``metrics.jsonl``.
 
     Each row reaches the operating system before ``append`` returns. When the disk is full, rows
     wait in memory and are written, whole and in order, as soon as there is space again. The run

@@ -34,7 +34,7 @@ _NUMBERS = (  # metric, label, format
 
 
 class Display(Protocol):
-    """The interface that the supervisor calls.
+    """Shows the progress of a run; the supervisor calls it.
 
     No method raises when the stream is gone: a closed pipe does not end a run.
     """

@@ -106,7 +106,7 @@ def _check(weights: Path) -> None:
 
 
 def tensor_names(file: Path) -> set[str]:
-    """Names of the tensors in a safetensors file, of which only the header is read.
+    """Returns the names of the tensors in a safetensors file, of which only the header is read.
 
     Raises DataError unless the tensors fill the file to its last byte.
     """

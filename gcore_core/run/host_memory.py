@@ -23,7 +23,7 @@ GIB = 2**30
 def host_memory(
     plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]], host_bytes: int = 0
 ) -> str:
-    """One sentence on what stays in host memory; empty where nobody sleeps or nothing is kept.
+    """Says in one sentence what stays in host memory; "" where nobody sleeps or nothing is kept.
 
     models: role -> its ``model:`` mapping; a model's bytes are those of its safetensors files.
     host_bytes: the memory of a node; 0: as much as this machine has.
@@ -57,7 +57,7 @@ def host_memory(
 def _kept_bytes(
     plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Counter[str]]:
-    """Node -> the bytes that sleeping generators keep in its memory, by role."""
+    """Returns node -> the bytes that sleeping generators keep in its memory, by role."""
     node_of = {device.index: device.node for device in placed.window.devices}
     sleepers = placed.sleeps if placed.moves else placed.resting
     bytes_by_node: dict[str, Counter[str]] = {}

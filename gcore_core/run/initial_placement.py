@@ -22,7 +22,8 @@ from gcore_core.runtime.worker_settings import PlacementFacts
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """Which workers of a role have which devices, and what the lead needs to ask the policy again.
+    """Says which workers of a role have which devices, and what the lead needs to ask the policy
+    again.
 
     workers: role -> device indexes of each of its workers.
     window: what the policy was shown.
@@ -40,7 +41,7 @@ class Placed:
     provider: str = ""
 
     def facts(self, groups_per_step: int, directory: str) -> PlacementFacts | None:
-        """What the controllers need to ask the policy again; None where nothing moves."""
+        """Returns what the controllers need to ask the policy again; None where nothing moves."""
         if not self.moves:
             return None
         generators = [role for role, need in self.window.needs.items() if need.kind == "generator"]
@@ -141,7 +142,7 @@ def _devices_of(role: str, workers: Mapping[str, list[list[int]]]) -> set[int]:
 
 
 def _workers(partition: Partition, needs: Mapping[str, Need]) -> dict[str, list[list[int]]]:
-    """Role -> the device indexes of each of its processes.
+    """Returns role -> the device indexes of each of its processes.
 
     A generator has one process for each replica, whose engine spreads over its devices. Any other
     role has one process for each device.
@@ -157,7 +158,7 @@ def _workers(partition: Partition, needs: Mapping[str, Need]) -> dict[str, list[
 
 
 def find_devices(devices: str | int) -> tuple[Device, ...]:
-    """The devices of this machine: its GPUs where the driver shows some, else its cores.
+    """Returns the devices of this machine: its GPUs where the driver shows some, else its cores.
 
     devices: how many there are to be; "auto": as many as this machine has.
     """

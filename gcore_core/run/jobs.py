@@ -53,7 +53,7 @@ CONTROLLER_CONTEXT = "gcore_core.controllers.context:make_context"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A plan together with everything that must be known before processes start.
+    """Holds a plan together with everything that must be known before processes start.
 
     plan: the resolved configuration.
     directory: the run's directory.

@@ -35,7 +35,7 @@ _SHOWN_LINES = 3
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    """What the child gets on stdin.
+    """Tells the child what to make; it comes on stdin.
 
     path: the user's Python file.
     name: the function in it.
@@ -50,7 +50,10 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 class _Progress(msgspec.Struct, frozen=True):
-    """One line of progress from the child. share: how much of the work is done, 0 to 1."""
+    """Reports the child's progress, on one line.
+
+    share: how much of the work is done, 0 to 1.
+    """
 
     share: float
     message: str

@@ -35,14 +35,14 @@ _MOST_BYTES = 1 << 26  # of a manifest: some 400,000 parts
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One file of a checkpoint; ``sha256`` is in hexadecimal."""
+    """Describes one file of a checkpoint; ``sha256`` is in hexadecimal."""
 
     nbytes: int
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``manifest.json``.
+    """Holds the content of ``manifest.json``.
 
     lock: distribution -> version.
     config_hash: of the resolved configuration.
@@ -67,7 +67,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(step: int) -> str:
-    """``step-000123``."""
+    """Returns the name of a step's checkpoint, such as ``step-000123``."""
     return f"step-{step:06d}"
 
 
@@ -75,14 +75,14 @@ def name_of(step: int) -> str:
 
 
 def seal(manifest: Manifest, key: bytes) -> bytes:
-    """The bytes of ``manifest.json``, with the MAC that this key gives."""
+    """Encodes a manifest, with the MAC that this key gives: the bytes of ``manifest.json``."""
     plain = msgspec.structs.replace(manifest, mac="")
     mac = hashlib.blake2b(_encode(plain), key=key, digest_size=_KEY_BYTES).hexdigest()
     return _encode(msgspec.structs.replace(manifest, mac=mac))
 
 
 def unseal(raw: bytes, key: bytes) -> Manifest:
-    """The manifest in these bytes.
+    """Decodes a manifest and checks its MAC.
 
     Raises ValueError, which says why, unless ``seal`` gave exactly these bytes with this key.
     """
@@ -99,12 +99,12 @@ def unseal(raw: bytes, key: bytes) -> Manifest:
 
 
 def _encode(manifest: Manifest) -> bytes:
-    """Always the same bytes for the same content: keys are sorted."""
+    """Encodes the same content always to the same bytes: keys are sorted."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
 
 
 def read_key(run_dir: Path) -> bytes:
-    """The run's key. Raises ValueError when it is not there or not whole."""
+    """Reads the run's key. Raises ValueError when it is not there or not whole."""
     try:
         key = (run_dir / KEY).read_bytes()
     except OSError as error:
@@ -115,7 +115,7 @@ def read_key(run_dir: Path) -> bytes:
 
 
 def ensure_key(run_dir: Path) -> bytes:
-    """The run's key, made now if there is none.
+    """Reads the run's key; makes it now if there is none.
 
     Where several processes make it at the same time, the first one's key counts.
     """
@@ -160,7 +160,9 @@ def part_of(file: Path) -> Part:
 
 
 def files_below(directory: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """(path relative to the directory, entry) of everything but directories; follows no link."""
+    """Yields (path relative to the directory, entry) of everything but directories; follows no
+    link.
+    """
     queue = [(directory, "")]
     while queue:
         folder, prefix = queue.pop()
@@ -176,7 +178,7 @@ def files_below(directory: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, list[str]]:
-    """The manifest, if it can be trusted, and every problem of the checkpoint.
+    """Reads the manifest, if it can be trusted, and finds every problem of the checkpoint.
 
     A problem names a file and says why. A part is opened only to hash it.
     hashes: False to look at names and sizes only.
@@ -195,7 +197,10 @@ def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, 
 
 
 def _limited(file: Path) -> bytes:
-    """The bytes of a file that is no link. Raises ValueError for one larger than a manifest is."""
+    """Reads a file that is no link. Raises ValueError for one larger than a manifest is.
+
+    Raises ValueError for one larger than a manifest is.
+    """
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
         size = os.fstat(descriptor).st_size

@@ -138,5 +138,5 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
 
 
 def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value of the settings that must not change."""
+    """Returns dotted key -> value of the settings that must not change."""
     return {key: value for key, value in flat(config).items() if key.startswith(_FIXED)}

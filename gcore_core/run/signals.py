@@ -77,7 +77,7 @@ class Signals:
             self._act = None
 
     def _receive(self, number: int, frame: Any) -> None:
-        """The handler of the signals; ``ask`` decides on the event loop what to do."""
+        """Handles a signal; ``ask`` decides on the event loop what to do."""
         self._received += 1
         self.code = 128 + number
         if self._act is None or self._received >= _AT_ONCE:

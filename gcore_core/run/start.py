@@ -79,7 +79,9 @@ def prepare(
 
 
 def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
-    """The model's settings; one that the job makes (``model.make``) is made and gets a ``path``."""
+    """Returns the model's settings. A model that the job makes (``model.make``) is made and gets a
+    path.
+    """
     if "make" not in model:
         return model
     cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
@@ -179,7 +181,7 @@ def _logged(file: Path) -> Iterator[None]:
 
 
 def where_things_are(directory: Path) -> list[str]:
-    """A line for each file of the run that a person may want to open."""
+    """Returns a line for each file of the run that a person may want to open."""
     files = {
         "summary": "summary.md",
         "curves": "curves.png",

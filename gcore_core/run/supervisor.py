@@ -64,7 +64,7 @@ SETTLE_S = 1.0
 
 
 class Supervisor:
-    """One run of a job, from the first process to the last.
+    """Supervises one run of a job, from the first process to the last.
 
     Make it inside a running event loop, and await ``run``.
     """
@@ -191,7 +191,7 @@ class Supervisor:
     # -- messages from workers ---------------------------------------------------------------------
 
     async def hello(self, request: Hello, call: Call) -> Nothing:
-        """A worker is up. A controller gets its answer only when every worker is up."""
+        """Notes that a worker is up. A controller gets its answer only when every worker is up."""
         handshake.agree(
             request.name,
             worker=request.versions,
@@ -209,12 +209,12 @@ class Supervisor:
         return Nothing()
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
-        """A worker reports the error that ends it."""
+        """Notes the error that ends a worker."""
         self._errors.append(from_wire(request))
         return Nothing()
 
     async def hung(self, request: Hung, call: Call) -> Nothing:
-        """A process does not answer in time: it writes its stacks to its log and is killed.
+        """Has a process that does not answer in time write its stacks to its log, and kills it.
 
         From then on it is handled like any process that was lost.
         """
@@ -231,7 +231,7 @@ class Supervisor:
         return Nothing()
 
     async def published(self, request: Published, call: Call) -> Nothing:
-        """A version of the weights was published; observers get each version once."""
+        """Tells observers that a version of the weights was published, once for each version."""
 
         async def act(_: list[None]) -> None:
             self._observers.weights_published(self._run, request.version)
@@ -240,7 +240,7 @@ class Supervisor:
         return Nothing()
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
-        """A step has ended; its report is handled once, however often it comes."""
+        """Handles the report of a step that has ended, once, however often it comes."""
 
         async def act(_: list[None]) -> None:
             await self._step_ended(request)

@@ -1,1 +1,1 @@
-"""Processes and what they carry: calls, the store, workers. It knows no YAML."""
+"""Has processes and what they carry: calls, the store, workers. It knows no YAML."""

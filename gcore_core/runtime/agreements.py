@@ -1,4 +1,4 @@
-"""What shards agree on: sums, small payloads to the lead, the lead's answers.
+"""Lets shards agree on sums, on small payloads to the lead, and on the lead's answers.
 
 Shards do not speak to each other: every agreement goes through the supervisor, which waits until
 all shards have sent theirs. No records come this way. There are three kinds:
@@ -48,12 +48,12 @@ _PAYLOAD_LIMIT_BYTES = 16 << 20
 
 
 async def _as_they_came(values: list[Any]) -> list[Any]:
-    """The result of an agreement that computes nothing: all shards' values, in shard order."""
+    """Returns all shards' values in shard order, for an agreement that computes nothing."""
     return values
 
 
 class AgreementService:
-    """The supervisor's end: brings together what the shards send.
+    """Brings together what the shards send, in the supervisor.
 
     A scope has a gathering of its own: one whose agreements follow each other fast must not push
     out the answers that a slow one may still be asked for.
@@ -78,7 +78,7 @@ class AgreementService:
         return await gathering.join(key, request.shard, value, act)
 
     async def sum(self, request: SumRequest, call: Call) -> list[float]:
-        """For every shard: the sums of all shards' values."""
+        """Returns, to every shard, the sums of all shards' values."""
 
         async def act(parts: list[list[float]]) -> list[float]:
             if len({len(part) for part in parts}) > 1:
@@ -92,7 +92,7 @@ class AgreementService:
         return total
 
     async def collect(self, request: CollectRequest, call: Call) -> list[bytes]:
-        """For the lead: all payloads, in shard order. For any other shard: an empty list."""
+        """Returns all payloads in shard order to the lead, an empty list to any other shard."""
         if len(request.payload) * self._shards > _PAYLOAD_LIMIT_BYTES:
             raise ContractError(
                 f"{len(request.payload)} bytes are too many to agree on", where=request.key
@@ -101,7 +101,7 @@ class AgreementService:
         return parts if request.shard == 0 else []
 
     async def deal(self, request: DealRequest, call: Call) -> bytes:
-        """For every shard: its part of those that the lead sends."""
+        """Returns to every shard its part of those that the lead sends."""
         if request.shard == 0 and len(request.parts) != self._shards:
             raise ContractError(
                 f"{len(request.parts)} parts for {self._shards} shards", where=request.key
@@ -110,7 +110,8 @@ class AgreementService:
         return parts_by_sender[0][request.shard]  # 0 is the lead; the others send none
 
     async def ask(self, request: CollectRequest, call: Call) -> bytes:
-        """For any shard but the lead: its part of what the lead computes from all payloads.
+        """Returns, to a shard other than the lead, its part of what the lead computes from all
+        payloads.
 
         In place of the two calls that the lead makes: this shard's payload is collected, then its
         part is waited for.
@@ -120,7 +121,7 @@ class AgreementService:
 
 
 class Agreements:
-    """One shard's end; shard 0 is the lead.
+    """Makes one shard's agreements with the others; shard 0 is the lead.
 
     All shards must make the agreements of one scope in the same order.
 
@@ -142,7 +143,7 @@ class Agreements:
         self._scopes: dict[str, Agreements] = {}
 
     def scope(self, name: str) -> Agreements:
-        """Agreements with numbers of their own, for a task that agrees beside others.
+        """Returns agreements with numbers of their own, for a task that agrees beside others.
 
         A name always gives the same scope.
         """
@@ -157,20 +158,23 @@ class Agreements:
         return f"{self._prefix}{next(self._count)}/{name}"
 
     async def sum(self, name: str, values: np.ndarray) -> np.ndarray:
-        """float64[K]: the values summed over shards, in shard order, so all get the same bits."""
+        """Returns the values summed over shards, float64[K].
+
+        They are summed in shard order, so all shards get the same bits.
+        """
         flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
         request = SumRequest(self._key(name), self.shard, flat)
         return np.array(await self._call(AGREE_SUM, request), np.float64)
 
     async def collect(self, name: str, payload: bytes) -> list[bytes]:
-        """For the lead: every shard's payload, in shard order. For others: an empty list."""
+        """Returns every shard's payload in shard order to the lead, an empty list to the others."""
         request = CollectRequest(self._key(name), self.shard, payload)
         return await self._call(AGREE_COLLECT, request)
 
     async def ask(
         self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]
     ) -> bytes:
-        """This shard's part of what the lead computes from all payloads.
+        """Returns this shard's part of what the lead computes from all payloads.
 
         lead: all payloads -> one part for each shard, both in shard order. Only the lead runs it.
         """
@@ -185,12 +189,12 @@ class Agreements:
         return await self._insist(self._peer, endpoint, request)
 
     async def barrier(self, name: str, flag: bool = False) -> bool:
-        """Waits for all shards; whether any of them came with its flag up."""
+        """Waits for all shards; returns whether any of them came with its flag up."""
         flags = await self.sum(name, np.array([flag]))
         return bool(flags.any())
 
 
 def _scope_of(key: str) -> str:
-    """``window:`` of ``window:3/settled``; empty for an agreement of no scope."""
+    """Returns ``window:`` of ``window:3/settled``; "" for an agreement of no scope."""
     number_at = key.rfind(":") + 1
     return key[:number_at]

@@ -49,7 +49,10 @@ class Nothing(Message):
 
 
 def short_reason(text: str) -> str:
-    """The beginning of a reason, short enough for a header; a ``(file:line)`` at its end stays."""
+    """Returns the beginning of a reason, short enough for a header.
+
+    A ``(file:line)`` at its end stays.
+    """
     place = _PLACE.search(text)
     end = place[0].encode("utf-8", "replace") if place else b""
     room = max(0, _REASON_LIMIT_BYTES - len(end))
@@ -114,7 +117,7 @@ class WakeReply(Message):
 
 
 class QuestionItem(Message):
-    """A question of a reward.
+    """Holds a question of a reward.
 
     index: its number in the request; its answers name it by that.
     prompt: what is asked.
@@ -157,7 +160,7 @@ ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem], Wait.MOVE)
 
 
 class Extra(msgspec.Struct, frozen=True, array_like=True):
-    """Further columns of a record.
+    """Says where further columns of a record lie.
 
     columns: a chunk of columns.
     slot: the record's place in it.
@@ -168,7 +171,7 @@ class Extra(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrainItem(Message):
-    """A record as a worker of the trainer or of an annotator gets it.
+    """Describes a record as a worker of the trainer or of an annotator gets it.
 
     ordinal, sample: which record it is.
     minibatch: in which minibatch of the step it trains.
@@ -232,7 +235,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class RelayedEndpoint(Generic[Part, Answer]):
-    """What every shard asks of every data-parallel rank at once, through relays.
+    """Names what every shard asks of every data-parallel rank at once, through relays.
 
     A rank runs it once, with the parts of all shards in shard order, and answers with a list as
     long.
@@ -293,7 +296,7 @@ class TrainRequest(Message):
 
 
 class TrainReply(Message):
-    """What a rank says after the updates of a step.
+    """Holds what a rank says after the updates of a step.
 
     metrics: name -> value, as the ranks agreed on them.
     version: of the weights after the step.
@@ -502,7 +505,7 @@ class StorePlace(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker process is told.
+    """Tells a worker process all that it must know.
 
     It comes through a file descriptor, never through argv or the environment.
 

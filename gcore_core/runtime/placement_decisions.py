@@ -72,7 +72,9 @@ def check_decision(
 
 
 def unable_to_sleep(decision: Decision, window: Window, sleeps: Collection[str]) -> str:
-    """A generator that must sleep and wake in turn by the decision but cannot; "" if there is none.
+    """Returns a generator that the decision puts to sleep in turn but that cannot sleep.
+
+    It is "" if there is none.
 
     sleeps: roles whose backend can sleep.
     """

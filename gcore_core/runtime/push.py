@@ -1,4 +1,4 @@
-"""A weight push: a plan, buckets of whole tensors in one memory, a commit; digested on both sides.
+"""Pushes weights: a plan, buckets of whole tensors in one memory, a commit; digested on both sides.
 
 One word for one idea, on the wire and in what backends offer:
 
@@ -92,7 +92,7 @@ def exhaust(tensors: Iterable[object]) -> None:
 
 
 class PushMemory:
-    """A file in shared memory, and the WeightWriter that writes to it.
+    """Writes to a file in shared memory; it is the WeightWriter of shared memory.
 
     It is made on first use and stays mapped between pushes, since fresh pages are slow.
     """
@@ -105,7 +105,7 @@ class PushMemory:
         self._mapped = np.zeros(0, np.uint8)
 
     def of(self, nbytes: int) -> np.ndarray:
-        """The memory's first ``nbytes`` bytes, uint8; it grows where it is smaller."""
+        """Returns the memory's first ``nbytes`` bytes, uint8; it grows where it is smaller."""
         if len(self._mapped) < nbytes:
             with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
                 file.truncate(nbytes)
@@ -121,7 +121,7 @@ class PushMemory:
 
 
 class Place(NamedTuple):
-    """A part of the memory: the bytes from ``start`` to before ``end``."""
+    """Names a part of the memory: the bytes from ``start`` to before ``end``."""
 
     start: int
     end: int
@@ -132,7 +132,7 @@ class Place(NamedTuple):
 
 
 def gaps_between(places: Iterable[Place], nbytes: int) -> list[Place]:
-    """The free gaps between ``places`` in a memory of ``nbytes`` bytes, in order.
+    """Returns the free gaps between ``places`` in a memory of ``nbytes`` bytes, in order.
 
     An empty place takes no room, so it parts no gap: else a tensor that waits for a large gap could
     wait for ever, since the empty buckets that go out meanwhile lie in it.
@@ -146,7 +146,7 @@ def gaps_between(places: Iterable[Place], nbytes: int) -> list[Place]:
 
 
 class PushSource:
-    """The sending half of a push, in the shell of trainer rank 0.
+    """Sends a push, in the shell of trainer rank 0.
 
     key: (version, attempt) of the push.
     plan: the tensors that will come.
@@ -304,7 +304,10 @@ class PushSource:
         )
 
     def _room(self) -> Place:
-        """The first gap with room for a whole bucket and for the next tensor, else the largest."""
+        """Returns the first gap with room for a whole bucket and for the next tensor.
+
+        If there is none, it is the largest gap.
+        """
         wanted_nbytes = self._bucket_nbytes
         if self._next_tensor is not None:
             wanted_nbytes = max(wanted_nbytes, self._next_tensor[0].nbytes)
@@ -434,7 +437,7 @@ def _reader(
 
 
 class _SharedReader:
-    """The WeightReader of shared memory.
+    """Reads buckets from shared memory; it is the WeightReader of shared memory.
 
     mapped: path -> shared memory, kept by the caller between pushes.
     """

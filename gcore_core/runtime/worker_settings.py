@@ -1,5 +1,6 @@
-"""What a worker is told besides what it builds: one class for each kind of worker, which decides
-the kind.
+"""Defines what a worker is told besides what it builds.
+
+There is one class for each kind of worker, which decides the kind.
 
 The controllers' facts stand here too, with the other kinds: the run makes them and a controller
 reads them, and these two folders never import each other. Both may import this one. Rejected: an
@@ -24,7 +25,7 @@ NEVER = 1 << 62
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What workers of every kind are told.
+    """Holds what workers of every kind are told.
 
     shards: how many controllers there are.
     """
@@ -39,8 +40,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 
 
 class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Those fields of the ``WorkerContext`` of a worker's backends that are known before it starts;
-    they are explained there.
+    """Holds those fields of a backend's ``WorkerContext`` that are known before it starts.
+
+    They are explained there.
     """
 
     devices: tuple[int, ...] = ()
@@ -54,14 +56,17 @@ class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
-    """resume: the directory of the trainer's saved state; empty: it begins anew."""
+    """Tells a trainer worker where to begin.
+
+    resume: the directory of the trainer's saved state; "": it begins anew.
+    """
 
     context: PlainContext = PlainContext()
     resume: str = ""
 
 
 class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generator"):
-    """How a generator gathers work and from whom it gets weights.
+    """Tells a generator how to gather work and from whom it gets weights.
 
     trainers: peer names of the policy's workers; none where it does not follow the policy.
     gather_s: how long to wait for the other shards' part of a round.
@@ -75,13 +80,13 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
 
 
 class AnnotatorSettings(WorkerSettings, frozen=True, kw_only=True, tag="annotator"):
-    """What an annotator is told; its context names the columns that it gives."""
+    """Tells an annotator its context, which names the columns that it gives."""
 
     context: PlainContext = PlainContext()
 
 
 class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
-    """The rewards that a scorer hosts.
+    """Tells a scorer which rewards it hosts.
 
     rewards: name -> its settings.
     asks: generator role that one of them asks -> peer names of its replicas.
@@ -93,7 +98,7 @@ class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
 
 
 class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the lead tells a placement policy.
+    """Holds what the lead tells a placement policy.
 
     slots: role -> devices that it may occupy.
     needs: role -> what it asks of placement.
@@ -115,7 +120,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
-    """Plain facts of the job, the same for every shard but ``shard``.
+    """Holds plain facts of the job, the same for every shard but ``shard``.
 
     rows: size of the datasets "train" and "evaluation".
     replicas: peer names of generator replicas.

@@ -1,4 +1,4 @@
-"""What authors of plugins test with: contracts, fakes, fabricated installs, runs on virtual time.
+"""Has what authors of plugins test with: contracts, fakes, fabricated installs, virtual time.
 
 The contract classes can be imported from here; their modules, which need pytest, are loaded when
 one is asked for.

@@ -60,7 +60,7 @@ def contracts_of(name: str) -> dict[str, type[Contract]]:
 
 
 def left_out(name: str) -> dict[str, str]:
-    """Provider -> why no contract is run on it."""
+    """Returns provider -> why no contract is run on it."""
     installed, provided = _load(name)
     covered = {(contract.kind, contract.provider) for contract in _brought(installed).values()}
     return {
@@ -78,7 +78,7 @@ def _load(name: str) -> tuple[catalog.Installed, list[Provided]]:
 
 
 def _brought(installed: catalog.Installed) -> dict[str, type[Contract]]:
-    """The contract classes of the plugin's own module, if it has one."""
+    """Returns the contract classes of the plugin's own module, if it has one."""
     module = _module(installed)
     if module is None:
         return {}
@@ -117,7 +117,7 @@ def _contract_name(item: Provided) -> str:
 
 
 def _obstacle(item: Provided) -> str:
-    """Why the plain contract cannot be run on a provider; empty when it can."""
+    """Returns why the plain contract cannot be run on a provider; empty when it can."""
     if item.kind not in BY_KIND:
         return f"there is no contract for {item.kind}"
     if missing := [need for need in item.spec.needs if not is_met(need)]:

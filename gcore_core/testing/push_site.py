@@ -89,7 +89,7 @@ class PushSite:
         return await self._pids[name].get()
 
     async def train(self) -> int:
-        """One update without records; the version that it makes."""
+        """Makes one update without records; returns the version that it makes."""
         request = TrainRequest(self.step, [], 1, 1)
         (reply,) = await self.network.peer("policy.0").call(TRAIN_RANKS.of_rank, [request])
         assert reply is not None

@@ -133,7 +133,7 @@ class Outcomes:
             )
 
     def report(self) -> dict[str, Any]:
-        """Everything that a reader needs to judge the rows: counts, versions, hardware."""
+        """Returns everything that a reader needs to judge the rows: counts, versions, hardware."""
         counts = Counter(row["outcome"] for row in self.rows)
         return {
             "outcomes": dict(counts),
@@ -160,7 +160,7 @@ def _versions() -> dict[str, str]:
 
 
 def _hardware() -> dict[str, Any]:
-    """The machine; accelerators only where the tested engine has brought torch."""
+    """Describes the machine; accelerators only where the tested engine has brought torch."""
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
         "system": platform.system(),

@@ -31,9 +31,10 @@ class RunResult:
 def run_together(
     programs: Sequence[Sequence[str]], timeout_s: float = 300, **environment: str
 ) -> None:
-    """Programs that wait for each other, such as the ranks of a trainer: ``python WORDS`` of each,
-    all with this process's import path and one thread. Raises RuntimeError with the end of what
-    those wrote that failed.
+    """Runs programs that wait for each other, such as the ranks of a trainer.
+
+    Each is ``python WORDS``, with this process's import path and one thread. Raises RuntimeError
+    with the end of the output of those that failed.
     """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}

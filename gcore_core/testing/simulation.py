@@ -68,15 +68,15 @@ SECRET = b"secret of a simulated run"
 #: A role that gives a column, and the column.
 TEACHER = "teacher"
 TEACHER_COLUMN = "teacher_logp"
-MOST_TURNS = 300_000  # of the event loop of a test: twenty times as many as a run needs
+MOST_TURNS = 300_000  # turns of a test's event loop: twenty times as many as a run needs
 
 
 class Deadlock(Exception):
-    """Nobody can go on and nothing is scheduled; or somebody goes on without end."""
+    """Says that no task can go on and nothing is scheduled, or that a task goes on without end."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer instead of waiting for it."""
+    """Is an event loop whose clock jumps to the next timer instead of waiting for it."""
 
     def __init__(self, most_turns: int = 1 << 62) -> None:
         self.now_s = 0.0
@@ -94,14 +94,15 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._turns = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = (
-            super().select(0) if timeout != 0 else []
-        )  # a call to the system, which costs as much as a message
+        # With a timeout of 0 some task can go on, so the system is not asked: a call to it costs as
+        # much as a message.
+        ready = super().select(0) if timeout != 0 else []
         self._turns += 1
         if (not ready and timeout is None) or self._turns % self._most_turns == 0:
             raise Deadlock(
                 f"at {self._loop.now_s:.3f} s of virtual time, turn {self._turns} of the loop"
             )
+        # Nothing can go on before the next timer: the clock jumps to it.
         if not ready and timeout:
             self._loop.now_s += timeout
         return ready
@@ -127,7 +128,7 @@ async def _settle() -> None:
 
 
 class Storm:
-    """Weather that delays every message, loses some and lets some arrive twice.
+    """Delays every message, loses some and lets some arrive twice.
 
     The sender of a lost message sees a broken connection, or nothing until its deadline expires.
 
@@ -162,23 +163,31 @@ class Storm:
 
 
 class TimedCompute:
-    """Waits for a random time before it runs the work."""
+    """Runs work after a random time, one piece after the other, as a worker's thread does."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._lock = asyncio.Lock()
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
-        async with self._lock:  # one thread, as in a worker
+        async with self._lock:
             await asyncio.sleep(self._random.uniform(0, 0.2))
             return work(*args)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """The size and the settings of a simulated run.
+    """Sets the size and the settings of a simulated run.
 
-    Where there are several ranks, the weights of the first are pushed. Ranks do not communicate.
+    If there are several ranks, the weights of the first are pushed. Ranks do not communicate.
+
+    judges: replicas of a role that one more reward asks; 0: there is no such reward.
+    level: "record" or "group", of that reward.
+    placement: a policy that moves devices between ``replicas`` cells, which both roles have.
+    rests: whether generators sleep while the trainer works.
+    annotators: workers of a role from whose column the trainer learns.
+    stop_after: the lead is told to stop when this step has been reported; -1: never.
+    resumed: the checkpoint that the run goes on from.
     """
 
     shards: int = 4
@@ -199,25 +208,36 @@ class SimulatedJob:
     deterministic: bool = False
     store_bytes: int = 1 << 20
     takes_stale: bool = False
-    judges: int = 0  # replicas of a role that one more reward asks
-    level: str = "record"  # of that reward
-    placement: FactorySpec | None = (
-        None  # moves devices between ``replicas`` cells, which both roles have
-    )
-    rests: bool = False  # generators sleep while the trainer works
-    annotators: int = 0  # workers of a role whose column the trainer learns from
+    judges: int = 0
+    level: str = "record"
+    placement: FactorySpec | None = None
+    rests: bool = False
+    annotators: int = 0
     checkpoint_every: int = 0
     evaluate_every: int = 0
-    stop_after: int = -1  # the lead is told to stop when this step has been reported
-    resumed: CommitCheckpoint | None = None  # what the run goes on from
+    stop_after: int = -1
+    resumed: CommitCheckpoint | None = None
 
 
 @dataclass
 class Outcome:
-    """What a simulated run left behind.
+    """Holds what a simulated run left behind.
 
+    reports: the steps' reports, in order.
     batches: for each step, (ordinal, sample, minibatch) of the records that the trainer got.
     stale: for each step, the ordinals that older weights had sampled.
+    logits: the ranks' weights at the end.
+    ledger: the ledger's state in the latest report.
+    verdicts: (number of its shard's commit, ordinal) -> all verdicts that the ordinal got.
+    virtual_s: how long the run took, in virtual time.
+
+    The others are there for any step program:
+
+    letters: for each step, (ordinal, sample) -> the actions of the record.
+    scored: (ordinal, sample) -> its latest score in training.
+    versions: replica -> the pushes that it confirmed.
+    published: the versions that were published.
+    checkpoints: the checkpoints that were committed.
     """
 
     reports: list[StepReport] = field(default_factory=list)
@@ -225,14 +245,11 @@ class Outcome:
     stale: list[set[int]] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)
-    verdicts: dict[tuple[int, int], list[str]] = field(
-        default_factory=dict
-    )  # (commit of its shard, ordinal) -> all
+    verdicts: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     virtual_s: float = 0.0
-    # what any step program leaves behind:
-    letters: list[dict[tuple[int, int], list[int]]] = field(default_factory=list)  # of each batch
-    scored: dict[tuple[int, int], float] = field(default_factory=dict)  # training's, the latest
-    versions: dict[str, list[int]] = field(default_factory=dict)  # replica -> pushes it confirmed
+    letters: list[dict[tuple[int, int], list[int]]] = field(default_factory=list)
+    scored: dict[tuple[int, int], float] = field(default_factory=dict)
+    versions: dict[str, list[int]] = field(default_factory=dict)
     published: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for a person
     checkpoints: list[CommitCheckpoint] = field(default_factory=list)
@@ -288,7 +305,7 @@ class _RecordingScorer(fake.FakeScorer):
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         scores = super().score(records)
         for record, score in zip(records, scores, strict=True):
-            if record.ordinal >= 0:  # else it is an evaluation's
+            if record.ordinal >= 0:  # ordinals of evaluations are below zero
                 self._outcome.scored[record.ordinal, record.sample] = score.value or 0.0
         return scores
 
@@ -303,6 +320,7 @@ def _check_annotations(records: list[TrainRecord], name: str) -> None:
 
 
 def _checked(records: list[TrainRecord]) -> list[TrainRecord]:
+    """Raises unless the records are sorted by (ordinal, sample), each once; returns them."""
     keys = [(record.ordinal, record.sample) for record in records]
     if keys != sorted(set(keys)):
         raise AssertionError(f"the batch is not ordered by (ordinal, sample), each once: {keys}")
@@ -318,6 +336,7 @@ async def simulate(
     """Runs a job of fakes to its end.
 
     store: an empty directory for slabs; checkpoints lie beside it.
+    weather: decides what happens to messages; with ``Faults`` processes die too. None: nothing.
     program: makes one shard of the step program.
     """
     network = InlineNetwork(weather)
@@ -627,7 +646,7 @@ def _placement(job: SimulatedJob) -> PlacementFacts | None:
 
 
 def violations(outcome: Outcome, calm: Outcome, weather: Faults, job: SimulatedJob) -> list[str]:
-    """Returns the names of the rules that a run broke of those that hold in any weather.
+    """Returns the rules that a run broke, of those that hold in any weather.
 
     outcome: what the run did.
     calm: the outcome of the same job with one shard and without faults.

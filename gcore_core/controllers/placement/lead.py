@@ -111,6 +111,7 @@ class Mover:
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
         # The replicas that the decision wants awake, less lost ones: role -> their numbers.
+        # The replicas that the decision wants awake, less lost ones: role -> their numbers.
         self._serving = {role: list(numbers) for role, numbers in roles.items()}
         self._served: dict[str, list[int]] = {}  # likewise, at any time of the rollout
         self._failed_looks = 0  # in a row: a judge had no replica that answers
@@ -341,6 +342,9 @@ class Mover:
         for role, replicas in self._served.items():
             for replica in replicas:
                 served[self._facts.engines[role][replica][0]].append((role, replica))
+        # ran: device -> role -> seconds in which the role ran anything there.
+        # waited: device -> seconds of the rollout in which nothing ran there. Changes of roles are
+        # left out: they are ``turns_s``, and count as idle for all devices alike.
         # ran: device -> role -> seconds in which the role ran anything there.
         # waited: device -> seconds of the rollout in which nothing ran there. Changes of roles are
         # left out: they are ``turns_s``, and count as idle for all devices alike.

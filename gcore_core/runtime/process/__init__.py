@@ -1,1 +1,1 @@
-"""How processes are started, checked and ended."""
+"""Starts, checks and ends processes."""

@@ -1,4 +1,4 @@
-"""The node agent: spawns and watches the workers of one node, and owns its slabs.
+"""Spawns and watches the workers of one node, and owns its slabs: the node agent.
 
 A launcher starts it by ``python -m gcore_core.runtime.process.agent``. It ends at a signal, or when
 the pipe from its launcher ends: the launcher is gone then. Its workers and its slabs end with it.
@@ -47,7 +47,7 @@ _TAIL_BYTES = 8192  # read for them
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is started with; its launcher writes it to a file descriptor.
+    """Tells an agent what to do; its launcher writes it to a file descriptor.
 
     name: the agent's.
     addresses: name of every process that it may talk to -> its address.
@@ -65,7 +65,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Agent:
-    """The workers of one node, and its slabs.
+    """Starts and watches the workers of one node, and serves its slabs.
 
     slabs: the agent's side of the store.
     stopped: set when the agent is to end.
@@ -152,7 +152,7 @@ class Agent:
             yield await self._exits.get()
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
-        """What the agent and its workers use, without those that have just ended."""
+        """Measures what the agent and its workers use, without those that have just ended."""
         pids = {name: process.pid for name, process in self._workers.items()}
         pids[self._spec.name] = os.getpid()
         cpu_s: dict[str, float] = {}
@@ -190,7 +190,8 @@ async def end_hung(process: asyncio.subprocess.Process) -> None:
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
-    """The worker's environment: this one, without its paths where the interpreter is another.
+    """Returns the worker's environment: this one, without its paths where the interpreter is
+    another.
 
     Another interpreter must not find this one's modules.
     """
@@ -202,7 +203,7 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def process_usage(pid: int) -> tuple[float, float]:
-    """(user and system seconds of the process and its ended children, peak resident MiB).
+    """Measures (user and system seconds of the process and its ended children, peak resident MiB).
 
     Raises OSError for a process that has ended.
     """
@@ -222,7 +223,7 @@ def process_usage(pid: int) -> tuple[float, float]:
 
 
 def _tail(path: str) -> str:
-    """The last lines of a log, or why there are none."""
+    """Reads the last lines of a log, or says why there are none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Where a backend's blocking calls run."""
+"""Runs a backend's blocking calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Compute(Protocol):
 
 
 class ThreadCompute:
-    """One thread of its own, so that the worker answers while it computes; backends need not be
-    thread-safe.
+    """Runs calls in one thread of its own, so that the worker answers meanwhile.
+
+    Backends need not be thread-safe.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class ThreadCompute:
 
 
 class DirectCompute:
-    """In the event loop itself: for the inline launcher and its debugger."""
+    """Runs calls in the event loop itself, for the inline launcher and its debugger."""
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
         await asyncio.sleep(0)

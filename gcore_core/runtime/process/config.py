@@ -1,4 +1,4 @@
-"""Settings of the launchers."""
+"""Defines the settings of the launchers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """Settings of ``core/local``.
+    """Holds the settings of ``core/local``.
 
     socket_dir: where the run's private directory of sockets is made; its path must be short.
         Default: the system's.

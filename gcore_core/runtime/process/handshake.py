@@ -1,4 +1,4 @@
-"""Both sides of a worker's start run the same versions, or it does not start.
+"""Checks that both sides of a worker's start run the same versions; else it does not start.
 
 The worker compares before it imports a factory, the supervisor when it is greeted.
 """
@@ -15,7 +15,10 @@ from gcore_core.runtime.messages import Versions
 
 
 def versions(plugins: Iterable[str]) -> Versions:
-    """This interpreter's: of the core, and of these distributions (empty where there is none)."""
+    """Returns this interpreter's versions of the core and of these distributions.
+
+    The version of a distribution that is not installed is "".
+    """
     names = list(plugins)
     plugin_versions = {}
     if names:

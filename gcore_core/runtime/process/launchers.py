@@ -1,6 +1,4 @@
-"""Where a run's processes live: ``core/local`` on this machine, ``core/inline`` inside this
-process.
-"""
+"""Starts a run's processes: ``core/local`` on this machine, ``core/inline`` in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +37,10 @@ AGENT = "agent.0"
 
 
 class LocalLauncher:
-    """One node agent on this machine, started as a process; unix sockets in a private directory."""
+    """Starts one node agent on this machine, as a process.
+
+    Unix sockets lie in a private directory.
+    """
 
     def __init__(self, config: LocalConfig | None = None) -> None:
         self._config = config or LocalConfig()
@@ -112,7 +113,7 @@ def _private_directory(parent: str | None):  # type: ignore[no-untyped-def]
 
 
 def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
-    """A store in shared memory, or where there is none in the run's private directory."""
+    """Finds a place for the store: shared memory, or else the run's private directory."""
     memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else directory
     budget = (
         shutil.disk_usage(memory).free // 2
@@ -129,8 +130,8 @@ def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
 
 
 class InlineLauncher:
-    """Everything in this process and one event loop, for a debugger. Messages are encoded all the
-    same.
+    """Runs everything in this process and one event loop, for a debugger. Messages are encoded as
+    well.
     """
 
     def __init__(self, config: None = None) -> None:
@@ -163,7 +164,7 @@ class InlineLauncher:
 
 
 class InlineAgent:
-    """The agent's part when workers are tasks."""
+    """Does the agent's part when workers are tasks."""
 
     def __init__(self, network: InlineNetwork, store: StoreSpec, secret: bytes) -> None:
         self.slabs = SlabService(store, secret, network.view(AGENT).peer)

@@ -62,12 +62,16 @@ def allow_open_files(peers: int) -> None:
 async def spawn_process(
     command: list[str], spec: Any, log: str | Path, environment: Mapping[str, str] | None = None
 ) -> tuple[asyncio.subprocess.Process, int]:
-    """(the process, in a group of its own; the end of its lifeline: closing it, or dying, tells it
-    to end).
+    """Starts a process in a group of its own; returns it and the end of its lifeline.
 
-    command: an interpreter and its words; ``--fd`` and ``--lifeline`` are added. spec: a msgspec
-    struct, with the run's secret, which is in neither argv nor the environment. Raises OSError when
-    the interpreter cannot be started.
+    The process ends when the lifeline is closed, or when this process dies. Raises OSError when the
+    interpreter cannot be started.
+
+    command: an interpreter and its words; ``--fd`` and ``--lifeline`` are added.
+    spec: a msgspec struct, with the run's secret. It goes through a file descriptor, so the secret
+        is in neither argv nor the environment.
+    log: the file to which the process's output is appended.
+    environment: None: this process's.
     """
     with tempfile.TemporaryFile() as spec_file, open(log, "ab") as output:
         spec_file.write(msgspec.msgpack.encode(spec))
@@ -92,7 +96,10 @@ async def spawn_process(
 
 
 def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
-    """(what this process was told, its end of the lifeline: readable when it is to end)."""
+    """Reads what this process was started with; returns it and this end of the lifeline.
+
+    The lifeline becomes readable when the process is to end.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
     parser.add_argument(

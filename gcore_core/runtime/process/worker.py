@@ -1,4 +1,4 @@
-"""A worker: builds what its spec names, serves it, says hello.
+"""Runs a worker: builds what its spec names, serves it, says hello.
 
 The node agent starts it by ``python -m gcore_core.runtime.process.worker --fd N ...``; its spec
 comes through that file descriptor. Nothing is discovered here. A worker ends with its node agent:
@@ -53,7 +53,7 @@ _LEAVE_S = 0.2  # a reply has so long to leave before the process does
 
 
 class Worker:
-    """One worker of a run, in a process of its own or inside the supervisor's.
+    """Runs one worker, in a process of its own or inside the supervisor's.
 
     compute: runs what blocks outside the event loop.
     give_up: ends the process with an exit code.
@@ -244,7 +244,7 @@ class Worker:
         }
 
     def _place(self) -> tuple[Path, str, bytes, Peer]:
-        """This node's store, as the first arguments of a StoreReader and a StoreWriter:
+        """Returns this node's store, as the first arguments of a StoreReader and a StoreWriter:
         (directory, the node's name, secret, agent).
         """
         place = self._spec.store
@@ -257,7 +257,7 @@ class Worker:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A condition of ``when`` may be one value or a list of them."""
+    """Makes a list of each condition of ``when``, which may be one value or a list of them."""
     return value if isinstance(value, list) else [value]
 
 

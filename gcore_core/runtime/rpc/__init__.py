@@ -1,1 +1,1 @@
-"""How processes call each other: services, peers, frames on sockets."""
+"""Lets processes call each other: services, peers, frames on sockets."""

@@ -1,4 +1,4 @@
-"""Meeting points: something runs once when every member has come, and all get its result."""
+"""Runs something once when every member has come, and gives all of them its result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ Act = Callable[[list[Any]], Awaitable[Any]]
 
 
 class Gathering:
-    """Members 0 to n-1 join under a key, each with a value. When all have joined, ``act`` runs
-    once, with the values in member order, and every member gets its result.
+    """Brings members together under a key.
+
+    Members 0 to n-1 join, each with a value. When all have joined, ``act`` runs once, with the
+    values in member order, and every member gets its result.
 
     A member that joins a key again, because its reply was lost, gets the first result: that of a
     finished key is remembered until ``keep`` later ones have finished too. A member that joins

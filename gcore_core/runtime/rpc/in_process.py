@@ -1,4 +1,4 @@
-"""The network inside one process: the same services, the same bytes, no sockets.
+"""Connects services inside one process: the same services and bytes, no sockets.
 
 Requests, items and replies are encoded and decoded like on a socket, so nothing is shared as an
 object. ``Weather`` decides what happens to a message on its way; the simulator of the test kit
@@ -32,14 +32,14 @@ class Weather(Protocol):
 
 
 class Calm:
-    """Every message arrives once, at once."""
+    """Lets every message arrive once, at once."""
 
     async def travel(self, source: str, target: str, method: str) -> int:
         return 1
 
 
 class InlineNetwork:
-    """All services of a run by name. ``view(name)`` is the network as one process sees it."""
+    """Holds all services of a run by name. ``view(name)`` is the network as one process sees it."""
 
     def __init__(self, weather: Weather | None = None) -> None:
         self.weather = weather or Calm()
@@ -52,7 +52,7 @@ class InlineNetwork:
 
 
 class InlineView:
-    """The network as the process ``name`` sees it."""
+    """Is the network as the process ``name`` sees it."""
 
     def __init__(self, network: InlineNetwork, name: str) -> None:
         self._network = network
@@ -61,7 +61,7 @@ class InlineView:
 
     @property
     def deadlines(self) -> Deadlines:
-        """Of the whole process: all its views share them."""
+        """The deadlines of the whole process: all its views share them."""
         return self._network.deadlines
 
     @deadlines.setter
@@ -79,7 +79,7 @@ class InlineView:
 
 
 class InlinePeer(CallingPeer):
-    """The process ``name``, as the process ``source`` calls it."""
+    """Calls the process ``name``, as the process ``source`` does."""
 
     _network: InlineNetwork
 
@@ -149,7 +149,7 @@ class InlinePeer(CallingPeer):
         inbox.put_nowait(message if await travel(self.name, self._source, method) else (_LOST, b""))
 
     async def _serve_copy(self, service: Servable, method: str, body: bytes) -> None:
-        """The same request once more, some time later; nobody listens to its answer."""
+        """Serves the same request once more, some time later; nobody listens to its answer."""
 
         async def emit(item: bytes) -> None:
             pass

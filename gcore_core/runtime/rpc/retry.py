@@ -1,4 +1,4 @@
-"""Trying again what was lost on the way: one policy, and the calls that follow it.
+"""Tries again what was lost on the way: one policy, and the calls that follow it.
 
 How long a single call may take stands in ``deadlines``.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How often something is tried again, and how long after.
+    """Says how often something is tried again, and how long after.
 
     tries: at most so many, the first one included.
     first_pause_s, longest_pause_s: the pause after the first try; it doubles after each, up to the
@@ -32,13 +32,15 @@ class RetryPolicy:
     longest_pause_s: float = 2.0
 
     def pause_s(self, attempt: int) -> float:
-        """Seconds between try ``attempt``, counted from 0, and the next."""
+        """Returns the seconds between try ``attempt``, counted from 0, and the next."""
         return min(self.longest_pause_s, self.first_pause_s * 2.0**attempt)
 
     async def run(
         self, attempt: Callable[[int], Awaitable[T]], retried: tuple[type[Exception], ...]
     ) -> T:
-        """What ``attempt(0)`` gives, or ``attempt(1)`` ... while it raises one of ``retried``.
+        """Calls ``attempt(0)``, ``attempt(1)`` and so on until one returns; returns what it gives.
+
+        An attempt that raises one of ``retried`` is followed by another, after a pause.
 
         Raises what the last try raised, and at once whatever is not among ``retried``.
         """
@@ -59,7 +61,7 @@ PUSHES = RetryPolicy(tries=5)
 
 
 class Insist(Protocol):
-    """How ``insist`` is called, for those who are given it."""
+    """Calls as ``insist`` does; this is its type, for those who get it as an argument."""
 
     async def __call__(
         self,
@@ -90,7 +92,10 @@ async def insist_anew(
     request: Callable[[], Request],
     deadline_s: float | None = None,
 ) -> Reply:
-    """Like ``insist``; ``request`` makes what each attempt sends, since what it says may change."""
+    """Calls like ``insist``, but ``request`` makes the request of each attempt anew.
+
+    What a request says may change between attempts.
+    """
 
     def call(attempt: int) -> Awaitable[Reply]:
         return peer.call(endpoint, request(), deadline_s=deadline_s)
@@ -100,8 +105,9 @@ async def insist_anew(
 
 @contextlib.contextmanager
 def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Within, while it ``waits`` for others, who have deadlines of their own, progress is shown all
-    the time.
+    """Shows progress all the time, inside the block, as long as ``waits`` returns true.
+
+    It is for a request that waits for others, who have deadlines of their own.
     """
 
     async def tick() -> None:

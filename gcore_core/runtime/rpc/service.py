@@ -1,6 +1,4 @@
-"""What a process serves, whatever carries the bytes: its handlers, their calls, errors on the
-wire.
-"""
+"""Serves requests in a process, whatever carries the bytes: handlers, calls, errors on the wire."""
 
 from __future__ import annotations
 
@@ -28,7 +26,10 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[T], body: Body, what: str, where: str) -> T:
-    """Raises ContractError, with the path, for bytes that are not what the decoder reads."""
+    """Decodes bytes.
+
+    Raises ContractError, with the path, for bytes that are not what the decoder reads.
+    """
     try:
         return decoder.decode(body)
     # ValueError: text that is no UTF-8
@@ -37,7 +38,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], body: Body, what: str, where: s
 
 
 class Call:
-    """A running request, as its handler sees it.
+    """Lets a handler show the progress of its request.
 
     report: sends a sign of progress to the caller.
     """
@@ -61,7 +62,7 @@ StreamHandler = Callable[[Request, Call], AsyncGenerator[Item, None]]
 
 
 class Service:
-    """The handlers of one process, by endpoint.
+    """Holds the handlers of one process, by endpoint.
 
     A handler is ``async def handler(request, call) -> reply``, or an async generator of items.
     Requests are decoded against their type before the handler sees them, so a malformed one is
@@ -133,7 +134,7 @@ class Service:
 
 
 class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
-    """An error on the wire: names and text only."""
+    """Carries an error on the wire: names and text only."""
 
     kind: str
     what: str
@@ -144,7 +145,7 @@ class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
 
 
 def to_wire(error: BaseException, process: str) -> RemoteFailure:
-    """The error as it is sent.
+    """Turns an error into what is sent.
 
     It can always be encoded, whatever text or facts the error has: text that is too long is cut,
     facts that cannot be sent are left out.
@@ -165,7 +166,10 @@ def to_wire(error: BaseException, process: str) -> RemoteFailure:
 
 
 def from_wire(failure: RemoteFailure) -> GcoreError:
-    """The error that was sent; a WorkerError where this process does not know its type."""
+    """Turns what was sent into an error.
+
+    It is a WorkerError where this process does not know the type.
+    """
     kind = error_types().get(failure.kind, WorkerError)
     error = kind(failure.what, where=failure.where, why=failure.why, todo=failure.todo)
     error.facts = failure.facts

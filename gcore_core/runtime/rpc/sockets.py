@@ -126,7 +126,7 @@ class RpcNetwork:
 
 
 class _Session:
-    """The server's end of a stream: admits who connects, then runs its calls side by side.
+    """Serves one stream: admits who connects, then runs its calls side by side.
 
     sessions: all of the server; this one is among them for as long as its stream lasts.
     """
@@ -206,7 +206,7 @@ class _Session:
 
 
 class RpcPeer(CallingPeer):
-    """The client's end of a stream.
+    """Calls over a stream; it is the client's end.
 
     It connects on first use. A stream that breaks fails the calls that run over it; the next call
     connects anew.
@@ -226,7 +226,7 @@ class RpcPeer(CallingPeer):
     async def _exchange(
         self, method: str, request: Any, deadline_s: float
     ) -> AsyncGenerator[tuple[int, Body], None]:
-        """As ``CallingPeer`` says.
+        """Exchanges frames as ``CallingPeer`` says.
 
         When the caller stops reading, or a deadline expires, the server is told to cancel the call.
         """
@@ -265,7 +265,10 @@ class RpcPeer(CallingPeer):
     async def _next(
         self, inbox: asyncio.Queue[Frame | GcoreError], method: str, deadline_s: float
     ) -> Frame | GcoreError:
-        """The call's next frame, or a DeadlineExceeded when none comes for ``deadline_s``."""
+        """Returns the call's next frame, or a DeadlineExceeded.
+
+        That is returned when no frame comes for ``deadline_s``.
+        """
 
         def expire() -> None:
             what = f"no sign of progress for {deadline_s:g} s in {method}"
@@ -367,11 +370,11 @@ class RpcPeer(CallingPeer):
 
 
 def _ignore_expired(peer: str, what: str) -> None:
-    """What a network does at a deadline that expires, where nobody set ``expired``."""
+    """Does nothing at a deadline that expires, where nobody has set ``expired``."""
 
 
 def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
-    """``body``, to be put into a frame. Raises ContractError when it is too long."""
+    """Returns ``body`` for a frame. Raises ContractError when it is too long."""
     if len(body) > MESSAGE_LIMIT_BYTES:
         raise ContractError(
             f"{what} has {len(body)} bytes, the limit is {MESSAGE_LIMIT_BYTES}", where=where
@@ -380,7 +383,7 @@ def _fitting(body: bytes, what: str, where: str) -> msgspec.Raw:
 
 
 def _parsed(address: str) -> dict[str, Any]:
-    """An address as the event loop's functions take it."""
+    """Parses an address into the arguments of the event loop's functions."""
     scheme, _, path_or_host = address.partition(":")
     if scheme == "unix":
         return {"path": path_or_host}

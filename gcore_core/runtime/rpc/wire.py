@@ -1,4 +1,4 @@
-"""Messages on a stream: a length in four bytes, then msgpack.
+"""Puts messages on a stream: a length in four bytes, then msgpack.
 
 The first message of each side is a greeting and its answer. All others are lists of frames: those
 that are put in one turn of the event loop share a message, as long as they are short.
@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
-    """One word of a call, in either direction.
+    """Holds one word of a call, in either direction.
 
     call: the call's number, given by the caller.
     kind: CALL and so on, above.
@@ -41,7 +41,7 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Greeting(msgspec.Struct, array_like=True, frozen=True):
-    """The first message of the side that connects.
+    """Says who connects, in the first message of that side.
 
     It is answered by a text: why the connection is refused, empty if it is admitted.
 
@@ -56,12 +56,12 @@ class Greeting(msgspec.Struct, array_like=True, frozen=True):
 
 
 def framed(message: bytes) -> bytes:
-    """The message as it stands on the stream: behind its length."""
+    """Puts a message's length before it, as it stands on the stream."""
     return _LENGTH.pack(len(message)) + message
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One end of a stream.
+    """Sends and receives messages on one end of a stream.
 
     The event loop reads into the memory that ``get_buffer`` names, then calls ``buffer_updated``.
     Short messages are cut out of ``memory``. A message that is not whole yet gets memory of its own
@@ -162,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _extend_partial(self, nbytes: int) -> None:
-        """``nbytes`` more have come into the message that is not whole yet."""
+        """Adds ``nbytes`` that have come to the message that is not whole yet."""
         self._partial_bytes += nbytes
         if self._partial_bytes < len(self._partial):
             return

@@ -1,6 +1,4 @@
-"""The shell of an annotator: opens the records that a shard names, stores the columns that the
-backend gives them.
-"""
+"""Answers for an annotator: opens the records that a shard names, stores the backend's columns."""
 
 from __future__ import annotations
 
@@ -54,8 +52,10 @@ class AnnotatorShell:
         service.add(RELEASE_STEPS, self.release_steps)
 
     async def annotate(self, request: AnnotateRequest, call: Call) -> AnnotateReply:
-        """The columns of the records, as a chunk in the order of the request. It is held for the
-        request's step; one that is repeated gets the same chunk.
+        """Annotates records; returns where their columns lie, in the order of the request.
+
+        The columns are one chunk, held for the request's step. A request that is repeated gets the
+        same chunk.
         """
 
         async def act(_: list[AnnotateRequest]) -> AnnotateReply:
@@ -82,7 +82,7 @@ class AnnotatorShell:
         return answers
 
     def _problem(self, record: TrainRecord, columns: Mapping[str, np.ndarray]) -> str:
-        """What is wrong with the columns of one record; empty when nothing is."""
+        """Returns what is wrong with the columns of one record; empty when nothing is."""
         if columns.keys() != self._columns:
             names = [", ".join(sorted(names)) or "none" for names in (columns, self._columns)]
             return f"the columns are {names[0]}, the role gives {names[1]}"

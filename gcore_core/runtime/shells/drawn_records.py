@@ -1,4 +1,6 @@
-"""The records of one generator: samples that run, records that are finished, requests that wait."""
+"""Holds the records of one generator: samples that run, records that are finished, requests that
+wait.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Key = tuple[int, int]
 
 @dataclass
 class Listener:
-    """One open ``generate`` request.
+    """Waits for the records of one open ``generate`` request.
 
     waiting: keys of the records that it has not been given yet.
     inbox: lists of finished headers; an empty list says that the engine failed.
@@ -32,7 +34,7 @@ class Listener:
     inbox: asyncio.Queue[list[Header]] = field(default_factory=asyncio.Queue)
 
     def take(self, headers: Sequence[Header]) -> list[Header]:
-        """Those of the headers that it waits for; they are waited for no longer."""
+        """Returns those of the headers that it waits for, and waits for them no longer."""
         awaited = [header for header in headers if header.key in self.waiting]
         self.waiting.difference_update(header.key for header in awaited)
         return awaited
@@ -60,8 +62,9 @@ class DrawnRecords:
 
     @contextlib.contextmanager
     def listen(self, keys: Sequence[Key], step: int, call: Call) -> Iterator[Listener]:
-        """Within, the listener is told of these records, at once of those that are finished for
-        the step.
+        """Gives a listener these records as they finish, inside the block.
+
+        Those that are finished for the step already it gets at once.
         """
         listener = Listener(set(keys), call)
         self._listeners.append(listener)
@@ -73,8 +76,9 @@ class DrawnRecords:
             self._listeners.remove(listener)
 
     def begin(self, lease: Lease, step: int) -> list[int]:
-        """The samples of a lease that neither run nor are finished for the step; from here on they
-        run.
+        """Returns the samples of a lease that neither run nor are finished for the step.
+
+        From here on they run.
         """
         keys = [(lease.ordinal, sample) for sample in lease.samples]
         keys_to_draw = [key for key in keys if not self._has(key, step)]
@@ -85,7 +89,7 @@ class DrawnRecords:
         return [sample for _, sample in fresh]
 
     def _has(self, key: Key, step: int) -> bool:
-        """Whether a record is finished for this step, or for a later one."""
+        """Returns whether a record is finished for this step, or for a later one."""
         return key in self._finished and self._finished[key][0] >= step
 
     async def take(self, finished: list[Finished]) -> None:
@@ -112,7 +116,7 @@ class DrawnRecords:
             listener.call.progress()
 
     def fail(self) -> None:
-        """The engine failed: every open request is to look why."""
+        """Wakes every open request, since the engine failed: each looks why."""
         for listener in self._listeners:
             listener.inbox.put_nowait([])
 

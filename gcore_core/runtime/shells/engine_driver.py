@@ -11,19 +11,19 @@ from gcore_core.runtime.process.compute import Compute
 
 
 class Owner(Protocol):
-    """Whom the driver works for."""
+    """Gets what the engine makes, from the driver."""
 
     def owed(self) -> int:
         """Samples that run for somebody."""
 
     def progress(self) -> None:
-        """A step of the engine has ended."""
+        """Notes that a step of the engine has ended."""
 
     async def take(self, finished: list[Finished]) -> None:
-        """These have ended."""
+        """Takes the records that have ended."""
 
     def fail(self) -> None:
-        """The engine raised: ``check`` raises it again."""
+        """Notes that the engine raised; ``check`` raises it again."""
 
 
 class EngineDriver:

@@ -1,4 +1,4 @@
-"""The shell of a generator: what controllers, rewards and the trainer can ask of one replica.
+"""Answers for a generator: what controllers, rewards and the trainer can ask of one replica.
 
 generate   leases in, finished headers out              Rounds, DrawnRecords, EngineDriver
 ask        questions of rewards in, answers out         Asking, EngineDriver
@@ -46,7 +46,7 @@ from gcore_core.runtime.worker_settings import GeneratorSettings
 
 
 class GeneratorShell:
-    """One replica's endpoints around its backend.
+    """Serves one replica's endpoints around its backend.
 
     restarted: its process takes the place of one that ended.
     process: a number that no other process of a generator has; drawn where none is given.

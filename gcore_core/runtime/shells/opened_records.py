@@ -1,4 +1,4 @@
-"""The records that a shard names by reference, opened for a backend."""
+"""Opens, for a backend, the records that a shard names by reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gcore_core.runtime.store.client import StoreReader
 async def open_records(
     store: StoreReader, items: Sequence[TrainItem], step: int
 ) -> list[TrainRecord]:
-    """In the order of the items; with the columns that annotators gave them, where there are any.
+    """Opens records, in the order of the items, with the columns that annotators gave them.
 
     step: records whose weights have another version are not fresh.
     """

@@ -1,4 +1,4 @@
-"""Questions of rewards to a generator: drawn by the same engine as records, and sent back as text.
+"""Has a generator answer questions of rewards; the same engine draws them, and text goes back.
 
 Nothing of an answer is stored. A question's samples get ordinals from ``FIRST_ORDINAL`` on, so that
 what the engine has finished can be told apart from records by its key.
@@ -22,7 +22,7 @@ FIRST_ORDINAL = 1 << 48  # of questions; records never come this far
 
 @dataclass
 class OpenRequest:
-    """One request of a scorer, until all its answers have been sent.
+    """Holds one request of a scorer, until all its answers have been sent.
 
     missing: key of a sample in the engine -> (index of its question, which sample of it).
     inbox: answers to send, in lists. An empty list says that the engine has failed.
@@ -34,7 +34,7 @@ class OpenRequest:
 
 
 class Asking:
-    """The open requests of one generator. ``store`` opens the images of their questions."""
+    """Holds the open requests of one generator. ``store`` opens the images of their questions."""
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class Asking:
         self._open: list[OpenRequest] = []
 
     def __len__(self) -> int:
-        """Answers that are still missing, over all open requests."""
+        """Counts the answers that are still missing, over all open requests."""
         return sum(len(opened.missing) for opened in self._open)
 
     async def open(

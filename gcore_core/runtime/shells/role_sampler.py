@@ -1,4 +1,4 @@
-"""How a reward asks a generator role: each question goes to the awake replica that owes least.
+"""Lets a reward ask a generator role: each question goes to the awake replica that owes least.
 
 questions -> deal to replicas -> stream answers from all of them side by side
                   ^                     |
@@ -25,7 +25,7 @@ from gcore_core.runtime.rpc.retry import LOST, PATIENT
 
 @dataclass
 class _Sheet:
-    """The questions of one call of ``sample``, and the answers that have come so far.
+    """Holds the questions of one call of ``sample``, and the answers that have come so far.
 
     answers: [question][sample], None where the answer is missing.
     """
@@ -37,12 +37,12 @@ class _Sheet:
         self.answers = [[None] * question.samples for question in self.questions]
 
     def missing(self, index: int) -> list[int]:
-        """The samples of a question that have no answer yet."""
+        """Returns the samples of a question that have no answer yet."""
         return [sample for sample, answer in enumerate(self.answers[index]) if answer is None]
 
 
 class RoleSampler:
-    """One scorer worker's way to the replicas of a role.
+    """Asks the replicas of a role, for one scorer worker.
 
     It counts the answers that its open calls ask of each replica (one that has come counts until
     its call ends), and knows nothing of other workers. That is enough: they spread their questions
@@ -64,7 +64,7 @@ class RoleSampler:
         self._inquiries: dict[tuple[int, int], list[tuple[Inquiry, float]]] = defaultdict(list)
 
     def route(self, awake: Sequence[int], version: int = 0) -> None:
-        """From here on only these replicas are asked.
+        """Sets the replicas that are asked from here on.
 
         Messages overtake each other: an older ``version`` than the newest changes nothing.
         """
@@ -73,7 +73,7 @@ class RoleSampler:
             self._awake_version = version
 
     def take_inquiries(self, ordinal: int, sample: int) -> list[Inquiry]:
-        """What every answer about a record took. Each is returned once, and forgotten."""
+        """Returns the measured answers about a record. Each is returned once, and forgotten."""
         now_s = asyncio.get_running_loop().time()
         inquiries = []
         for inquiry, ended_s in self._inquiries.pop((ordinal, sample), []):
@@ -85,7 +85,7 @@ class RoleSampler:
         return inquiries
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """The answers to each question, in order; patient with replicas that are lost."""
+        """Returns the answers to each question, in order; patient with replicas that are lost."""
         sheet = _Sheet(questions)
         lost = set[int]()  # replicas that failed in the latest try
 

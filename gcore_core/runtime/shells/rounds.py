@@ -12,7 +12,7 @@ from gcore_core.runtime.messages import GenerateRequest
 
 @dataclass
 class _Round:
-    """One round.
+    """Holds one round.
 
     parts: shard -> the leases that it asked for.
     complete: set when every shard has asked.
@@ -68,7 +68,7 @@ class Rounds:
         return sorted(leases, key=lambda lease: lease.ordinal)
 
     def shards_of(self, step: int) -> frozenset[int]:
-        """The shards that have asked for at least one record of a step."""
+        """Returns the shards that have asked for at least one record of a step."""
         parts = [group.parts.items() for key, group in self._rounds.items() if key[0] == step]
         return frozenset(shard for part in parts for shard, leases in part if leases)
 

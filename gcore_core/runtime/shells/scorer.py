@@ -1,4 +1,4 @@
-"""The shell of a scorer: opens references, asks the rewards, enforces their time limits."""
+"""Answers for a scorer: opens references, asks the rewards, enforces their time limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _OutOfTimeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedScorer:
-    """A reward with its settings.
+    """Holds a reward with its settings.
 
     timeout_s: its time for one call, unless it has a sampler.
     when: field of a row -> the values for which the row's records get this reward; empty: all do.
@@ -115,7 +115,7 @@ class ScorerShell:
         return [msgspec.structs.replace(r, asked=self._take_inquiries(r)) for r in results]
 
     def _take_inquiries(self, result: RecordScore) -> list[Inquiry]:
-        """The measured questions about a record, each returned once.
+        """Returns the measured questions about a record, each of them once.
 
         Rewards that ask the same role share a sampler, so each sampler is looked at once.
         """
@@ -137,7 +137,10 @@ class ScorerShell:
         request: ScoreRequest,
         call: Call,
     ) -> list[Score]:
-        """One reward's score of each record; "skipped" for those that do not match its ``when``."""
+        """Returns one reward's score of each record.
+
+        A record that does not match the reward's ``when`` is "skipped".
+        """
         sampler = reward.sampler
         if sampler is not None and sampler.role in request.awake:
             sampler.route(request.awake[sampler.role], request.awake_version)
@@ -148,8 +151,9 @@ class ScorerShell:
         return [next(scores) if match else _SKIPPED for match in matches]
 
     async def _score_waiting(self, reward: NamedScorer, records: list[ScoredRecord]) -> Any:
-        """Of a scorer that is a coroutine: it waits for others, so its calls overlap, and one that
-        takes too long is cancelled.
+        """Calls a scorer that is a coroutine.
+
+        It waits for others, so its calls overlap, and one that takes too long is cancelled.
         """
         try:
             async with _limit(None if reward.sampler else reward.timeout_s):
@@ -159,7 +163,7 @@ class ScorerShell:
             return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
 
     async def _score_in_turn(self, reward: NamedScorer, records: list[ScoredRecord]) -> Any:
-        """Of a scorer that is a plain function: in the thread, one after the other.
+        """Calls a scorer that is a plain function, in the thread, one call after the other.
 
         The limit counts from when it begins, not from when it was asked for.
         """
@@ -171,7 +175,9 @@ class ScorerShell:
     async def _score_isolated(
         self, reward: NamedScorer, records: list[ScoredRecord]
     ) -> list[Score]:
-        """One reward's score of each record; where the reward fails, that is the records' status.
+        """Returns one reward's score of each record.
+
+        Where the reward fails, that is the records' status.
 
         Raises what a reward says on purpose to the person who runs it: with a wrong config, for
         example, nothing can be scored.
@@ -219,12 +225,12 @@ async def _limit(timeout_s: float | None) -> AsyncIterator[None]:
 
 
 def _matches(record: ScoredRecord, when: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether every field that ``when`` names has one of the values listed there."""
+    """Returns whether every field that ``when`` names has one of the values listed there."""
     return all(record.prompt.fields.get(name) in values for name, values in when.items())
 
 
 def _problem(scores: Any, records: int) -> str:
-    """What is wrong with a scorer's answer to so many records; empty if nothing is."""
+    """Returns what is wrong with a scorer's answer to so many records; empty if nothing is."""
     if not isinstance(scores, list):
         return f"score() gave a {type(scores).__name__}, not a list"
     if len(scores) != records:
@@ -255,7 +261,7 @@ _SKIPPED = Score(value=None, status=REWARD_SKIPPED)
 
 
 def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
-    """``result`` with the score of the reward ``name``. The first reason that it has stays."""
+    """Adds the score of the reward ``name`` to ``result``. The first reason that it has stays."""
     status = score.status
     statuses = {**result.statuses, name: status}
     if status == REWARD_SKIPPED:

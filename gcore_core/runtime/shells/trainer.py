@@ -1,4 +1,4 @@
-"""The shell of a trainer rank: answers requests by calling the backend.
+"""Answers for a trainer rank, by calling the backend.
 
 It gets the parts of all shards at once (see ``runtime.relay``) and calls the backend once for them.
 """

@@ -52,7 +52,9 @@ class WeightsFollower:
         self.restoring = asyncio.Lock()
 
     def is_behind(self, version: int) -> bool:
-        """Whether the backend holds older weights than these, and somebody can push newer ones."""
+        """Returns whether the backend's weights are older than these and somebody can push newer
+        ones.
+        """
         return bool(self._trainers) and self._backend.version < version
 
     async def pull(self, request: PullWeights, progress: Callable[[], None]) -> PushConfirmed:

@@ -61,7 +61,7 @@ _PIECE_BYTES = STREAMED_BYTES
 
 
 def sign(secret: bytes, ref: Ref) -> bytes:
-    """The MAC of a reference: over every other field, each delimited."""
+    """Returns the MAC of a reference: over every other field, each delimited."""
     bare = encode(msgspec.structs.replace(ref, mac=b""))
     return hashlib.blake2b(bare, key=secret[:64], digest_size=16).digest()
 
@@ -100,7 +100,7 @@ def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:
 
 
 def is_over(released: Released, held: Mapping[int, int]) -> bool:
-    """Whether every shard has released what it holds.
+    """Returns whether every shard has released what it holds.
 
     released: shard -> (epoch, first step that the shard still needs).
     held: shard -> last step for which the shard holds something.
@@ -136,7 +136,9 @@ class MappedSlabs:
         return self._mapped[name]
 
     def in_memory(self, name: str) -> bool:
-        """Whether the slab lies in memory: the store does, and this slab is no link to a disk."""
+        """Returns whether the slab lies in memory: the store does, and this slab is no link to a
+        disk.
+        """
         return self._in_memory and not (self._directory / Path(name).name).is_symlink()
 
     def _forget_removed(self) -> None:
@@ -161,7 +163,7 @@ class StoreReader:
         self._agent = agent
 
     async def records(self, items: Sequence[Header | TrainItem]) -> list[tuple[Columns, Columns]]:
-        """(columns, media) of each record.
+        """Returns (columns, media) of each record.
 
         A reference that several records share is opened once. Content of another node is copied
         here first.
@@ -178,7 +180,7 @@ class StoreReader:
         ]
 
     async def arrays(self, refs: Iterable[Ref | None]) -> list[Any]:
-        """Each reference's blob or chunk, in order, of this or another node.
+        """Returns each reference's blob or chunk, in order, of this or another node.
 
         Raises like ``open`` and ``open_array``.
         """
@@ -192,7 +194,7 @@ class StoreReader:
         return self.open(ref) if ref.dtype == "columns" else self.open_array(ref)
 
     def open(self, ref: Ref) -> Chunk:
-        """The records of the chunk.
+        """Returns the records of the chunk.
 
         Raises DataError when the run did not sign this reference, or the content is not what the
         reference says.
@@ -200,7 +202,7 @@ class StoreReader:
         return Chunk(self._verified(ref).data)
 
     def open_array(self, ref: Ref) -> np.ndarray:
-        """A blob, as an array of the reference's dtype and shape. Raises like ``open``."""
+        """Returns a blob, as an array of the reference's dtype and shape. Raises like ``open``."""
         content = self._verified(ref)
         is_sound = (
             NUMBERS.fullmatch(ref.dtype)
@@ -216,7 +218,10 @@ class StoreReader:
         raise DataError(f"{ref.nbytes} bytes are no {layout}", where=f"slab {ref.slab}")
 
     def content(self, ref: Ref) -> np.ndarray:
-        """uint8[nbytes] that the reference points at. Checks MAC and bounds, not the content."""
+        """Returns uint8[nbytes] that the reference points at.
+
+        Checks MAC and bounds, not the content.
+        """
         self.check(ref)
         if ref.node != self._node:
             raise DataError(
@@ -258,7 +263,7 @@ class Room:
     _secret: bytes
 
     def commit(self, digest: int | None = None) -> Ref:
-        """The reference of what was written.
+        """Returns the reference of what was written.
 
         digest: xxh3-64 of the content, where the writer has it already; else it is computed.
         """
@@ -391,14 +396,14 @@ class StoreWriter:
         return kept
 
     def _holds(self, ref: Ref, flat: np.ndarray) -> bool:
-        """Whether the reference's content is these bytes."""
+        """Returns whether the reference's content is these bytes."""
         stored = self._slabs[ref.slab][ref.offset : ref.offset + ref.nbytes]
         return np.array_equal(stored, flat)
 
     async def reserve(
         self, step: int, shards: frozenset[int], nbytes: int, kind: Kind = ("columns", ())
     ) -> Room:
-        """Room for a chunk, or for a blob of ``kind``. Waits while the store is full.
+        """Returns room for a chunk, or for a blob of ``kind``. Waits while the store is full.
 
         Other tasks of this process run only where a new slab is asked for. So what a task reserves
         in one slab, without awaiting anything else, lies side by side.

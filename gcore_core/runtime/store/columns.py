@@ -38,7 +38,10 @@ _decode_table = msgspec.msgpack.Decoder(dict[str, _Column]).decode
 
 
 def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
-    """The parts of one chunk, in order. Raises ContractError for an array that cannot be stored."""
+    """Returns the parts of one chunk, in order.
+
+    Raises ContractError for an array that cannot be stored.
+    """
     table: dict[str, _Column] = {}
     parts: list[bytes | memoryview] = []
     offset = 0
@@ -66,7 +69,7 @@ def pack(records: Sequence[Columns]) -> list[bytes | memoryview]:
 
 
 class Chunk:
-    """The records of a chunk, as read-only views of it. Opening one reads the table only.
+    """Gives the records of a chunk, as read-only views of it. Opening one reads the table only.
 
     Raises DataError for a table that cannot be read or points outside the chunk.
     """
@@ -92,7 +95,7 @@ class Chunk:
         return RecordColumns(self, slot)
 
     def names(self, slot: int) -> list[str]:
-        """The columns that a record has."""
+        """Returns the columns that a record has."""
         return [
             name for name, column in self._table.items() if self._shape(column, slot) is not None
         ]
@@ -102,7 +105,10 @@ class Chunk:
         return column.shapes[slot] if slot < len(column.shapes) else None
 
     def array(self, name: str, slot: int) -> np.ndarray:
-        """One record's array of a column. Raises KeyError when the record lacks the column."""
+        """Returns one record's array of a column.
+
+        Raises KeyError when the record lacks the column.
+        """
         shape = self._shape(self._table[name], slot)
         if shape is None:
             raise KeyError(name)
@@ -129,7 +135,7 @@ class Chunk:
 
 
 class RecordColumns(Mapping[str, np.ndarray]):
-    """The columns of one record in a chunk."""
+    """Maps names to the columns of one record in a chunk."""
 
     def __init__(self, chunk: Chunk, slot: int) -> None:
         self._chunk = chunk

@@ -154,7 +154,7 @@ class SlabService:
     # -- taking a slab -----------------------------------------------------------------------------
 
     async def slab(self, request: SlabRequest, call: Call) -> str:
-        """The name of a slab for its owner to write into.
+        """Returns the name of a slab for its owner to write into.
 
         Not idempotent: a repeated request gets another slab. The first, which nobody writes, is
         given back with its step.
@@ -165,7 +165,7 @@ class SlabService:
         return slab.name
 
     async def _take(self, nbytes: int, owner: str = "", copy_of: bytes = b"") -> _SlabFile:
-        """A slab of at least ``nbytes``, taken.
+        """Returns a slab of at least ``nbytes``, taken.
 
         In this order: a free one, a new one within the budget, one that is waited for, a new one on
         disk.
@@ -202,7 +202,7 @@ class SlabService:
             ]
 
     def _take_at_once(self, nbytes: int, owner: str, is_copy: bool) -> _SlabFile | None:
-        """A free slab, or a new one within the budget; None where there is neither."""
+        """Returns a free slab, or a new one within the budget; None where there is neither."""
         slab = None if is_copy else self._smallest_free(nbytes, owner)
         if slab is not None:
             self._free.remove(slab)
@@ -218,7 +218,7 @@ class SlabService:
         return None
 
     def _smallest_free(self, nbytes: int, owner: str) -> _SlabFile | None:
-        """The smallest free slab that is large enough and no copy.
+        """Returns the smallest free slab that is large enough and no copy.
 
         Among equal ones the owner's last: it has mapped that one already.
         """
@@ -258,7 +258,7 @@ class SlabService:
             self._used_bytes -= slab.nbytes
 
     def notes(self) -> list[str]:
-        """What the person who runs it should read, each once."""
+        """Returns what the person who runs it should read, each once."""
         unread = self._notes[self._notes_read :]
         self._notes_read = len(self._notes)
         return unread
@@ -304,7 +304,9 @@ class SlabService:
         return [self._hold_blob(ref, request.held) for ref in request.refs]
 
     def _hold_blob(self, ref: Ref, wanted: dict[int, int]) -> Ref:
-        """The reference to use for ``ref``; its slab is held for ``wanted`` (shard -> step) too."""
+        """Returns the reference to use for ``ref``; its slab is held for ``wanted`` (shard -> step)
+        too.
+        """
         key = ref.digest, ref.dtype, ref.shape
         node_ref = self._blobs.get(key, ref)
         if node_ref.slab in self._slabs:
@@ -317,7 +319,9 @@ class SlabService:
     # -- other nodes -------------------------------------------------------------------------------
 
     async def read(self, request: ReadRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """The reference's bytes from an offset on, for another node's agent, which hashes them."""
+        """Yields the reference's bytes from an offset on, for another node's agent, which hashes
+        them.
+        """
         content = self._reader.content(request.ref)
         if not 0 <= request.offset <= len(content):
             raise DataError("a read begins outside its reference", where=f"slab {request.ref.slab}")
@@ -325,7 +329,7 @@ class SlabService:
             yield content[start : start + PART_BYTES].tobytes()
 
     async def fetch(self, ref: Ref, call: Call) -> Ref:
-        """The reference of this node's copy of what another node has.
+        """Returns the reference of this node's copy of what another node has.
 
         It is pulled once, however many ask. When room is needed, the oldest copy goes first.
         """

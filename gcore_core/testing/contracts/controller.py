@@ -56,7 +56,7 @@ _KINDS = {
 
 
 class _Observed:
-    """Weather without faults that records which calls a controller makes to each kind of worker."""
+    """Records which calls a controller makes to each kind of worker, in weather without faults."""
 
     def __init__(self) -> None:
         self.calls: dict[str, set[str]] = defaultdict(set)

@@ -25,7 +25,10 @@ from gcore_core.testing.safetensors_files import Tensors, read_safetensors, writ
 
 
 class RankSpec(msgspec.Struct, kw_only=True):
-    """What a rank needs to know. directory: where ranks meet and leave what they made."""
+    """Tells a rank what it needs to know.
+
+    directory: where ranks meet and leave what they made.
+    """
 
     factory: FactorySpec
     model: dict[str, Any]

@@ -37,7 +37,7 @@ METRICS = [
 
 
 class PolicyGradient:
-    """The objective -advantage * logp over trained actions.
+    """Is the objective -advantage * logp over trained actions.
 
     It is linear in the advantages, which some tests rely on.
     """
