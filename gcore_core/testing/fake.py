@@ -75,10 +75,12 @@ class FakeAdvantageConfig:
 
 
 def initial_logits(seed: int) -> np.ndarray:
+    """Draws a table of logits, float32[V], close to the uniform distribution."""
     return np.random.default_rng(seed).normal(0.0, 0.1, len(VOCABULARY)).astype(np.float32)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Returns the log-probs of the letters, float32[V]; no logit is too large for it."""
     shifted = logits - logits.max()
     return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float32)
 
@@ -95,7 +97,7 @@ def tensors_of(logits: np.ndarray) -> Iterator[tuple[TensorSpec, np.ndarray]]:
 
 
 class FakeGenerator:
-    """A generator that draws letters until the end mark.
+    """Draws letters until the end mark.
 
     The letters of a sample depend only on its seed and the weights.
     """
@@ -204,7 +206,7 @@ class FakeGenerator:
 
 
 class FakeTrainer:
-    """A trainer that does REINFORCE on the table of logits, with the gradient written out.
+    """Trains the table of logits by REINFORCE, with the gradient written out.
 
     Its ranks do not communicate, so use one replica.
     """
@@ -359,7 +361,7 @@ class FakeTrainer:
 
 
 class FakeAnnotator:
-    """An annotator that gives the log-probs of the letters under a table of its own.
+    """Gives the log-probs of the letters under a table of its own.
 
     The table is drawn by the seed. Every column of the role has the same values.
     """
@@ -379,7 +381,7 @@ class FakeAnnotator:
 
 
 class FakeScorer:
-    """A reward that is the share of ``a`` among an answer's letters.
+    """Scores an answer by the share of ``a`` among its letters.
 
     An empty answer cannot be scored.
     """
@@ -397,7 +399,7 @@ class FakeScorer:
 
 
 class FakeDataset:
-    """A dataset whose prompts are "row 0", "row 1" and so on."""
+    """Gives the prompts "row 0", "row 1" and so on."""
 
     def __init__(self, config: FakeDataConfig) -> None:
         self._rows = config.rows
@@ -412,7 +414,7 @@ class FakeDataset:
 
 
 class FakeAdvantage:
-    """An advantage that is a record's reward minus the mean of its group."""
+    """Gives each record its reward minus the mean of its group."""
 
     requires: frozenset[str] = frozenset()
 
@@ -427,7 +429,7 @@ class FakeAdvantage:
 
 
 class FakeObjective:
-    """An objective that is the sum of -advantage * logp over the trained actions.
+    """Sums -advantage * logp over the trained actions.
 
     It works on torch tensors. The fake trainer does not use it and computes its own loss.
     """
@@ -451,7 +453,7 @@ class FakeObjective:
 
 
 class FakeBalancer:
-    """A balancer that gives the longest record first, each to the lightest bin so far."""
+    """Gives the longest record first, each to the lightest bin so far."""
 
     def __init__(self, config: None = None) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Fakes for simulated runs: a reward that asks a model, and a placement that moves each step."""
+"""Fakes a reward that asks a model, and a placement that moves each step, for simulated runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gcore_core.contract.scorer import Score, ScoredRecord
 
 
 class FakeAsker:
-    """A reward that asks a model one question about each record.
+    """Asks a model one question about each record.
 
     The reward is the share of the answer's letters that are an 'a'.
     """
@@ -49,8 +49,10 @@ class FakeAsker:
 
 
 class Turning:
-    """Gives the policy's generator one cell more at every step, from one to all but one and round
-    again; or, in the other modes, every cell to all.
+    """Moves the border between the policy's generator and the judge at every step.
+
+    In mode "split" the generator has one cell, then two, up to all but one, then one again. In the
+    other modes both roles have all cells.
     """
 
     def __init__(self, config: None = None, mode: Mode = "split") -> None:

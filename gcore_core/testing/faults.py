@@ -28,11 +28,11 @@ from gcore_core.runtime.rpc.service import Body, Call, Service
 #: kill: it arrives, and some process is killed.
 FAULTS = ("noticed", "silent", "twice", "late", "overtaken", "kill")
 LATE_S = 20.0
-DEAD_S = 3.0  # a killed process starts again after at most so many seconds
+DEAD_S = 3.0  # seconds after which, at the latest, a killed process starts again
 
 
 class Life:
-    """One life of a simulated process; the tasks that it started are cancelled when it ends.
+    """Owns the tasks of one life of a simulated process, and cancels them when the life ends.
 
     name: the process.
     number: which of its lives this is.
@@ -46,11 +46,13 @@ class Life:
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def owns(self, task: asyncio.Task[Any]) -> None:
+        """Adds a task. In a life that is over it is cancelled at once."""
         self._tasks.add(task)
         if self.over:
             task.cancel()
 
     def end(self) -> None:
+        """Ends the life, as a kill does."""
         self.over = True
         for task in list(self._tasks):
             task.cancel()
@@ -62,7 +64,7 @@ _life: contextvars.ContextVar[Life | None] = contextvars.ContextVar("life", defa
 
 
 class LastingService(Service):
-    """A service of a process that is never killed.
+    """Serves a process that is never killed.
 
     The tasks that it starts for a caller do not end with that caller.
     """
@@ -73,7 +75,7 @@ class LastingService(Service):
 
 
 class MortalService(Service):
-    """A service of a process that can be killed; its callers then get WorkerDied."""
+    """Serves a process that can be killed; its callers then get WorkerDied."""
 
     def __init__(self, life: Life) -> None:
         super().__init__(life.name)
@@ -104,10 +106,10 @@ def _owned(
 
 
 class Faults:
-    """Weather with faults, which are drawn by a seed.
+    """Makes weather with faults, which are drawn by a seed.
 
     hits: (sender's role, method, fault) -> how often it happened.
-    seen: (sender's role, method) of every message.
+    role_calls: (sender's role, method) of every message.
     """
 
     def __init__(self, seed: int, *, rate: float = 0.08, kills: float = 0.0025) -> None:
@@ -160,7 +162,7 @@ class Faults:
             return 1  # only requests arrive twice
         self.hits[role, method, fault] += 1
         if fault == "silent":
-            await asyncio.get_running_loop().create_future()  # for ever
+            await asyncio.get_running_loop().create_future()  # never returns; the deadline ends it
         if fault == "late":
             await asyncio.sleep(self._random.uniform(0, LATE_S))
         if fault == "overtaken":
