@@ -270,7 +270,10 @@ def _core_values(tree: DictConfig) -> dict[str, Any]:
 
 
 def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
-    """Converts a tree to dicts and lists. resolve: whether interpolations are replaced."""
+    """Converts a tree to dicts and lists.
+
+    resolve: whether interpolations are replaced.
+    """
     try:
         plain = OmegaConf.to_container(tree, resolve=resolve)
     except OmegaConfBaseException as error:

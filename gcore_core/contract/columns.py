@@ -1,4 +1,4 @@
-"""Columns: the arrays of one record, by name.
+"""Defines columns: the arrays of one record, by name.
 
 ``gcore_core.contract.records`` lists those of records whose actions are tokens.
 """

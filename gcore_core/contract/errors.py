@@ -1,4 +1,4 @@
-"""Every error that G-Core raises on purpose.
+"""Defines every error that G-Core raises on purpose.
 
     GcoreError                       exit code 1
     ├── ConfigError (ValueError)     2   the YAML, an override or a value in it is wrong

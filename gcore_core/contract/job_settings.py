@@ -159,7 +159,7 @@ class Placement(Choice):
     """Decides which devices each role has."""
 
     use: str = "core/even"
-    # Of generators, where their backend can.
+    # When generators sleep; only those whose backend can sleep ever do.
     sleep_in_training: str = _one_of("auto", "always", "never")
 
 

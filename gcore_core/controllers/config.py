@@ -1,4 +1,4 @@
-"""Settings of the step programs."""
+"""Defines the settings of the step programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
-    """Settings of ``core/sync``: the step ends when its training and push have ended.
+    """Holds the settings of ``core/sync``, in which a step ends with its training and push.
 
     prompts: groups that a step trains on, over all shards.
     minibatches, epochs: a step makes minibatches x epochs optimizer updates over the same records.
@@ -60,9 +60,9 @@ class SyncConfig:
             raise ValueError(f"logprob_band must be positive, not {self.logprob_band}")
 
     def updates_per_step(self) -> int:
-        """Returns optimizer updates of one step; a trainer's schedule counts them."""
+        """Returns the optimizer updates of one step; a trainer's schedule counts them."""
         return self.minibatches * self.epochs
 
     def groups_per_step(self) -> int:
-        """Returns groups that a step trains on; a placement policy plans for them."""
+        """Returns how many groups a step trains on; a placement policy plans for them."""
         return self.prompts

@@ -24,7 +24,7 @@ from gcore_core.runtime.worker_settings import JobFacts
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
-    """What a step program is made with.
+    """Holds what a step program is made with.
 
     facts: of the job, the same for every shard but its number.
     traffic: counts what this process sends and receives.
@@ -60,7 +60,10 @@ class ControllerContext:
 
     @property
     def advantage(self) -> Advantage:
-        """The chosen advantage; raises ContractError in a program that said that it needs none."""
+        """The chosen advantage.
+
+        Raises ContractError in a program whose description says that it needs none.
+        """
         if self.chosen_advantage is None:
             raise ContractError(
                 "the step program uses an advantage, and its description does not name that part.",
@@ -84,7 +87,7 @@ class ControllerContext:
 
     @property
     def trainers(self) -> list[Peer]:
-        """Every worker of the policy; the first one sends weights."""
+        """Every worker of the policy's trainer; the first one sends weights."""
         return [peer for rank in self.ranks for peer in rank]
 
 

@@ -34,7 +34,7 @@ class Signals:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Within, signals come here. Outside of ``ask``, each raises KeyboardInterrupt.
+        """Handles signals inside the block. Outside of ``ask``, each raises KeyboardInterrupt.
 
         A signal that the process ignores stays ignored, as Ctrl-C is in the background of a script.
         """
@@ -50,7 +50,8 @@ class Signals:
 
     @contextlib.contextmanager
     def ask(self, stop: Callable[[float], bool]) -> Iterator[None]:
-        """Within, the first signal calls ``stop`` with the seconds that are left to save.
+        """Lets the first signal, inside the block, call ``stop`` with the seconds that are left to
+        save.
 
         The second one cancels the task that entered here, and so does the first one when ``stop``
         returns False. The process exits in time even if something hangs.

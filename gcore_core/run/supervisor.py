@@ -1,4 +1,4 @@
-"""The supervisor opens the site of a job, starts its workers, watches them and ends them all.
+"""Supervises a run: opens the site of a job, starts its workers, watches them and ends them all.
 
 It is the process of ``g-core run``. It gets the reports of steps and the exits of processes, it
 serves the agreements between shards, and it reads a few records to write samples. It never holds a

@@ -162,7 +162,10 @@ def _of_role(role: str, awake: set[int], engines: set[int], window: Window) -> I
 
 
 def _of_a_split(awake: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
-    """Where devices move between generators, a split has only one generator awake on a device."""
+    """Yields a problem of a split in which two generators are awake on one device.
+
+    It is for placements in which devices move between generators.
+    """
     role_of: dict[int, str] = {}
     for role, need in window.needs.items():
         if need.kind != "generator":

@@ -1,5 +1,6 @@
-"""What ``g-core conformance core`` runs: contracts of built-in providers that need settings or have
-a known gap.
+"""Has the contracts that ``g-core conformance core`` runs on some built-in providers.
+
+These are the providers that need settings or have a known gap.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class TestFunction(ScorerContract):
 
     @pytest.fixture
     def unscorable(self) -> ScoredRecord:
-        """The function divides by the number of letters."""
+        """Gives a record without letters: the function divides by their number."""
         return scored_record(99, "", {})
 
 

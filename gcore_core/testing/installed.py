@@ -20,7 +20,7 @@ REQUIRES = ("gcore-core>=0.2,<0.3",)
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """What a fabricated distribution declares.
+    """Says what a fabricated distribution declares.
 
     ``distribution`` and ``module`` default to gcore-<plugin> and gcore_<plugin>.
     """
@@ -33,7 +33,7 @@ class Wheel:
 
 
 class InstalledPlugins:
-    """A directory of fabricated distributions.
+    """Makes fabricated distributions in a directory.
 
     As a context, it is first on ``sys.path`` until the context ends.
     """

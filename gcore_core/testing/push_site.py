@@ -1,6 +1,4 @@
-"""A trainer and two generators in processes of their own, between which weights are pushed over
-unix sockets.
-"""
+"""Pushes weights from a trainer to two generators, in processes of their own, over unix sockets."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ S = TypeVar("S", bound="PushSite")
 
 @dataclass
 class PushSite:
-    """Workers ``policy.0``, ``rollout.0`` and ``rollout.1``; this process is their supervisor.
-    ``step``: the next.
+    """Runs workers ``policy.0``, ``rollout.0`` and ``rollout.1``, and supervises them.
+
+    step: the next step.
     """
 
     directory: Path
@@ -113,7 +112,11 @@ class PushSite:
 
 @contextlib.asynccontextmanager
 async def open_push_site(backends: str, kind: type[S]) -> AsyncIterator[S]:
-    """backends: source of a module ``backends`` that the workers can import. kind: of the site."""
+    """Starts the workers of a push site.
+
+    backends: source of a module ``backends`` that the workers can import.
+    kind: of the site.
+    """
     with tempfile.TemporaryDirectory(
         prefix="gc-", dir="/tmp"
     ) as place:  # socket paths must be short

@@ -16,11 +16,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """Of the trained steps, in order.
+    """Holds the figures of a run, step by step.
 
-    gaps: largest difference between generator and trainer in the log-prob of one action, in nats;
-    shares: of actions more than 1e-4 apart. versions: of the weights after each step, that before
-    the first one included.
+    gaps: the largest difference between generator and trainer in the log-prob of one action, in
+        nats, for each trained step.
+    shares: the share of actions that are more than 1e-4 apart, for each trained step.
+    versions: the version of the weights before the first step, then after each step.
     """
 
     gaps: list[float]

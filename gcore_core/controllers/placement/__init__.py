@@ -1,1 +1,1 @@
-"""Who is awake in a rollout, and on which devices."""
+"""Decides which replicas are awake in a rollout, and on which devices."""

@@ -1,3 +1,4 @@
-"""Core code around a backend in its worker: waits for the controllers, runs the backend, moves
-columns and weights.
+"""Surrounds a backend in its worker: waits for controllers, runs the backend, moves data.
+
+Data are the columns of records and the weights of pushes.
 """

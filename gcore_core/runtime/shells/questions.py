@@ -48,7 +48,7 @@ class Asking:
     async def open(
         self, request: AskRequest, call: Call
     ) -> tuple[OpenRequest, list[SampleRequest]]:
-        """(what to wait for, what the engine must draw).
+        """Opens a request; returns (what to wait for, what the engine must draw).
 
         Not idempotent: a repeated request is drawn anew, under other ordinals.
         """

@@ -266,7 +266,7 @@ class SlabService:
     # -- holding a slab, and giving it back --------------------------------------------------------
 
     async def release(self, request: ReleaseRequest, call: Call) -> Nothing:
-        """An owner's announcement; an empty one says that it has ended."""
+        """Takes an owner's announcement; an empty one says that the owner has ended."""
         if not request.released:
             self.ended(request.owner)
         for owner in (request.owner, ""):
@@ -289,7 +289,7 @@ class SlabService:
                 self._give_back(slab)
 
     def _give_back(self, slab: _SlabFile) -> None:
-        """From taken to free. One on disk is removed instead, unless it is a copy."""
+        """Moves a slab from taken to free. One on disk is removed instead, unless it is a copy."""
         del self._slabs[slab.name]
         self._blobs = {key: ref for key, ref in self._blobs.items() if ref.slab != slab.name}
         if slab.spilled and not slab.copy_of:
@@ -300,7 +300,7 @@ class SlabService:
         self._given_back.set()
 
     async def blob(self, request: BlobRequest, call: Call) -> list[Ref]:
-        """For each blob the reference that this node uses: an earlier one's, else its own."""
+        """Returns for each blob the reference that this node uses: an earlier one, or its own."""
         return [self._hold_blob(ref, request.held) for ref in request.refs]
 
     def _hold_blob(self, ref: Ref, wanted: dict[int, int]) -> Ref:
