@@ -115,7 +115,6 @@ class Trace:
 
     def stage(self, step: int, name: str, start_s: float, end_s: float) -> None:
         """Writes one stage of a step; times are by the event loop's clock."""
-        """Writes one stage of a step; times are by the event loop's clock."""
         if self._path is not None:
             self._write(Stage(step, self._shard, name, start_s, end_s))
 

@@ -111,7 +111,6 @@ class Mover:
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
         # The replicas that the decision wants awake, less lost ones: role -> their numbers.
-        # The replicas that the decision wants awake, less lost ones: role -> their numbers.
         self._serving = {role: list(numbers) for role, numbers in roles.items()}
         self._served: dict[str, list[int]] = {}  # likewise, at any time of the rollout
         self._failed_looks = 0  # in a row: a judge had no replica that answers
@@ -200,21 +199,20 @@ class Mover:
         """
         lost = self._sleepers.lost
         engines = self._facts.engines
-        role = _find_starving(
-            {
-                r: self._replicas_in(r, decision.partition.cells[r])
-                for r in self._serving
-                if r != ROLLOUT
-            },
-            lost,
-        )
-        if not role or not isinstance(self._policy, Rescues):
-            return decision
-        lost_devices = {
-            r: [index for own, i in sorted(lost) if own == r for index in engines[r][i]]
-            for r in self._serving
+        judges = {
+            role: self._replicas_in(role, decision.partition.cells[role])
+            for role in self._serving
+            if role != ROLLOUT
         }
-        window = replace(self._make_window(step, Last()), starving=role, lost=lost_devices)
+        starving = _find_starving(judges, lost)
+        if not starving or not isinstance(self._policy, Rescues):
+            return decision
+        # role -> the indexes of all devices of its lost replicas
+        lost_devices: dict[str, list[int]] = {role: [] for role in self._serving}
+        for role, replica in sorted(lost):
+            if role in lost_devices:
+                lost_devices[role] += engines[role][replica]
+        window = replace(self._make_window(step, Last()), starving=starving, lost=lost_devices)
         replacement = self._policy.rescue(decision.partition, window)
         if replacement is None:
             return decision
@@ -222,9 +220,9 @@ class Mover:
         replacement = replace(
             replacement,
             state=decision.state,
-            seen={**replacement.seen, "starving": role, "lost": lost_devices},
+            seen={**replacement.seen, "starving": starving, "lost": lost_devices},
         )
-        self._write(journal.decided(step, replacement, rescued=role))
+        self._write(journal.decided(step, replacement, rescued=starving))
         return replacement
 
     async def _carry_out(self, decision: Decision, judging: bool, release_before: int = 0) -> float:
@@ -235,13 +233,12 @@ class Mover:
         judging: in mode "colocated", whether it is the judges' turn.
         release_before: as in ``decide``.
         """
-        self._serving = {
-            role: [i for i in numbers if (role, i) not in self._sleepers.lost] or numbers
-            for role, numbers in (
-                (role, self._replicas_in(role, decision.partition.cells[role]))
-                for role in self._serving
-            )
-        }
+        serving = {}
+        for role in self._serving:
+            numbers = self._replicas_in(role, decision.partition.cells[role])
+            present = [i for i in numbers if (role, i) not in self._sleepers.lost]
+            serving[role] = present or numbers
+        self._serving = serving
         for role, numbers in self._serving.items():
             self._served[role] = sorted({*numbers, *self._served.get(role, ())})
         awake = self._replicas_of_turn(judging) if decision.mode == "colocated" else self._serving
@@ -342,9 +339,6 @@ class Mover:
         for role, replicas in self._served.items():
             for replica in replicas:
                 served[self._facts.engines[role][replica][0]].append((role, replica))
-        # ran: device -> role -> seconds in which the role ran anything there.
-        # waited: device -> seconds of the rollout in which nothing ran there. Changes of roles are
-        # left out: they are ``turns_s``, and count as idle for all devices alike.
         # ran: device -> role -> seconds in which the role ran anything there.
         # waited: device -> seconds of the rollout in which nothing ran there. Changes of roles are
         # left out: they are ``turns_s``, and count as idle for all devices alike.

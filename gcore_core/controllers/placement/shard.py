@@ -58,7 +58,6 @@ class PlacementShard:
 
     def begin_rollout(self) -> None:
         """Notes the start of a rollout, from which its seconds are counted."""
-        """Notes the start of a rollout, from which its seconds are counted."""
         self._began_s = asyncio.get_running_loop().time()
         self._records = []
         self._rescued = False

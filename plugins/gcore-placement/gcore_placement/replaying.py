@@ -103,7 +103,7 @@ class Replayed:
             profiles = coresident(self._profiles, per)
         # All groups are taken as kept and as needed, so that none is issued beyond those drawn.
         everything = replace(groups, kept=np.ones(len(groups), bool))
-        rate = KeepRate(rates=(1.0,) * 4, known=True)
+        rate = KeepRate(rates=(1.0,) * 4, is_known=True)
         return play(everything, engines, profiles, len(groups), rate, self._switch_s).seconds
 
 

@@ -174,7 +174,7 @@ def test_the_compiled_model_matches_the_readable_reference_model(
 
 @pytest.mark.parametrize("engines", ENGINES, ids=str)
 def test_no_rollout_is_faster_than_the_lower_bound(engines: Engines) -> None:
-    groups, rate = some_groups(30, 4, 7), KeepRate(rates=(1.0,) * 4, known=True)
+    groups, rate = some_groups(30, 4, 7), KeepRate(rates=(1.0,) * 4, is_known=True)
     everything = replace(groups, kept=np.ones(len(groups), bool))
     played = play(everything, engines, (SLOW, SLOW), len(groups), rate)
     assert played.seconds >= lower_bound(groups, len(engines.serves), (SLOW, SLOW))
@@ -227,7 +227,7 @@ def test_every_record_goes_to_the_replica_with_fewest_open_records_of_its_shard(
     roomy = replace(
         SLOW, max_running=199, cache_tokens=10**9
     )  # so that what is dealt begins at once
-    rate = KeepRate(rates=(1.0,) * 4, known=True)
+    rate = KeepRate(rates=(1.0,) * 4, is_known=True)
     played = play(
         whole, Engines("split", replicas, 2), (roomy, FAST), 40, rate, dealing=(room, shards)
     )
