@@ -172,9 +172,8 @@ def _of_a_split(awake: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterat
             continue
         for index in sorted({device.index for cell in awake[role] for device in cell.devices}):
             if index in role_of:
-                yield (
-                    f"in mode split, both {role_of[index]!r} and {role!r} are awake on device {index}"
-                )
+                other = role_of[index]
+                yield f"in mode split, both {other!r} and {role!r} are awake on device {index}"
             role_of[index] = role
 
 
