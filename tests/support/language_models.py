@@ -59,7 +59,7 @@ class Clip:
         return columns["mask"].float().sum()
 
 
-def make_context(directory: Path, objective: Any = None, **changes: Any) -> WorkerContext:
+def make_context(directory: Path, /, objective: Any = None, **changes: Any) -> WorkerContext:
     facts = {
         "role": "policy",
         "steps": 10,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gcore_language.state_files import write_numbers
+from gcore_language.tiny import VOCABULARY
 
 from gcore_core.contract.errors import ConfigError, DataError
 from tests.support import deepspeed_trainers as tools
@@ -108,7 +109,7 @@ def test_activation_checkpointing_and_vocabulary_chunks_keep_the_gradient(
     records = tools.make_records()
     advantages = tiny.make_advantages(records)
     plain_metrics, expected = gradients(open_trainer("qwen2", stage=stage), records, advantages)
-    monkeypatch.setattr("gcore_language.policy._CHUNK_LOGITS", 7 * tools.VOCABULARY)
+    monkeypatch.setattr("gcore_language.policy._CHUNK_LOGITS", 7 * VOCABULARY)
     trainer = open_trainer("qwen2", stage=stage, gradient_checkpointing=True)
     metrics, grads = gradients(trainer, records, advantages)
     assert metrics == pytest.approx(plain_metrics, abs=1e-5, rel=1e-5)
