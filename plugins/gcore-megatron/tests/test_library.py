@@ -105,12 +105,14 @@ def test_an_unsupported_model_is_refused(
         (
             4,
             {"tensor_parallel": 4},
-            r"policy\.config\.tensor_parallel: the model has 2 attention heads, which cannot be divided evenly among 4 slots",
+            r"policy\.config\.tensor_parallel: the model has 2 attention heads, which cannot be "
+            "divided evenly among 4 slots",
         ),
         (
             3,
             {"pipeline_parallel": 3},
-            r"policy\.config\.pipeline_parallel: the model has 2 layers, which cannot be divided evenly among 3 slots",
+            r"policy\.config\.pipeline_parallel: the model has 2 layers, which cannot be "
+            "divided evenly among 3 slots",
         ),
         (3, {"tensor_parallel": 2}, r"policy\.slots: 3 slots cannot be divided into replicas of 2"),
     ],
