@@ -1,8 +1,8 @@
 """One rank of gcore-torch's trainer: sharded steps, and their numbers as JSON.
 
-``python -m tests.support.torch_ranks RANK RANKS MODEL WORK RESUME``, by test_ranks.py. Three steps,
-a state saved while a fourth is made, then two more from the state in RESUME, which another number
-of ranks wrote.
+``python -m tests.support.torch_ranks RANK RANKS PACKING MODEL WORK RESUME``, by test_ranks.py.
+Three steps, a state saved while a fourth is made, then two more from the state in RESUME, which
+another number of ranks wrote.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from gcore_torch.config import TorchTrainerConfig
@@ -18,8 +19,10 @@ from gcore_torch.trainer import TorchTrainer
 
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 
+Packing = Literal["auto", "padded"]
 
-def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:
+
+def run(rank: int, ranks: int, packing: Packing, model: Path, work: Path, resume: Path) -> None:
     """Writes state/ and numbers.json under ``work``."""
     (work / "meet").mkdir(parents=True, exist_ok=True)
     context = make_context(
@@ -28,7 +31,12 @@ def run(rank: int, ranks: int, model: Path, work: Path, resume: Path) -> None:
     # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
     # should be zero
     settings = TorchTrainerConfig(
-        learning_rate=3e-3, eps=1e-3, clip_grad_norm=0.3, weight_decay=0.1, budget_tokens=64
+        learning_rate=3e-3,
+        eps=1e-3,
+        clip_grad_norm=0.3,
+        weight_decay=0.1,
+        budget_tokens=64,
+        packing=packing,
     )
     trainer = TorchTrainer(settings, context)
     metrics = [_step(trainer, step, rank, ranks) for step in range(3)]
@@ -69,5 +77,6 @@ def _weights(trainer: TorchTrainer, rank: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:6]))
+    layout: Any = sys.argv[3]
+    run(int(sys.argv[1]), int(sys.argv[2]), layout, *map(Path, sys.argv[4:7]))
     os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds

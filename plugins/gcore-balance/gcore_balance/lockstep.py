@@ -2,6 +2,7 @@
 
 The slowest rank of each micro-batch decides how long it takes. So all ranks need the same number of
 micro-batches, and those that run at the same time should have equal cost.
+No padding is counted: rows that are padded to a common width are for ``gcore_language.lockstep``.
 """
 
 from __future__ import annotations

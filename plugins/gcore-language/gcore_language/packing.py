@@ -143,18 +143,31 @@ def micro_batches(
     A batch has at most ``budget_tokens`` tokens, padding included; a sample that alone has more
     than that gets a batch of its own.
     """
-    rows = list(_rows(samples, layout, budget_tokens))
-    if layout != "flat":
-        rows.sort(key=_width, reverse=True)  # rows of like width together: less padding
-    build = {"flat": _flat, "shared": _shared, "padded": _padded}[layout]
     batch_rows: list[list[Sample]] = []
-    for row in rows:
+    for row in rows_of(samples, layout, budget_tokens):
         if batch_rows and not _fits([*batch_rows, row], layout, budget_tokens):
-            yield build(batch_rows, device)
+            yield build(batch_rows, layout, device)
             batch_rows = []
         batch_rows.append(row)
     if batch_rows:
-        yield build(batch_rows, device)
+        yield build(batch_rows, layout, device)
+
+
+def rows_of(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> list[list[Sample]]:
+    """Returns the rows of a layout, which together hold every sample once.
+
+    Unless the layout is flat they come from wide to narrow, so that neighbours need little padding.
+    """
+    rows = list(_rows(samples, layout, budget_tokens))
+    if layout != "flat":
+        rows.sort(key=width_of, reverse=True)
+    return rows
+
+
+def build(rows: Sequence[Sequence[Sample]], layout: Layout, device: torch.device) -> Batch:
+    """Returns the batch of these rows."""
+    make = {"flat": _flat, "shared": _shared, "padded": _padded}[layout]
+    return make(rows, device)
 
 
 def stand_in(device: torch.device) -> Batch:
@@ -172,7 +185,8 @@ def stand_in(device: torch.device) -> Batch:
     return next(micro_batches([sample], "padded", 1, device))
 
 
-def _width(row: Sequence[Sample]) -> int:
+def width_of(row: Sequence[Sample]) -> int:
+    """Returns how many tokens a row has: the prompt once, then what is fed of each completion."""
     return len(row[0].prompt) + sum(s.fed for s in row)
 
 
@@ -186,7 +200,7 @@ def _rows(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> Iter
     for group in group_samples(samples):
         row: list[Sample] = []
         for sample in group:
-            if row and _width([*row, sample]) > limit:
+            if row and width_of([*row, sample]) > limit:
                 yield row
                 row = []
             row.append(sample)
@@ -195,12 +209,12 @@ def _rows(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> Iter
 
 def _fits(rows: Sequence[Sequence[Sample]], layout: Layout, budget_tokens: int) -> bool:
     if layout != "flat":
-        return len(rows) * max(map(_width, rows)) <= budget_tokens
+        return len(rows) * max(map(width_of, rows)) <= budget_tokens
     # flat has no padding among tokens, but its attention pads records to the longest one
     fed = max(s.fed for row in rows for s in row)
     prompt = max(len(row[0].prompt) for row in rows)
     scores = sum(map(len, rows)) * fed * (prompt + fed)
-    return sum(map(_width, rows)) <= budget_tokens and scores <= _FLAT_SCORES
+    return sum(map(width_of, rows)) <= budget_tokens and scores <= _FLAT_SCORES
 
 
 @dataclass(frozen=True)
@@ -355,7 +369,7 @@ def _block(
 
 def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     sizes = _Sizes.of(rows)
-    width = max(map(_width, rows))
+    width = max(map(width_of, rows))
     ids = np.zeros((len(rows), width), np.int64)
     positions = np.zeros((len(rows), width), np.int64)
     segment = np.full((len(rows), width), -1)  # 0 is the prompt, 1.. the completions, -1 padding

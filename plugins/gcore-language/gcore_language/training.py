@@ -30,13 +30,17 @@ from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
 from gcore_language.images import Images
+from gcore_language.lockstep import sizes_in_lockstep
 from gcore_language.packing import (
     FLAT_ROW_TOKENS,
     Batch,
     Layout,
     Sample,
+    build,
     cheapest_layout,
     micro_batches,
+    rows_of,
+    width_of,
 )
 from gcore_language.policy import Entropy
 from gcore_language.progress import Progress
@@ -291,8 +295,26 @@ class LanguageTrainer:
         ]
         layout = self._layout([sample for part in parts for sample in part])
         budget = self._settings.budget_tokens
-        device = self._engine.device
-        return [list(micro_batches(part, layout, budget, device)) for part in parts]
+        engine = self._engine
+        # rows of the flat layout are short, so that micro-batches are all nearly full
+        is_flat_somewhere = engine.ranks.max([float(layout == "flat")])[0] > 0
+        if engine.ranks.count == 1 or is_flat_somewhere:
+            return [list(micro_batches(part, layout, budget, engine.device)) for part in parts]
+        return self._packed_in_lockstep(parts, layout)
+
+    def _packed_in_lockstep(
+        self, parts: Sequence[Sequence[Sample]], layout: Layout
+    ) -> list[list[Batch]]:
+        """Returns micro-batches that cost all ranks the same; see ``lockstep``."""
+        budget = self._settings.budget_tokens
+        engine = self._engine
+        rows = [rows_of(part, layout, budget) for part in parts]
+        widths = [np.array(list(map(width_of, part)), np.int64) for part in rows]
+        cuts = sizes_in_lockstep(widths, budget, engine.hidden_size, engine.ranks)
+        return [
+            [build([part[row] for row in cut], layout, engine.device) for cut in minibatch]
+            for part, minibatch in zip(rows, cuts, strict=True)
+        ]
 
     def _packed(self, records: Sequence[TrainRecord]) -> _Prepared:
         """Packs the records so that all ranks have equally many minibatches and micro-batches.

@@ -15,7 +15,7 @@ from gcore_core.contract.context import WorkerContext
 
 @pytest.mark.parametrize("device, told", [("cpu", None), ("cuda", 0.0)])
 def test_busy_time_is_reported_only_where_the_device_measures_it(device, told):
-    ranks = SimpleNamespace(sum=np.array, max=np.array, add_up=dict)
+    ranks = SimpleNamespace(count=1, sum=np.array, max=np.array, add_up=dict)
     engine = SimpleNamespace(
         device=torch.device(device), layouts=frozenset({"padded"}), ranks=ranks, hidden_size=8
     )

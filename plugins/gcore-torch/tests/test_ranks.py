@@ -11,24 +11,27 @@ from gcore_core.testing.runs import run_together
 from tests.support import torch_ranks
 
 
-def run_two(model: Path, work: Path, resume: Path) -> None:
-    given = ["2", str(model), str(work), str(resume)]
+def run_two(packing: torch_ranks.Packing, model: Path, work: Path, resume: Path) -> None:
+    given = ["2", packing, str(model), str(work), str(resume)]
     run_together([["-m", torch_ranks.__name__, str(rank), *given] for rank in range(2)])
 
 
-def test_two_sharded_ranks_match_one_rank(model_dirs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", ["auto", "padded"])
+def test_two_sharded_ranks_match_one_rank(
+    packing: torch_ranks.Packing, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
     """Metrics and weights, also when each goes on from the state that the other number of ranks
-    saved.
+    saved. auto is flat here; in the padded layout ranks pack in lock-step.
     """
     one, two = tmp_path / "one", tmp_path / "two"
     (two / "meet").mkdir(parents=True)
-    torch_ranks.run(0, 1, model_dirs["qwen2"], one, one / "state")
-    run_two(model_dirs["qwen2"], two, one / "state")
+    torch_ranks.run(0, 1, packing, model_dirs["qwen2"], one, one / "state")
+    run_two(packing, model_dirs["qwen2"], two, one / "state")
     left, right = (json.loads((work / "numbers.json").read_text()) for work in (one, two))
     assert len(left["metrics"]) == 5
     for alone, together in zip(left["metrics"], right["metrics"], strict=True):
         assert alone == pytest.approx(together, rel=1e-4, abs=1e-6)
-    torch_ranks.run(0, 1, model_dirs["qwen2"], tmp_path / "back", two / "state")
+    torch_ranks.run(0, 1, packing, model_dirs["qwen2"], tmp_path / "back", two / "state")
     back: dict[str, Any] = json.loads((tmp_path / "back" / "numbers.json").read_text())
     for key, other in (("weights", right), ("after", right), ("after", back)):
         assert left[key].keys() == other[key].keys()
