@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_pairs import interpreter
-from report import Claim, add_options, publish
+from report import Claim, add_options, interval, median_ratio, publish
 
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Lease
@@ -132,7 +132,7 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
             }
         )
     )
-    job, _ = prepare(job_file, [], lambda steps: _Silent())
+    job, _ = prepare(job_file, [], lambda steps, evaluates: _Silent())
     has_started = asyncio.Event()
     failures = []
 
@@ -162,6 +162,8 @@ class _Silent:
 
     def phase(self, *_: Any) -> None: ...
 
+    def note(self, *_: Any) -> None: ...
+
 
 def zero(record: Any) -> float:
     """Rewards every record with 0."""
@@ -185,19 +187,41 @@ async def round_of(peer: Peer, engine: str, step: int) -> float:
     return tokens / seconds
 
 
-async def measure(engine: str, rounds: int, model: Path, folder: Path) -> tuple[float, float]:
-    """Returns the median tokens per second (ours, bare); the first round only warms up."""
+async def measure(engine: str, rounds: int, model: Path, folder: Path) -> list[tuple[float, float]]:
+    """Returns the tokens per second (ours, bare) of each round but the first, which warms up."""
     bare = Bare(engine, model)
     try:
         async with worker(engine, model, folder) as peer:
             rates = [
                 (await round_of(peer, engine, round_number), bare.round())
                 for round_number in range(rounds + 1)
-            ][1:]
+            ]
     finally:
         bare.close()
-    our_rates, bare_rates = zip(*rates, strict=True)
-    return statistics.median(our_rates), statistics.median(bare_rates)
+    return rates[1:]
+
+
+def claims_of(engine: str, rates: list[tuple[float, float]]) -> list[Claim]:
+    """Returns the claims of an engine from its rounds' tokens per second (ours, bare)."""
+    claims = [
+        Claim(
+            CLAIMS[engine],
+            median_ratio(rates),
+            "ratio",
+            SIZES[engine][2],
+            interval=interval(rates, median_ratio),
+        )
+    ]
+    for name, rates_of_one in zip(("", "_bare"), zip(*rates, strict=True), strict=True):
+        claims.append(
+            Claim(
+                f"{engine}_tokens_per_second{name}",
+                statistics.median(rates_of_one),
+                "tokens/s, one thread",
+                interval=interval(rates_of_one, statistics.median),
+            )
+        )
+    return claims
 
 
 def main() -> int:
@@ -216,12 +240,8 @@ def main() -> int:
         for engine in args.engines:
             engine_folder = Path(folder) / engine
             engine_folder.mkdir()
-            ours, bare = asyncio.run(measure(engine, args.rounds, model, engine_folder))
-            claims += [
-                Claim(CLAIMS[engine], ours / bare, "ratio", SIZES[engine][2]),
-                Claim(f"{engine}_tokens_per_second", ours, "tokens/s, one thread"),
-                Claim(f"{engine}_tokens_per_second_bare", bare, "tokens/s, one thread"),
-            ]
+            rates = asyncio.run(measure(engine, args.rounds, model, engine_folder))
+            claims += claims_of(engine, rates)
     return publish(
         "engine_overhead", claims, args, ["gcore-core", "gcore-torch", "torch", "transformers"]
     )

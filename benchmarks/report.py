@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.metadata
 import json
 import operator
 import os
 import platform
-from collections.abc import Sequence
+import random
+import statistics
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
 HOLDS = {">=": operator.ge, "<=": operator.le}
+#: How often repetitions are drawn anew for an interval.
+DRAWS = 2000
+
+Round = TypeVar("Round")
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Claim:
     unit: its unit.
     bar: the value that it is held to; None: it is only printed and cannot be missed.
     op: on which side of the bar it must lie, a key of HOLDS.
+    interval: where 95% of bootstrap draws of the repetitions lie; None: it was measured once.
     """
 
     name: str
@@ -33,18 +43,52 @@ class Claim:
     unit: str
     bar: float | None = None
     op: str = ">="
+    interval: tuple[float, float] | None = None
 
     @property
     def missed(self) -> bool:
         """Whether the claim has a bar and does not hold it."""
         return self.bar is not None and not HOLDS[self.op](self.value, self.bar)
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the claim as a result holds it: without an interval where there is none."""
+        fields = asdict(self)
+        if self.interval is None:
+            del fields["interval"]
+        return fields
+
+
+def interval(
+    rounds: Sequence[Round],
+    statistic: Callable[[Sequence[Round]], float],
+    *,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """Returns the 95% bootstrap interval of a statistic over repetitions.
+
+    None where there are fewer than three, which say nothing about how they scatter.
+
+    rounds: the repetitions; what was measured in one, of both sides, is one of them.
+    statistic: from repetitions to the number that is claimed.
+    """
+    if len(rounds) < 3:
+        return None
+    chance = random.Random(seed)
+    values = sorted(statistic(chance.choices(rounds, k=len(rounds))) for _ in range(DRAWS))
+    return values[int(DRAWS * 0.025)], values[int(DRAWS * 0.975)]
+
+
+def median_ratio(rounds: Sequence[tuple[float, float]]) -> float:
+    """Returns the median of the first numbers over the median of the second ones."""
+    return statistics.median(a for a, _ in rounds) / statistics.median(b for _, b in rounds)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options ``--json`` and ``--check`` that all benchmarks have."""
+    """Adds the options ``--json``, ``--out`` and ``--check`` that all benchmarks have."""
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
+    parser.add_argument("--out", type=Path, help="write the JSON object to this file too")
     parser.add_argument(
         "--check", action="store_true", help="end with exit code 1 when a bar is missed"
     )
@@ -63,10 +107,14 @@ def publish(
     """
     report = {
         "benchmark": benchmark,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),
         "versions": versions(distributions),
-        "claims": [asdict(claim) for claim in claims],
+        "claims": [claim.as_json() for claim in claims],
     }
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=2) + "\n")
     if args.json:
         print(json.dumps(report, indent=2))
     else:
@@ -77,8 +125,23 @@ def publish(
                 if claim.bar is None
                 else f"   {claim.op} {claim.bar:g}{'   MISSED' if claim.missed else ''}"
             )
-            print(f"{claim.name:<{width}}  {claim.value:12.4g} {claim.unit:<22}{bar}".rstrip())
+            spread = "" if claim.interval is None else "   {:.4g} to {:.4g}".format(*claim.interval)
+            print(
+                f"{claim.name:<{width}}  {claim.value:12.4g} {claim.unit:<22}{spread}{bar}".rstrip()
+            )
     return int(args.check and any(claim.missed for claim in claims))
+
+
+def commit() -> str:
+    """Returns the commit that is checked out; "" outside a checkout."""
+    process = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return process.stdout.strip()
 
 
 def machine() -> dict[str, object]:

@@ -45,7 +45,7 @@ def prepare(
 
     It resolves the configuration, counts the data, places the workers, makes the run's directory
     and the models, in an order in which what is quick to refuse is refused first.
-    display_of: makes the display, given the number of steps.
+    display_of: makes the display, given the number of steps and whether the run evaluates.
     resume: the directory of the run that goes on.
     """
     plan = load_plan(file, overrides)

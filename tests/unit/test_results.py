@@ -1,0 +1,215 @@
+"""Results of benchmarks: what is kept, what is measured again, and what pages say of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+IN_GIT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
+
+
+class Scripts(NamedTuple):
+    measured: ModuleType
+    page: ModuleType
+    report: ModuleType
+    run_all: ModuleType
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripts]:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # each imports others that lie beside it
+    yield Scripts(*(importlib.import_module(name) for name in Scripts._fields))
+    for name in Scripts._fields:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a benchmark that measures ``code.py``."""
+    root = tmp_path / "checkout"
+    (root / "benchmarks").mkdir(parents=True)
+    (root / "code.py").write_text("speed = 1\n")
+    (root / "benchmarks" / "speed.py").write_text(
+        "import json, pathlib, sys\n"
+        "content = {'benchmark': 'speed', 'commit': 'abc', 'date': '2026-01-01', 'claims': []}\n"
+        "pathlib.Path(sys.argv[2]).write_text(json.dumps(content))\n"
+    )
+    commit(root)
+    return root
+
+
+def commit(root: Path) -> None:
+    name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*name, "commit", "-q", "-m", "Change"]):
+        subprocess.run(["git", *words], cwd=root, check=True)
+
+
+@pytest.fixture
+def benchmark(scripts: Scripts, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(scripts.measured, "RESULTS", checkout / "results")
+    (checkout / "results").mkdir()
+    return scripts.run_all.Benchmark(name="speed", measures=("code.py",))
+
+
+def test_a_result_is_kept_until_a_file_that_it_measures_changes(
+    scripts: Scripts, checkout: Path, benchmark: Any
+) -> None:
+    run_all = scripts.run_all
+    assert not run_all.is_fresh(benchmark, checkout)
+    assert run_all.run_benchmark(benchmark, checkout) == ""
+    assert run_all.is_fresh(benchmark, checkout)
+    (checkout / "other.py").write_text("beside = True\n")
+    commit(checkout)
+    assert run_all.is_fresh(benchmark, checkout)
+    (checkout / "code.py").write_text("speed = 2\n")
+    assert not run_all.is_fresh(benchmark, checkout)
+
+
+def test_what_is_not_committed_is_not_measured(
+    scripts: Scripts, checkout: Path, benchmark: Any
+) -> None:
+    (checkout / "code.py").write_text("speed = 2\n")
+    reason = scripts.run_all.run_benchmark(benchmark, checkout)
+    assert reason.startswith("code.py is not committed")
+    assert not benchmark.result.exists()
+
+
+def test_a_benchmark_that_fails_keeps_its_old_result(
+    scripts: Scripts, checkout: Path, benchmark: Any
+) -> None:
+    assert scripts.run_all.run_benchmark(benchmark, checkout) == ""
+    before = benchmark.result.read_text()
+    (checkout / "benchmarks" / "speed.py").write_text("raise SystemExit(3)\n")
+    commit(checkout)
+    reason = scripts.run_all.run_benchmark(benchmark, checkout)
+    assert reason.startswith("exit code 3")
+    assert benchmark.result.read_text() == before
+
+
+def test_the_digest_of_a_commit_is_that_of_the_files_it_left(
+    scripts: Scripts, checkout: Path
+) -> None:
+    at_commit = scripts.measured.digest_at("HEAD", ("code.py", "benchmarks"), checkout)
+    assert at_commit == scripts.measured.digest(("code.py", "benchmarks"), checkout)
+    assert scripts.measured.digest_at("0" * 40, ("code.py",), checkout) == ""
+
+
+def test_others_go_on_when_one_fails_and_the_exit_code_tells(
+    scripts: Scripts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmarks = [scripts.run_all.Benchmark(name=name, measures=()) for name in ("a", "b", "c")]
+    ran = []
+
+    def run(benchmark: Any) -> str:
+        ran.append(benchmark.name)
+        return "no reason" if benchmark.name == "b" else ""
+
+    def can_keep(benchmark: Any) -> bool:
+        return bool(benchmark.name == "a")
+
+    assert scripts.run_all.run_all(benchmarks, fresh=False, run=run, can_keep=can_keep) == 1
+    assert ran == ["b", "c"]
+    assert "a: kept\nb: FAILED, no reason\nc: measured\n" in capsys.readouterr().out
+    assert scripts.run_all.run_all(benchmarks[::2], fresh=True, run=run, can_keep=can_keep) == 0
+    assert ran == ["b", "c", "a", "c"]
+
+
+def test_every_result_has_a_benchmark_that_says_what_it_measures(scripts: Scripts) -> None:
+    names = {benchmark.name for benchmark in scripts.measured.BENCHMARKS}
+    claims = {
+        path.stem
+        for path in scripts.measured.RESULTS.glob("*.json")
+        if "claims" in json.loads(path.read_text())
+    }
+    assert claims <= names
+    for benchmark in scripts.measured.BENCHMARKS:
+        for path in benchmark.paths:
+            assert (ROOT / path).exists(), f"{benchmark.name}: {path}"
+
+
+def test_an_interval_holds_the_statistic_and_narrows_with_more_rounds(scripts: Scripts) -> None:
+    rounds = [(10.0 + i % 5, 5.0 + i % 3) for i in range(60)]
+    few = scripts.report.interval(rounds[:6], scripts.report.median_ratio)
+    many = scripts.report.interval(rounds, scripts.report.median_ratio)
+    assert many[0] <= scripts.report.median_ratio(rounds) <= many[1]
+    assert many[1] - many[0] < few[1] - few[0]
+    assert scripts.report.interval(rounds[:2], scripts.report.median_ratio) is None
+
+
+def test_a_result_names_its_commit_and_only_repeated_claims_have_an_interval(
+    scripts: Scripts, tmp_path: Path
+) -> None:
+    report = scripts.report
+    claims = [report.Claim("once", 1.0, "s"), report.Claim("often", 1.0, "s", interval=(0.5, 2))]
+    args = argparse.Namespace(json=False, check=False, out=tmp_path / "result.json")
+    assert report.publish("sample", claims, args, []) == 0
+    result = json.loads(args.out.read_text())
+    assert result["commit"] == report.commit()
+    assert set(result) == {"benchmark", "commit", "date", "machine", "versions", "claims"}
+    assert result["claims"] == [
+        {"name": "once", "value": 1.0, "unit": "s", "bar": None, "op": ">="},
+        {"name": "often", "value": 1.0, "unit": "s", "bar": None, "op": ">=", "interval": [0.5, 2]},
+    ]
+
+
+@IN_GIT
+def test_the_page_of_results_is_what_the_results_make(scripts: Scripts) -> None:
+    """`python benchmarks/page.py` writes it anew, also when a result has become stale."""
+    assert scripts.page.PAGE.read_text() == scripts.page.render()
+
+
+def test_figures_of_all_pages_are_those_of_the_results(scripts: Scripts) -> None:
+    value_of = scripts.page.values(scripts.page.results())
+    wrong = {
+        str(path.relative_to(ROOT)): lines
+        for path in scripts.page.pages()
+        if (lines := scripts.page.wrong_figures(path.read_text(), value_of))
+    }
+    assert not wrong
+
+
+def test_a_figure_that_is_not_the_result_s_is_told(scripts: Scripts) -> None:
+    value_of = {"a.ratio": 1.7459, "a.share": 0.0267, "a.mib": 1331.2, "a.count": 11661.0}
+    right = (
+        "1.75<!-- result: a.ratio --> times, 2.7%<!-- result: a.share -->, "
+        "1.3 GiB<!-- result: a.mib / 1024 -->, 11,661<!-- result: a.count --> groups"
+    )
+    assert scripts.page.wrong_figures(right, value_of) == []
+    wrong = "1.74<!-- result: a.ratio -->, 2.6%<!-- result: a.share -->, 1<!-- result: b.c -->"
+    assert scripts.page.wrong_figures(wrong, value_of) == [
+        "1.74: a.ratio is 1.7459",
+        "2.6: a.share is 2.67",
+        "1: no result has a claim b.c",
+    ]
+    with pytest.raises(ValueError, match="1 comments name a result, 0 of a number"):
+        scripts.page.wrong_figures("many<!-- result: a.ratio -->", value_of)
+
+
+def test_a_row_says_whether_its_bar_is_met(scripts: Scripts) -> None:
+    claim = {"name": "speed", "value": 0.5, "unit": "ratio", "bar": 1.0, "op": ">="}
+    assert scripts.page.row(claim) == "| `speed` | 0.5 |  | ratio | >= 1 | **missed** |"
+    claim |= {"value": 1234.5, "interval": [1000, 2000]}
+    assert scripts.page.row(claim) == ("| `speed` | 1,234 | 1,000 to 2,000 | ratio | >= 1 | met |")
+
+
+def test_a_result_that_is_older_than_what_it_measures_is_marked(scripts: Scripts) -> None:
+    result = {
+        "benchmark": "speed",
+        "commit": "abc",
+        "date": "2026-01-01",
+        "machine": {"cores": 2, "processor": "P", "memory_gib": 1, "load_1min": 0.1},
+        "claims": [],
+    }
+    assert "**stale**" in scripts.page.section(result, stale=True)
+    assert "**stale**" not in scripts.page.section(result, stale=False)
