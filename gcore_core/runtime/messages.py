@@ -504,6 +504,11 @@ class StorePlace(msgspec.Struct, frozen=True):
     agent: str
 
 
+#: How a process ended: by the alarm that it had set, or killed because it did not answer in time.
+ENDED_BY_ALARM = "alarm"
+ENDED_HUNG = "hung"
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tells a worker process all that it must know.
 
@@ -515,6 +520,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     versions: the supervisor's, of everything that this worker builds.
     restarts: how often the agent may start it again after it ended.
     restarted: it takes the place of a process that ended.
+    ending: how that process ended: ENDED_BY_ALARM, ENDED_HUNG or "" for any other way.
     """
 
     role: str
@@ -530,6 +536,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     restarts: int = 0
     restarted: bool = False
+    ending: str = ""
 
     @property
     def kind(self) -> str:

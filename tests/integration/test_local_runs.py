@@ -310,6 +310,25 @@ def test_a_hanging_scorer_is_restarted_and_the_run_continues(tmp_path: Path) -> 
     )
 
 
+def test_records_whose_reward_holds_the_interpreter_time_out_and_no_others_do(
+    tmp_path: Path,
+) -> None:
+    """No code of the scorer runs meanwhile, so its own time limit does not either."""
+    config = runs.job(
+        rewards={"letters": {"use": "trouble/holdslock", "timeout_s": 1.0}},
+        controller={"shards": 1, "config": {"prompts": 6, "failure_limit": 1.0}},
+    )
+    code, run = runs.finish(tmp_path, config)
+    assert code == 0, run.output
+    assert "scorer.0 ended with signal SIGALRM; it is started again" in run.output
+    first, *others = run.metrics()[1:]
+    assert first["groups/quarantined"] == first["groups/dropped/reward_failed"] == 1
+    assert [row["groups/trained"] for row in (first, *others)] == [6] * 3
+    log = (run.path / "logs" / "scorer.0.log").read_text()
+    assert "ended the process while 2/0, 2/1" in log
+    assert "most recent call first" in log, "its stacks"
+
+
 # -- before the first process ----------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ PATIENCE_S = 120.0
 
 TROUBLE = '''
 """Fakes that misbehave, and a trainer that writes down what it was given."""
-import json, os, threading, time
+import json, os, re, threading, time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -176,6 +176,15 @@ class HangsOnce(fake.FakeScorer):
         return super().score(records)
 
 
+class HoldsLock(fake.FakeScorer):
+    """Never returns from a regular expression, which holds the interpreter's lock, for one prompt."""
+
+    def score(self, records):
+        if any(record.ordinal == 2 for record in records):
+            re.match("(a+)+$", "a" * 64 + "b")
+        return super().score(records)
+
+
 class NoLuck(fake.FakeScorer):
     def score(self, records):
         raise ValueError("no luck")
@@ -218,7 +227,7 @@ def gcore_generators():
 
 @hookimpl
 def gcore_rewards():
-    for cls in (HangsOnce, NoLuck, NoMore, Nan, Leaves, Raises, Looks):
+    for cls in (HangsOnce, HoldsLock, NoLuck, NoMore, Nan, Leaves, Raises, Looks):
         yield p.RewardProvider(name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}")
 '''  # noqa: E501
 

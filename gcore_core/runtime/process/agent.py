@@ -23,6 +23,8 @@ import psutil
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
+    ENDED_BY_ALARM,
+    ENDED_HUNG,
     EXITS,
     KILL,
     RESTART_EXIT_CODE,
@@ -78,6 +80,7 @@ class Agent:
         self._workers: dict[str, asyncio.subprocess.Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
         self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
+        self._hung = set[int]()  # pids of workers that were ended because they hung
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._stopping = False
 
@@ -134,7 +137,9 @@ class Agent:
             self._exits.put_nowait(end)
             if not again:
                 return
-            spec = msgspec.structs.replace(spec, restarted=True)
+            spec = msgspec.structs.replace(
+                spec, restarted=True, ending=self._ending(process.pid, code)
+            )
             try:
                 process = await self._start(spec)
             except WorkerError as error:
@@ -145,6 +150,12 @@ class Agent:
                     msgspec.structs.replace(end, restarted=False, tail=f"{error.what}")
                 )
                 return
+
+    def _ending(self, pid: int, code: int) -> str:
+        """Returns how a worker ended, as ``WorkerSpec.ending`` says it."""
+        if code == -signal.SIGALRM:
+            return ENDED_BY_ALARM
+        return ENDED_HUNG if pid in self._hung else ""
 
     async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
         """Streams the end of every worker, as it happens."""
@@ -166,6 +177,7 @@ class Agent:
         """Ends a worker that hangs; nothing happens where it has ended already."""
         process = self._workers.get(request.name)
         if process:
+            self._hung.add(process.pid)
             await end_hung(process)
         return Nothing()
 

@@ -57,6 +57,7 @@ class Worker:
 
     compute: runs what blocks outside the event loop.
     give_up: ends the process with an exit code.
+    set_alarm: has the kernel end the process after so many seconds; 0: not any more.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class Worker:
         network: Network,
         compute: Compute,
         give_up: Callable[[int], None] = os._exit,
+        set_alarm: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._spec = spec
         self._network = network
         self._compute = compute
         self._give_up = give_up
+        self._set_alarm = set_alarm
         self._service = Service(spec.name)
         self._closing: list[Callable[[], Any]] = []  # called at the worker's end
         self._versions = handshake.versions(spec.versions.plugins)
@@ -165,6 +168,7 @@ class Worker:
         shell.register(service)
 
     def _scorer(self, settings: ScorerSettings, service: Service) -> None:
+        from gcore_core.runtime.shells.overruns import Overruns
         from gcore_core.runtime.shells.role_sampler import RoleSampler
         from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 
@@ -187,7 +191,10 @@ class Worker:
                 )
             )
         reader = StoreReader(*self._place())
-        shell = ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave)
+        spec = self._spec
+        note = Path(spec.store.directory) / f"{spec.name}-running"
+        overruns = Overruns(note, spec.ending, self._set_alarm)
+        shell = ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave, overruns)
         shell.register(service)
 
     def _trainer(self, settings: TrainerSettings, service: Service) -> None:
@@ -263,6 +270,7 @@ def _listed(value: Any) -> list[Any]:
 
 async def _main(spec: WorkerSpec, lifeline: int) -> None:
     from gcore_core.runtime.rpc.sockets import RpcNetwork
+    from gcore_core.runtime.shells.overruns import set_alarm
 
     deadlines = Deadlines(spec.settings.run.patience_s)
     network = RpcNetwork(spec.peers, spec.secret, deadlines=deadlines)
@@ -281,7 +289,7 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
     network.expired = report_hung
     try:
-        await Worker(spec, network, ThreadCompute()).run()
+        await Worker(spec, network, ThreadCompute(), set_alarm=set_alarm).run()
     finally:
         await network.close()
 

@@ -31,6 +31,7 @@ from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer,
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRequest, short_reason
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.overruns import Key, Overruns
 from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.store.columns import Columns
@@ -66,10 +67,12 @@ class ScorerShell:
     """Hosts the rewards of one scorer worker.
 
     A function that does not return cannot be stopped in its thread: the records it was called with
-    get the status "timeout", the reply is sent, and the process is given up.
+    get the status "timeout", the reply is sent, and the process is given up. Where the function
+    lets no other code run, the kernel ends the process, and the next one gives that answer.
 
     datasets: "train" and "evaluation" -> the rows of the records' prompts.
     give_up: ends the process with an exit code; its agent starts it again.
+    overruns: what earlier processes have ended with; by default nothing is kept.
     """
 
     def __init__(
@@ -79,12 +82,14 @@ class ScorerShell:
         store: StoreReader,
         compute: Compute,
         give_up: Callable[[int], None],
+        overruns: Overruns | None = None,
     ) -> None:
         self._scorers = scorers
         self._datasets = datasets
         self._store = store
         self._compute = compute
         self._give_up = give_up
+        self._overruns = overruns or Overruns()
         self._turn = asyncio.Lock()  # of rewards that run in the thread, one at a time
 
     def register(self, service: Service) -> None:
@@ -144,11 +149,23 @@ class ScorerShell:
         sampler = reward.sampler
         if sampler is not None and sampler.role in request.awake:
             sampler.route(request.awake[sampler.role], request.awake_version)
-        matches = [_matches(record, reward.when) for record in records]
-        matching = [record for record, match in zip(records, matches, strict=True) if match]
-        scores = iter(await self._score_isolated(reward, matching) if matching else [])
+        scores = [_SKIPPED] * len(records)
+        keys = [
+            Key(reward.name, request.purpose, header.ordinal, header.sample, header.versions[1])
+            for header in request.headers
+        ]
+        matching = [i for i, record in enumerate(records) if _matches(record, reward.when)]
+        for i in matching:
+            scores[i] = _overran(reward)  # stays where the work is in no part
+        for part in self._overruns.parts([keys[i] for i in matching]):
+            indexes = [matching[i] for i in part]
+            answers = await self._score_isolated(
+                reward, [records[i] for i in indexes], [keys[i] for i in indexes]
+            )
+            for i, score in zip(indexes, answers, strict=True):
+                scores[i] = score
         call.progress()
-        return [next(scores) if match else _SKIPPED for match in matches]
+        return scores
 
     async def _score_waiting(self, reward: NamedScorer, records: list[ScoredRecord]) -> Any:
         """Calls a scorer that is a coroutine.
@@ -159,47 +176,56 @@ class ScorerShell:
             async with _limit(None if reward.sampler else reward.timeout_s):
                 return await cast(AsyncScorer, reward.scorer).score(records)
         except _OutOfTimeError:
-            reason = f"no answer within {reward.timeout_s:g} s"
-            return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
+            return [_overran(reward)] * len(records)
 
-    async def _score_in_turn(self, reward: NamedScorer, records: list[ScoredRecord]) -> Any:
+    async def _score_in_turn(
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
+    ) -> Any:
         """Calls a scorer that is a plain function, in the thread, one call after the other.
 
         The limit counts from when it begins, not from when it was asked for.
         """
         async with self._turn:
-            work = asyncio.ensure_future(self._compute(cast(Scorer, reward.scorer).score, records))
-            async with _limit(reward.timeout_s):
-                return await asyncio.shield(work)
+            with self._overruns.watch(keys, reward.timeout_s):
+                work = asyncio.ensure_future(
+                    self._compute(cast(Scorer, reward.scorer).score, records)
+                )
+                async with _limit(reward.timeout_s):
+                    return await asyncio.shield(work)
 
     async def _score_isolated(
-        self, reward: NamedScorer, records: list[ScoredRecord]
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
     ) -> list[Score]:
         """Returns one reward's score of each record.
 
         Where the reward fails, that is the records' status.
 
+        keys: name the records' work for ``Overruns``.
+
         Raises what a reward says on purpose to the person who runs it: with a wrong config, for
         example, nothing can be scored.
         """
-        waits = inspect.iscoroutinefunction(reward.scorer.score)
-        score = self._score_waiting if waits else self._score_in_turn
         try:
-            answer = await score(reward, records)
+            if inspect.iscoroutinefunction(reward.scorer.score):
+                answer = await self._score_waiting(reward, records)
+            else:
+                answer = await self._score_in_turn(reward, records, keys)
             scores = list(answer) if isinstance(answer, Iterable) else answer
         except (ConfigError, ContractError, DataError):
             raise
         except _OutOfTimeError:
-            reason = f"no answer within {reward.timeout_s:g} s"
             log.error(
                 "rewards.%s: %s; the scorer is started again; "
                 "rewards.%s.timeout_s gives it more time",
                 reward.name,
-                reason,
+                _overran(reward).reason,
                 reward.name,
             )
+            # The answer may be lost with the process: other rewards of the request wait for their
+            # turn. Asked again, the next process gives it.
+            self._overruns.add_over(keys)
             self._give_up(RESTART_EXIT_CODE)
-            return [Score(value=None, status=REWARD_TIMEOUT, reason=reason)] * len(records)
+            return [_overran(reward)] * len(records)
         except Exception as error:  # isolation point: the failure becomes the records' status
             log.exception("rewards.%s failed", reward.name)
             place = short(line_of(error, reward.scorer))
@@ -227,6 +253,12 @@ async def _limit(timeout_s: float | None) -> AsyncIterator[None]:
 def _matches(record: ScoredRecord, when: Mapping[str, Sequence[Any]]) -> bool:
     """Returns whether every field that ``when`` names has one of the values listed there."""
     return all(record.prompt.fields.get(name) in values for name, values in when.items())
+
+
+def _overran(reward: NamedScorer) -> Score:
+    """Makes the score of a record that used up its reward's time."""
+    reason = f"no answer within {reward.timeout_s:g} s"
+    return Score(value=None, status=REWARD_TIMEOUT, reason=reason)
 
 
 def _problem(scores: Any, records: int) -> str:

@@ -1,0 +1,168 @@
+"""Remembers, across restarts of a scorer, the records whose reward ended its process.
+
+A function that holds the interpreter's lock, such as a regular expression, lets no other code of
+its process run: not the time limit, and not the answer that the records have timed out. So a scorer
+notes what it begins, and asks the kernel to end its process by an alarm. The process that takes its
+place reads the note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import signal
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gcore_core.runtime.messages import ENDED_BY_ALARM, ENDED_HUNG
+
+log = logging.getLogger(__name__)
+#: Seconds between a reward's time limit and the alarm. The limit comes first wherever other code of
+#: the process can run.
+GRACE_S = 2.0
+#: How much of what is over is kept: the latest, so that the note stays small.
+_KEPT = 1024
+
+
+class Key(NamedTuple):
+    """Names one reward's work on one record.
+
+    version: of the weights that sampled the record's last action. An evaluation asks again for the
+        same ordinals with other weights.
+    """
+
+    reward: str
+    purpose: str
+    ordinal: int
+    sample: int
+    version: int
+
+
+class _Note(msgspec.Struct):
+    """Holds what one process leaves to the next.
+
+    running: what the plain function that runs now was called with; empty where none runs.
+    suspects: what a process ended with, among the work of other groups or for the first time.
+    over: what ended a process by itself, or used up its time.
+    """
+
+    running: list[Key] = []
+    suspects: list[Key] = []
+    over: list[Key] = []
+
+
+class Overruns:
+    """Keeps the note of one scorer worker.
+
+    A call that holds several groups' records tells only that one of them overran. The records of
+    such a call are suspects: the next process scores each group of them alone. A group that ends
+    its process alone is over.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        ending: str = "",
+        set_alarm: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """Reads the note that an earlier process has left.
+
+        path: of the note; None keeps none.
+        ending: how that process ended; see ``WorkerSpec.ending``.
+        set_alarm: has the kernel end the process after so many seconds; 0: not any more.
+        """
+        self._path = path
+        self._set_alarm = set_alarm
+        self._note = _Note()
+        if path is not None and path.exists():
+            # A process that was killed while it wrote has left half a note, which says nothing.
+            with contextlib.suppress(msgspec.DecodeError):
+                self._note = msgspec.json.decode(path.read_bytes(), type=_Note)
+        self._judge(ending)
+
+    def _judge(self, ending: str) -> None:
+        """Decides what the work that the earlier process did not finish is."""
+        note = self._note
+        running = note.running
+        note.running = []
+        if not running or ending not in (ENDED_BY_ALARM, ENDED_HUNG):
+            return
+        is_alone = len({key.ordinal for key in running}) == 1
+        # An alarm is set for this work alone, so it is proof. A process that hung may have been
+        # stopped by somebody; it is proof when it happens again.
+        is_proof = ending == ENDED_BY_ALARM or set(running) <= set(note.suspects)
+        if is_alone and is_proof:
+            self.add_over(running)
+        else:
+            note.suspects += running
+        log.error(
+            "rewards.%s: ended the process while %s were scored; rewards.%s.timeout_s bounds it",
+            running[0].reward,
+            _shown(running),
+            running[0].reward,
+        )
+        self._write()
+
+    def _is_over(self, key: Key) -> bool:
+        """Returns whether this work has used up its time."""
+        return key in self._note.over
+
+    def parts(self, keys: Sequence[Key]) -> list[list[int]]:
+        """Divides work into calls: the indexes of ``keys`` of each call.
+
+        What is over is in none. Each group of suspects is a call, the rest is one.
+        """
+        suspects: dict[int, list[int]] = {}
+        others = []
+        for i, key in enumerate(keys):
+            if self._is_over(key):
+                continue
+            if key in self._note.suspects:
+                suspects.setdefault(key.ordinal, []).append(i)
+            else:
+                others.append(i)
+        # The harmless ones come first: they are answered whatever a suspect does.
+        return [part for part in (others, *suspects.values()) if part]
+
+    def add_over(self, keys: Sequence[Key]) -> None:
+        """Notes work that used up its time, although other code could run meanwhile."""
+        self._note.over = [*self._note.over, *keys][-_KEPT:]
+        self._write()
+
+    @contextlib.contextmanager
+    def watch(self, keys: Collection[Key], timeout_s: float) -> Iterator[None]:
+        """Notes that this work runs in the block, and bounds the block by an alarm."""
+        self._note.running = list(keys)
+        self._write()
+        self._set_alarm(timeout_s + GRACE_S)
+        try:
+            yield
+        finally:
+            self._set_alarm(0)
+            self._note.running = []
+            self._note.suspects = [key for key in self._note.suspects if key not in keys]
+            self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            self._path.write_bytes(msgspec.json.encode(self._note))
+
+
+def set_alarm(seconds: float) -> None:
+    """Has the kernel end this process after so many seconds; 0: not any more.
+
+    The signal needs no Python code, so it works while a function holds the interpreter's lock. The
+    stacks of all threads go to the log before.
+    """
+    if seconds:
+        faulthandler.register(signal.SIGALRM, chain=True)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _shown(keys: Sequence[Key]) -> str:
+    names = [f"{key.ordinal}/{key.sample}" for key in keys[:3]]
+    return ", ".join(names) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

@@ -1,0 +1,83 @@
+"""Work that ends its scorer is answered by the scorer that takes its place, and only that work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gcore_core.runtime.messages import ENDED_BY_ALARM, ENDED_HUNG
+from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns
+
+
+def keys(*records: tuple[int, int]) -> list[Key]:
+    return [Key("slow", "train", ordinal, sample, 0) for ordinal, sample in records]
+
+
+def dies(path: Path, work: list[Key], ending: str) -> Overruns:
+    """Returns what the next process knows when one ends in the middle of this work."""
+    before = Overruns(path)
+    running = before.watch(work, 1.0)
+    running.__enter__()
+    note = path.read_bytes()
+    del running  # which leaves the block; a process that dies does not
+    path.write_bytes(note)
+    return Overruns(path, ending)
+
+
+BATCH = keys((4, 0), (4, 1), (7, 0))
+
+
+def test_a_batch_that_overran_is_scored_group_by_group(tmp_path: Path) -> None:
+    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
+    fresh = keys((9, 0))
+    assert overruns.parts([*fresh, *BATCH]) == [[0], [1, 2], [3]]
+
+
+def test_a_group_that_overran_alone_is_scored_no_more(tmp_path: Path) -> None:
+    dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
+    overruns = dies(tmp_path / "note", BATCH[:2], ENDED_BY_ALARM)
+    assert overruns.parts(BATCH) == [[2]]
+
+
+@pytest.mark.parametrize("ending", ["", ENDED_HUNG])
+def test_work_in_a_process_that_was_killed_or_stopped_once_is_done_again(
+    ending: str, tmp_path: Path
+) -> None:
+    overruns = dies(tmp_path / "note", BATCH[:2], ending)
+    assert overruns.parts(BATCH[:2]) == [[0, 1]]
+
+
+def test_a_group_that_hung_twice_alone_is_scored_no_more(tmp_path: Path) -> None:
+    dies(tmp_path / "note", BATCH[:2], ENDED_HUNG)
+    overruns = dies(tmp_path / "note", BATCH[:2], ENDED_HUNG)
+    assert overruns.parts(BATCH[:2]) == []
+
+
+def test_suspects_that_are_scored_well_are_no_suspects_any_more(tmp_path: Path) -> None:
+    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
+    with overruns.watch(BATCH[:2], 1.0):
+        pass
+    assert overruns.parts([*BATCH, *keys((9, 0))]) == [[0, 1, 3], [2]]
+
+
+def test_the_same_record_under_other_weights_is_other_work(tmp_path: Path) -> None:
+    overruns = dies(tmp_path / "note", keys((4, 0)), ENDED_BY_ALARM)
+    later = [Key("slow", "train", 4, 0, 1)]
+    assert overruns.parts(keys((4, 0))) == []
+    assert overruns.parts(later) == [[0]]
+
+
+def test_half_a_note_says_nothing(tmp_path: Path) -> None:
+    dies(tmp_path / "note", keys((4, 0)), "")
+    note = (tmp_path / "note").read_bytes()
+    (tmp_path / "note").write_bytes(note[: len(note) // 2])
+    assert Overruns(tmp_path / "note", ENDED_BY_ALARM).parts(keys((4, 0))) == [[0]]
+
+
+def test_the_alarm_comes_behind_the_limit_and_ends_with_the_work(tmp_path: Path) -> None:
+    alarms: list[float] = []
+    overruns = Overruns(tmp_path / "note", set_alarm=alarms.append)
+    with overruns.watch(keys((4, 0)), 3.0):
+        assert alarms == [3.0 + GRACE_S]
+    assert alarms == [3.0 + GRACE_S, 0]
