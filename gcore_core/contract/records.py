@@ -107,6 +107,8 @@ class Header(msgspec.Struct, array_like=True):
     reward_status: reward -> "ok", "failed", "timeout" or "skipped".
     cost: ``Finished.cost`` of its generator.
     media: name -> further bytes that scorers and trainers need.
+    prompt_digest: xxh3-64 of the row as the generator opened it; 0 where it is not known. A scorer
+        compares it with its own opening of the row.
     """
 
     ordinal: int
@@ -125,6 +127,7 @@ class Header(msgspec.Struct, array_like=True):
     reward_status: dict[str, str] = {}
     cost: float = 0.0
     media: dict[str, Ref] = {}
+    prompt_digest: int = 0
 
     @property
     def key(self) -> tuple[int, int]:

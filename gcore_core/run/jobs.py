@@ -32,6 +32,7 @@ from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import (
+    DATASET_SECTIONS,
     NEVER,
     AnnotatorSettings,
     AnySettings,
@@ -192,6 +193,7 @@ def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) ->
         asks={
             reward.role: job.workers(reward.role) for reward in settings_of.values() if reward.role
         },
+        datasets={name: job.plan.provided[DATASET_SECTIONS[name]].reference for name in job.rows},
     )
     name = f"{worker}.{rank}"
     return _spec(job, site, name, job.scorer_count(rewards), factories | _datasets(job), settings)
@@ -286,8 +288,7 @@ def _data_parallel(job: Job) -> list[list[str]]:
 
 def _datasets(job: Job) -> dict[str, FactorySpec]:
     """Returns "dataset/<name>" -> the factory of every dataset of the job."""
-    where = {"train": "data", "evaluation": "evaluation.data"}
-    return {f"dataset/{name}": job.plan.factory(where[name]) for name in job.rows}
+    return {f"dataset/{name}": job.plan.factory(DATASET_SECTIONS[name]) for name in job.rows}
 
 
 def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:

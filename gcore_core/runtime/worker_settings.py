@@ -12,6 +12,7 @@ change here.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,6 +23,8 @@ from gcore_core.contract.records import Header
 
 #: An ordinal that no run reaches.
 NEVER = 1 << 62
+#: Dataset -> the section of the job that chooses it.
+DATASET_SECTIONS = MappingProxyType({"train": "data", "evaluation": "evaluation.data"})
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -90,11 +93,13 @@ class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
 
     rewards: name -> its settings.
     asks: generator role that one of them asks -> peer names of its replicas.
+    datasets: dataset -> its provider, as in ``use``.
     """
 
     context: PlainContext = PlainContext()
     rewards: dict[str, Reward]
     asks: dict[str, list[str]] = {}
+    datasets: dict[str, str] = {}
 
 
 class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):

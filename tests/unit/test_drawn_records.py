@@ -11,6 +11,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Lease, Prompt, Ref
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
 from gcore_core.runtime.shells import drawn_records
+from gcore_core.runtime.shells.prompts import prompt_digest
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.store.client import StoreWriter
 
@@ -21,6 +22,32 @@ def test_the_extra_cost_of_a_record_reaches_its_header() -> None:
     header = drawn_records._header(record)
     assert header.key == (3, 1)
     assert header.cost == 12.5
+
+
+def test_the_header_carries_the_digest_of_the_row() -> None:
+    prompt = Prompt(row=2, text="1+2=", fields={"answer": "3", "source": "a"})
+    request = SampleRequest(ordinal=3, sample=1, seed=7, prompt=prompt)
+    header = drawn_records._header(Finished(request=request, status=FINISHED, versions=(4, 5)))
+    assert header.prompt_digest == prompt_digest(prompt) != 0
+
+
+def test_the_digest_of_a_row_depends_on_its_content_alone() -> None:
+    row = Prompt(row=2, text="1+2=", images=["/a/x.png"], fields={"answer": "3", "source": "a"})
+    same = Prompt(row=2, text="1+2=", images=["/b/x.png"], fields={"source": "a", "answer": "3"})
+    assert prompt_digest(row) == prompt_digest(same)
+    others = [
+        Prompt(row=3, text=row.text, images=row.images, fields=row.fields),
+        Prompt(row=2, text="1+2", images=row.images, fields=row.fields),
+        Prompt(row=2, messages=[], images=row.images, fields=row.fields),
+        Prompt(row=2, text=row.text, images=[], fields=row.fields),
+        Prompt(row=2, text=row.text, images=row.images, fields={**row.fields, "answer": "4"}),
+    ]
+    assert len({prompt_digest(other) for other in [row, *others]}) == 6
+
+
+def test_a_row_that_cannot_be_encoded_has_no_digest() -> None:
+    assert prompt_digest(Prompt(row=2, text="", fields={"answer": object()})) == 0
+    assert prompt_digest(Prompt(row=2, text="", fields={"choices": {1: "a"}})) == 0
 
 
 class SlowStore:

@@ -29,7 +29,7 @@ from gcore_core.config.plan import Plan, load_plan
 from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
-from gcore_core.contract.records import RunFacts, StepReport
+from gcore_core.contract.records import Header, RunFacts, StepReport
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
@@ -37,6 +37,8 @@ from gcore_core.run.export import export
 from gcore_core.runtime.messages import Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.shells.prompts import open_row
+from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
 ROOT = Path(__file__).parents[2]
@@ -282,6 +284,12 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "no rows": lambda w: w.data("core/jsonl", ""),
         "not JSON": lambda w: w.data("core/jsonl", "{'prompt': 1}\n"),
         "no such field": lambda w: w.data("core/jsonl", '{"question": "1+1="}\n'),
+        "rows that differ between processes": lambda w: open_row(
+            Header(ordinal=0, sample=0, row=17, seed=0, prompt_digest=7),
+            fake.FakeDataset(fake.FakeDataConfig()),
+            "mine/shuffled",
+            "data",
+        ),
         "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
     },
     "Checkpoints": {

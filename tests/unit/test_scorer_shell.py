@@ -10,16 +10,18 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Header, Prompt, RecordScore
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, ScoreRequest
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.prompts import prompt_digest
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
@@ -101,6 +103,34 @@ async def test_every_reward_of_the_worker_adds_its_value(bench: Bench) -> None:
     assert [(score.values, score.statuses) for score in reply] == [
         ({"one": 1.0, "two": 2.0}, {"one": "ok", "two": "ok"})
     ] * 2
+
+
+@pytest.mark.parametrize("purpose", ["train", "greedy"])
+async def test_a_row_that_is_another_one_than_the_generators_is_refused(
+    purpose: str, bench: Bench
+) -> None:
+    section = "data" if purpose == "train" else "evaluation.data"
+    dataset = FakeDataset(FakeDataConfig(rows=8))
+    shell = ScorerShell(
+        [NamedScorer(name="one", scorer=Reward(ones), timeout_s=60.0)],
+        {"train": dataset, "evaluation": dataset},
+        StoreReader(bench.directory, "node0", SECRET),
+        ThreadCompute(),
+        bench.given_up.append,
+        providers={"train": "mine/rows", "evaluation": "mine/rows"},
+    )
+
+    def request(offset: int) -> ScoreRequest:
+        digests = [prompt_digest(dataset[header.row + offset]) for header in bench.headers]
+        headers = [
+            msgspec.structs.replace(header, prompt_digest=digest)
+            for header, digest in zip(bench.headers, digests, strict=True)
+        ]
+        return ScoreRequest(purpose, headers)
+
+    assert len(await shell.score(request(0), Call(lambda: None))) == 2
+    with pytest.raises(DataError, match=f"^{section}: dataset mine/rows: row 0 is another one"):
+        await shell.score(request(1), Call(lambda: None))
 
 
 def raises(records: Sequence[ScoredRecord]) -> list[Score]:

@@ -878,6 +878,7 @@ def test_a_header_of_the_worst_realistic_record_fits(worst_ref: Callable[[], Ref
         rewards=dict.fromkeys(names, 0.123),
         reward_status=dict.fromkeys(names, "timeout"),
         cost=1e9,
+        prompt_digest=2**64 - 1,
     )
     assert len(msgspec.msgpack.encode(header)) <= HEADER_LIMIT_BYTES
 

@@ -194,7 +194,15 @@ class Worker:
         spec = self._spec
         note = Path(spec.store.directory) / f"{spec.name}-running"
         overruns = Overruns(note, spec.ending, self._set_alarm)
-        shell = ScorerShell(scorers, self._datasets(), reader, self._compute, self._leave, overruns)
+        shell = ScorerShell(
+            scorers,
+            self._datasets(),
+            reader,
+            self._compute,
+            self._leave,
+            overruns,
+            settings.datasets,
+        )
         shell.register(service)
 
     def _trainer(self, settings: TrainerSettings, service: Service) -> None:

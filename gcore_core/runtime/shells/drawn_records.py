@@ -14,6 +14,7 @@ from gcore_core.contract.generator import Finished
 from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
+from gcore_core.runtime.shells.prompts import prompt_digest
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.store.client import StoreWriter
 
@@ -180,4 +181,5 @@ def _header(record: Finished) -> Header:
         status=record.status,
         reason=short_reason(record.reason),
         cost=record.cost,
+        prompt_digest=prompt_digest(request.prompt),
     )

@@ -25,6 +25,7 @@ from gcore_core.contract.records import (
     REWARD_TIMEOUT,
     Header,
     Inquiry,
+    Prompt,
     RecordScore,
 )
 from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer, failure
@@ -32,9 +33,11 @@ from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRe
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import Key, Overruns
+from gcore_core.runtime.shells.prompts import open_row
 from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.store.columns import Columns
+from gcore_core.runtime.worker_settings import DATASET_SECTIONS
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +76,7 @@ class ScorerShell:
     datasets: "train" and "evaluation" -> the rows of the records' prompts.
     give_up: ends the process with an exit code; its agent starts it again.
     overruns: what earlier processes have ended with; by default nothing is kept.
+    providers: dataset -> its provider, as in ``use``, for errors.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class ScorerShell:
         compute: Compute,
         give_up: Callable[[int], None],
         overruns: Overruns | None = None,
+        providers: Mapping[str, str] | None = None,
     ) -> None:
         self._scorers = scorers
         self._datasets = datasets
@@ -90,6 +95,7 @@ class ScorerShell:
         self._compute = compute
         self._give_up = give_up
         self._overruns = overruns or Overruns()
+        self._providers = providers or {}
         self._turn = asyncio.Lock()  # of rewards that run in the thread, one at a time
 
     def register(self, service: Service) -> None:
@@ -97,10 +103,10 @@ class ScorerShell:
 
     async def score(self, request: ScoreRequest, call: Call) -> list[RecordScore]:
         """Scores of records: of every reward of this worker that the request wants."""
-        dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
+        name = "train" if request.purpose == TRAIN else "evaluation"
         contents = await self._store.records(request.headers)
         records = [
-            _record(header, content, dataset)
+            _record(header, content, self._prompt(header, name))
             for header, content in zip(request.headers, contents, strict=True)
         ]
         rewards = [
@@ -118,6 +124,11 @@ class ScorerShell:
                 for result, score in zip(results, scores, strict=True)
             ]
         return [msgspec.structs.replace(r, asked=self._take_inquiries(r)) for r in results]
+
+    def _prompt(self, header: Header, name: str) -> Prompt:
+        """Opens the row of a record in the dataset ``name``."""
+        where = DATASET_SECTIONS[name]
+        return open_row(header, self._datasets[name], self._providers.get(name, ""), where)
 
     def _take_inquiries(self, result: RecordScore) -> list[Inquiry]:
         """Returns the measured questions about a record, each of them once.
@@ -275,12 +286,12 @@ def _problem(scores: Any, records: int) -> str:
     return ""
 
 
-def _record(header: Header, content: tuple[Columns, Columns], dataset: Dataset) -> ScoredRecord:
+def _record(header: Header, content: tuple[Columns, Columns], prompt: Prompt) -> ScoredRecord:
     columns, media = content
     return ScoredRecord(
         ordinal=header.ordinal,
         sample=header.sample,
-        prompt=dataset[header.row],
+        prompt=prompt,
         text=columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else "",
         status=header.status,
         columns=columns,

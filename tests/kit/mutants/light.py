@@ -17,6 +17,7 @@ import pytest
 from gcore_core.builtin.placement import Even
 from gcore_core.contract.algorithms import GroupScalars, Work
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import FactorySpec, reference_to
 from gcore_core.contract.launching import Site
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
@@ -632,6 +633,28 @@ class CleanDataset(DatasetContract):
     def dataset(self) -> FakeDataset:
         return self.Backend(fake.FakeDataConfig())
 
+    def factory(self) -> FactorySpec:
+        backend = f"{__file__}:{self.Backend.__qualname__}"
+        if self.Backend is FakeDataset:
+            backend = reference_to(FakeDataset)
+        return FactorySpec(backend, reference_to(fake.FakeDataConfig))
+
+
+class ShufflesWithoutASeed(CleanDataset):
+    """The rows of one opening are the same every time; another opening has other ones."""
+
+    caught_by = ("test_a_row_is_the_same_in_another_process",)
+
+    class Backend(FakeDataset):
+        def __init__(self, config: fake.FakeDataConfig) -> None:
+            super().__init__(config)
+            self._order = random.Random().sample(range(len(self)), len(self))
+
+        def __getitem__(self, row: int) -> Prompt:
+            if not 0 <= row < len(self):
+                raise IndexError(row)
+            return Prompt(row=row, text=super().__getitem__(self._order[row]).text)
+
 
 class CountsFromOne(CleanDataset):
     caught_by = ("test_a_row_knows_its_number",)
@@ -660,7 +683,10 @@ class TextAndMessages(CleanDataset):
 
 
 class AugmentsAtRandom(CleanDataset):
-    caught_by = ("test_a_row_is_the_same_every_time_and_travels",)
+    caught_by = (
+        "test_a_row_is_the_same_every_time_and_travels",
+        "test_a_row_is_the_same_in_another_process",
+    )
 
     class Backend(FakeDataset):
         def __getitem__(self, row: int) -> Prompt:
