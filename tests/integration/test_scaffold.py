@@ -110,6 +110,22 @@ ANSWERS = {
     ],
 }
 
+#: What an author would write at a generator's marks whose engine is torch.
+WITH_TORCH = [
+    """
+    from gcore_torch.config import TorchGeneratorConfig
+    from gcore_torch.generator import TorchGenerator
+    limit = TorchGeneratorConfig(max_new_tokens=config.max_new_tokens)
+    self._engine = TorchGenerator(limit, context)
+    """,
+    *ANSWERS["generator"][1:-1],
+    """
+    from gcore_language.tiny import save_model
+    save_model(tmp_path, "llama")
+    return {"path": str(tmp_path)}
+    """,
+]
+
 
 def fill_in(directory: Path, answers: list[str]) -> None:
     """Writes the answers where the marks are."""
@@ -155,10 +171,52 @@ def test_a_new_plugin_fails_its_contract_until_it_is_filled_in(
     before = run_tests(directory, environment, "-x", "-k", "not TestPlugin")
     assert before.returncode == 1 and "NotImplementedError" in before.stdout, before.stdout
     fill_in(directory, ANSWERS[request.node.callspec.params["written"]])
-    after = run_tests(directory, environment)
+    # The model of the fake engine is none that torch can train; the test below has one.
+    after = run_tests(directory, environment, "-k", "not TestWithTorch")
     assert after.returncode == 0, after.stdout
     checked = [sys.executable, "-m", "gcore_core", "plugins", "check", "scaffolded"]
     assert subprocess.run(checked, env=environment, cwd=directory).returncode == 0
+
+
+@pytest.mark.parametrize("written", ["generator"], indirect=True)
+def test_a_new_generator_is_compared_with_a_trainer_on_torch(
+    written: tuple[Path, dict[str, str]],
+) -> None:
+    """Log-probs that are wrong by a little fail, though the engine claims nothing but a push."""
+    pytest.importorskip("gcore_torch")
+    pytest.importorskip("torch")
+    directory, environment = written
+    fill_in(directory, WITH_TORCH)
+    right = run_tests(directory, environment, "-k", "TestWithTorch")
+    assert re.search(r"^3 passed.* 1 not claimed", right.stdout, flags=re.MULTILINE), right.stdout
+    (engine,) = directory.glob("gcore_scaffolded/engine.py")
+    engine.write_text(
+        engine.read_text().replace(
+            "return self._engine.step()",
+            """ended = self._engine.step()
+        for record in ended:
+            record.columns["logp"] = record.columns["logp"] - np.float32(0.01)
+        return ended""",
+        )
+    )
+    wrong = run_tests(directory, environment, "-k", "TestWithTorch")
+    assert re.search(r"^2 failed", wrong.stdout, flags=re.MULTILINE), wrong.stdout
+
+
+@pytest.mark.parametrize("written", ["generator"], indirect=True)
+def test_a_new_generator_says_why_it_is_not_compared_without_torch(
+    written: tuple[Path, dict[str, str]],
+) -> None:
+    directory, environment = written
+    hide = """
+        import importlib.util
+        find_spec = importlib.util.find_spec
+        importlib.util.find_spec = lambda name: None if name == "gcore_torch" else find_spec(name)
+        """
+    (directory / "conftest.py").write_text(textwrap.dedent(hide))
+    skipped = run_tests(directory, environment, "-rs", "-k", "TestWithTorch")
+    assert skipped.returncode == 0
+    assert "no trainer to compare with: pip install gcore-torch" in skipped.stdout
 
 
 def test_every_kind_of_template_is_filled_in_by_these_tests() -> None:

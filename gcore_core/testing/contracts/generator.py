@@ -13,6 +13,7 @@ from gcore_core.contract.generator import Finished, Generator, SampleRequest, Sc
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.generator_engine import EngineTests
+from gcore_core.testing.contracts.generator_logprobs import LogprobTests
 from gcore_core.testing.contracts.sleep import SleepTests
 
 Key = tuple[int, int]
@@ -26,7 +27,7 @@ _COLUMNS = {
 }
 
 
-class GeneratorContract(EngineTests, SleepTests, Contract):
+class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
     """To test a generator, override ``provider``, or both ``generator`` and ``capabilities``.
 
     tolerance: how much log-probs may differ, in nats.
@@ -234,10 +235,13 @@ class GeneratorContract(EngineTests, SleepTests, Contract):
     def test_the_seed_decides_and_not_the_place(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
-        """When two samples of a prompt exchange their seeds, they exchange their tokens."""
+        """When two samples of a prompt exchange their seeds, they exchange their tokens.
+
+        The order in which they are submitted is another one, too.
+        """
         turned = [request_with(r, sample=(r.sample + 1) % self.samples) for r in requests]
         before = self.run(generator, requests)
-        after = self.run(generator, turned)
+        after = self.run(generator, turned[::-1])
         for request, other in zip(requests, turned, strict=True):
             one = before[key_of_request(request)]
             two = after[key_of_request(other)]

@@ -52,6 +52,21 @@ def perturbed(tensors: Tensors, scale: float = 0.5) -> Tensors:
     return shaken_tensors
 
 
+def scaled(tensors: Tensors, factor: float) -> Tensors:
+    """Returns the tensors with floating-point ones multiplied by a factor, in their own dtype."""
+    scaled_tensors = []
+    for spec, array in tensors:
+        if spec.dtype in _FLOATS:
+            values = array.copy().view(_FLOATS[spec.dtype])
+            array = (values * factor).astype(values.dtype).view(np.uint8)
+        elif spec.dtype == "BF16":
+            values = (array.copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            scaled_bits = (values * np.float32(factor)).view(np.uint32) >> 16
+            array = scaled_bits.astype(np.uint16).view(np.uint8)
+        scaled_tensors.append((spec, array))
+    return scaled_tensors
+
+
 def _shaken(values: np.ndarray, random: np.random.Generator, scale: float) -> np.ndarray:
     noise = random.standard_normal((2, values.size))
     return np.asarray(values * (1 + scale * noise[0]) + 0.02 * noise[1])

@@ -58,6 +58,8 @@ class TestGenerator(_OnTiny, GeneratorContract):
         "test_two_batches_in_flight_do_not_mix": _TOKENS,
         "test_the_same_seed_gives_the_same_tokens": _TOKENS,
         "test_the_seed_decides_and_not_the_place": _TOKENS,
+        "test_the_same_action_has_the_same_logprob": _TOKENS,
+        "test_first_actions_occur_as_often_as_their_logprobs_say": _TOKENS,
         "test_samples_that_run_through_a_push_say_so": (
             "a sample ends in the step in which it begins"
         ),

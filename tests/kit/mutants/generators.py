@@ -77,7 +77,10 @@ class ReturnsASampleTwice(Clean):
 
 
 class DropsALogprob(Clean):
-    caught_by = ("test_every_action_has_its_logprob",)
+    caught_by = (
+        "test_every_action_has_its_logprob",
+        "test_first_actions_occur_as_often_as_their_logprobs_say",
+    )
 
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
@@ -97,6 +100,7 @@ class CountsTokensIn64Bits(Clean):
 class ForgetsTheSoftmax(Clean):
     caught_by = (
         "test_logprobs_are_finite_and_not_positive",
+        "test_first_actions_occur_as_often_as_their_logprobs_say",
         "test_logprobs_are_those_at_the_temperature_told",
         "test_samples_that_run_through_a_push_say_so",
     )
@@ -176,6 +180,101 @@ class LeaksABatchIntoAnother(Clean):
                     self._running[request.ordinal, request.sample][1][:] = running[1]
 
 
+# -- engines that claim no more than a push --------------------------------------------------------
+
+
+class PushOnly(FakeGenerator):
+    """Can do what the scaffold writes, and nothing else."""
+
+    fingerprint = None  # type: ignore[assignment]
+    logprobs = None  # type: ignore[assignment]
+    sleep = None  # type: ignore[assignment]
+    wake = None  # type: ignore[assignment]
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        raise NotImplementedError("a sample cannot be ended")
+
+
+class CleanPushOnly(Clean):
+    capabilities = frozenset({"weights.push"})
+    Backend: ClassVar[type[FakeGenerator]] = PushOnly
+
+
+class LogprobsAreShiftedByOne(CleanPushOnly):
+    caught_by = (
+        "test_the_same_action_has_the_same_logprob",
+        "test_first_actions_occur_as_often_as_their_logprobs_say",
+        "test_samples_that_run_through_a_push_say_so",
+    )
+
+    class Backend(PushOnly):
+        """Each action has the log-prob of the action before it."""
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(record, logp=np.roll(record.columns["logp"], 1))
+
+
+class LogprobsOfAnotherSample(CleanPushOnly):
+    caught_by = (
+        "test_the_same_action_has_the_same_logprob",
+        "test_first_actions_occur_as_often_as_their_logprobs_say",
+        "test_samples_that_run_through_a_push_say_so",
+    )
+
+    class Backend(PushOnly):
+        """Of samples that end together, each gets the log-probs of the next."""
+
+        def step(self) -> list[Finished]:
+            ended = super().step()
+            others = [*ended[1:], *ended[:1]]
+            return [
+                with_columns(one, logp=two.columns["logp"])
+                for one, two in zip(ended, others, strict=True)
+            ]
+
+
+class LogprobsAreNotOfTheSamplingTemperature(CleanPushOnly):
+    caught_by = ("test_first_actions_occur_as_often_as_their_logprobs_say",)
+
+    class Backend(PushOnly):
+        """Draws at temperature 0.3, and tells the log-probs of temperature 1."""
+
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            logits = self._logits
+            self._logits = logits / np.float32(0.3)
+            letter = super()._draw(request, position)
+            self._logits = logits
+            return letter
+
+
+class NeverDrawsTheLastLetters(CleanPushOnly):
+    caught_by = ("test_first_actions_occur_as_often_as_their_logprobs_say",)
+
+    class Backend(PushOnly):
+        """Draws from the six most probable letters, and tells log-probs over all nine."""
+
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            logits = self._logits
+            self._logits = np.where(logits >= np.sort(logits)[3], logits, -50).astype(np.float32)
+            letter = super()._draw(request, position)
+            self._logits = logits
+            return letter
+
+
+class TellsTheLogprobsOfNewWeights(CleanPushOnly):
+    caught_by = ("test_samples_that_run_through_a_push_say_so",)
+
+    class Backend(PushOnly):
+        """Log-probs are computed when a sample ends, under the weights of then."""
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(
+                record, logp=log_softmax(self._logits)[record.columns["action_ids"]]
+            )
+
+
 # -- seeds -----------------------------------------------------------------------------------------
 
 
@@ -209,8 +308,29 @@ class ThePlaceDecides(Clean):
             )
 
 
+class ThePlaceInTheBatchDecides(Clean):
+    caught_by = (
+        "test_the_seed_decides_and_not_the_place",
+        "test_two_batches_in_flight_do_not_mix",
+    )
+
+    class Backend(FakeGenerator):
+        """The n-th sample of a call draws with the seed of the n-th place."""
+
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            super().submit(requests)
+            self._places = {(r.ordinal, r.sample): place for place, r in enumerate(requests)}
+
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            place = self._places.get((request.ordinal, request.sample), request.seed)
+            return super()._draw(replace(request, seed=place), position)
+
+
 class AllSamplesAlike(Clean):
-    caught_by = ("test_samples_of_a_prompt_differ",)
+    caught_by = (
+        "test_samples_of_a_prompt_differ",
+        "test_first_actions_occur_as_often_as_their_logprobs_say",
+    )
 
     class Backend(FakeGenerator):
         def _draw(self, request: SampleRequest, position: int) -> int:
