@@ -106,7 +106,7 @@ def overrides(generator: str, trainer: str) -> list[str]:
     """Returns the overrides of the recipe for a pair of generator and trainer."""
     engine = trainer.partition("-")[0]
     small = ["controller.config.prompts=8", "advantage.config.group_size=4", "evaluation.prompts=4"]
-    if generator == "sglang":  # some 60 tokens a second on a CPU
+    if generator == "sglang":  # it is the slowest of them on a CPU
         small = [
             "controller.config.prompts=4",
             "advantage.config.group_size=4",

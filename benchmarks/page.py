@@ -110,8 +110,9 @@ def wrong_figures(text: str, value_of: dict[str, float]) -> list[str]:
 
 
 def pages() -> list[Path]:
-    """Returns the pages that may have figures: README and everything in docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Returns the pages that may have figures: docs and all READMEs."""
+    folders = ("docs/**/*.md", "plugins/*/README.md")
+    return [ROOT / "README.md", *(path for f in folders for path in sorted(ROOT.glob(f)))]
 
 
 def is_stale(benchmark: Benchmark, result: dict[str, Any]) -> bool:
