@@ -80,8 +80,8 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "verdicts are kept": (
         Ledger,
         "close",
-        "verdicts = self._verdicts\n    self._verdicts = {}",
-        "verdicts = dict(self._verdicts)",
+        "self._closed.append(self._verdicts)\n    self._verdicts = {}",
+        "self._closed.append(dict(self._verdicts))",
     ),
     "the first that finish are taken": (Quota, "end", "teach = sorted(", "teach = list("),
     "one group too few": (

@@ -198,8 +198,10 @@ class PushSource:
     async def _hand_out(self, index: int, offers: list[Offers]) -> Bucket:
         """Runs once for each index: one row of the table at the top of this module.
 
-        By asking for the index after the last bucket, receivers say that they have read all. They
-        get the last bucket once more, and the writer gives its memory back.
+        By asking for the index after the last bucket, receivers say that they have read all; where
+        the memory is shared memory they need not ask (see ``pull_weights``). They get the last
+        bucket once more, since ``_fill_next`` has nothing else to give, and the writer gives its
+        memory back.
         """
         self._all_asked_for = index
         if index == 0:
@@ -246,6 +248,11 @@ class PushSource:
             )
 
     def _fill_soon(self) -> None:
+        """Begins to fill one more bucket.
+
+        Several fills may wait. ``Compute`` runs them one at a time and in order, so ``_fill_next``
+        needs no lock, and what is ``_latest`` to it is the bucket before.
+        """
         self._ahead.append(asyncio.ensure_future(self._compute(self._fill_next)))
 
     def _fill_next(self) -> Bucket:

@@ -32,6 +32,12 @@ def make(shard: int = 0, shards: int = 1, samples: int = 2, next_ordinal: int = 
     )
 
 
+def committed(ledger: Ledger) -> dict[int, tuple[str, str]]:
+    """The verdicts of the step that is being drawn, which ends behind its last lease."""
+    ledger.close(ledger.next_ordinal, carry=False)
+    return ledger.commit()
+
+
 def record(ordinal: int, sample: int, **changes: object) -> Header:
     return Header(ordinal=ordinal, sample=sample, row=0, seed=0, **changes)  # type: ignore[arg-type]
 
@@ -99,7 +105,7 @@ def test_a_late_record_of_a_settled_group_is_refused() -> None:
     ledger.settle(0, QUARANTINED, "lost")
     assert not ledger.finished(record(0, 0))
     ledger.scored(score(0, 0, "exact"), {"exact"})  # and its late score is ignored
-    assert ledger.commit() == {0: (QUARANTINED, "lost")}
+    assert committed(ledger) == {0: (QUARANTINED, "lost")}
 
 
 def test_an_ordinal_gets_one_verdict() -> None:
@@ -111,8 +117,8 @@ def test_an_ordinal_gets_one_verdict() -> None:
     with pytest.raises(ContractError, match="ordinal 7"):
         ledger.settle(7, TRAINED)
     ledger.settle(1, FILTERED, "equal_rewards")
-    assert ledger.commit() == {0: (TRAINED, ""), 1: (FILTERED, "equal_rewards")}
-    assert ledger.commit() == {}  # they were handed out
+    assert committed(ledger) == {0: (TRAINED, ""), 1: (FILTERED, "equal_rewards")}
+    assert committed(ledger) == {}  # they were handed out
 
 
 def test_a_step_cannot_end_with_open_groups() -> None:
@@ -122,10 +128,10 @@ def test_a_step_cannot_end_with_open_groups() -> None:
     with pytest.raises(
         ContractError, match=r"ordinals \[0, 2\]: a step cannot end with open groups"
     ):
-        ledger.commit()
+        committed(ledger)
     ledger.settle(0, TRAINED)
     ledger.settle(2, TRAINED)
-    assert list(ledger.commit()) == [1, 0, 2]
+    assert list(committed(ledger)) == [1, 0, 2]
 
 
 @given(
@@ -236,7 +242,7 @@ def test_ordinals_after_the_end_of_a_step_are_leased_by_the_next_one(carry: bool
         for group in ledger.complete():
             ledger.settle(group[0].ordinal, QUARANTINED if group[0].ordinal == 5 else TRAINED)
     assert sorted(ordinal for ledger in ledgers for ordinal in ledger.close(3, carry)) == [3, 4, 5]
-    assert [ledger.commit().keys() for ledger in ledgers] == [{0, 2}, {1}]
+    assert [committed(ledger).keys() for ledger in ledgers] == [{0, 2}, {1}]
     assert {ordinal for ledger in ledgers for ordinal in ledger.carried()} == (
         {3, 4} if carry else set()
     )
@@ -255,6 +261,6 @@ def test_a_carried_group_keeps_the_version_that_sampled_it() -> None:
     for ordinal in range(2):
         ledger.settle(ordinal, FILTERED)
     ledger.close(1, True)
-    ledger.commit()
+    committed(ledger)
     draw(ledger, ledger.lease(2), version=5)
     assert [group[0].versions for group in ledger.complete()] == [(4, 4), (5, 5)]

@@ -55,9 +55,12 @@ class Awake(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Last:
-    """Holds what was measured in the step that is over; empty and 0 before the first step.
+    """Holds what was measured in the step that is over.
 
-    measured: role -> its finished requests; empty where no record was drawn.
+    Where ``measured`` is empty, nothing was, as before the first step. The seconds mean nothing
+    then. They are the lead's own.
+
+    measured: role -> its finished requests, of all shards.
     rollout_s: seconds of the rollout.
     training_s: seconds from the end of the rollout to the next decision, less those in which
         generators were put to sleep.
@@ -142,6 +145,8 @@ class Mover:
         if was_measured:
             self._record_outcome(last, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
+        # Only lost replicas are asked whether they are back. That another one is lost is found by
+        # ``rescue``, when a judge needs it: to ask all before each step would hold every step up.
         self._sleepers.lost = await self._sleepers.find_lost(self._sleepers.lost)
         self._step = step
         self._decision = self._replace_if_starving(step, decision)
@@ -149,9 +154,10 @@ class Mover:
         self._failed_looks = 0
         self._turns_s = 0.0
         self._served = {}
-        self._boundary_s = (
-            await self._carry_out(self._decision, False, release_before) + self._sleepers.rest_s
-        )
+        arranged_s = await self._carry_out(self._decision, False, release_before)
+        self._boundary_s = arranged_s + self._sleepers.rest_s
+        # The policy sees the seconds of a change only where there was one. Where nothing woke and
+        # nothing had rested, some replicas only went to sleep, or were told of ``release_before``.
         if self._boundary_s and (self._sleepers.moved or self._sleepers.rest_s):
             self._switch_s = self._boundary_s
         return self._make_awake(self._decision)

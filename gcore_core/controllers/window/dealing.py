@@ -58,7 +58,7 @@ def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]
     so 32 lanes, 1000 leases of one sample:
 
         records left   size of a part   parts
-                1000   3/4/32 -> 23        32
+                1000             23        32        3/4 of 1000, over 32 lanes
                  264              6        32
                   72              1        32
                   40              1        32

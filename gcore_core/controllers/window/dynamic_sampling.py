@@ -3,9 +3,14 @@
 Everything here is pure.
 
 A step takes the lowest ordinals whose groups teach, up to the number that it needs, and everything
-before the last of them: never the first to finish. Whatever was issued beyond is as if it had not
-been. So what is consumed does not depend on timing, on the number of shards, or on how much was
-issued. Every shard computes the same from the same sums, so none has to ask another.
+before the last of them: never the first to finish. What was issued beyond is surplus: the next step
+leases its ordinals again. Where surplus is drawn anew, what is consumed does not depend on timing,
+on the number of shards, or on how much was issued. Where it is carried it does, since a step then
+takes records that older weights drew.
+
+All shards issue the same number: they compute it from the same sums and ask nobody. Only where a
+step ends is asked of the lead, since that takes the ordinals of all shards that teach: see ``end``
+and ``Window._close``.
 """
 
 from __future__ import annotations
@@ -98,10 +103,13 @@ class Quota:
     def issue(self) -> int:
         """Decides how many groups to issue now, and counts them as issued.
 
-        The first round leases all of the last step's surplus again, even where fewer are missing:
-        ordinals are leased without gaps, and the surplus has the lowest. Carried groups cost
-        nothing more. The others of the surplus are drawn anew, so they stand for that many of the
-        missing ones.
+        In the first round that is the last step's surplus, all of it, and what is missing besides.
+        All of it even where less is missing: ordinals are leased without gaps, and the surplus has
+        the lowest. Of the surplus
+
+            carried, teaching      count as kept: that many less must be drawn
+            carried, not teaching  count for nothing, and cost nothing
+            the others             are drawn anew, so they count as that many of the missing ones
         """
         leftover = self._leftover if self.rounds == 0 else Leftover()
         missing = self._missing(self.needed - leftover.teach)

@@ -61,13 +61,18 @@ class Ledger:
     rows: size of the dataset.
     seed: of the run; it gives the order of the rows.
     samples: records that a group has.
-    next_ordinal: the first one of the run that no step has leased; every shard moves it alike.
+    next_ordinal: the next one that is leased. Every shard moves it alike, and ``close`` moves it
+        back to the step's end.
 
-    A group is *open* from its lease to its verdict, then *settled*. ``close`` ends the step's
-    leases at an ordinal, perhaps before the last one that was leased: the groups before the end
-    wait for ``commit``. Those behind it are leased again by the next step. A group that is kept
-    for it with its records is *carried*; the others are drawn anew. The next step may lease before
-    this one is committed.
+    A group is *open* from its lease to its verdict, then *settled*. ``close`` ends the step at an
+    ordinal, perhaps before the last one that was leased. Then a settled group is
+
+        before the end   gone from here; its verdict waits for ``commit``
+        carried          behind the end and kept with its records; the next step leases it and draws
+                         nothing
+        forgotten        behind the end; the next step leases it and draws it anew
+
+    The next step may lease before this one is committed.
     """
 
     def __init__(
@@ -216,15 +221,17 @@ class Ledger:
                 group.carried = True
                 self._carried[ordinal] = group
         self.next_ordinal = end
-        verdicts = self._verdicts
+        self._closed.append(self._verdicts)
         self._verdicts = {}
-        self._closed.append(verdicts)
-        self._settled.clear()
+        self._settled.clear()  # the window has these groups, see ``Window._settle``
         self._ended.clear()
         return surplus
 
     def verdicts(self) -> list[str]:
-        """Returns the verdicts of the step so far, in the order in which groups became complete."""
+        """Returns the verdicts of the step so far, in the order in which groups became complete.
+
+        Carried groups are left out: they counted in the step that drew them.
+        """
         return [self._verdicts[ordinal][0] for ordinal in self._ended if ordinal in self._verdicts]
 
     def carried(self) -> list[int]:
@@ -251,11 +258,8 @@ class Ledger:
     def commit(self) -> dict[int, tuple[str, str]]:
         """Takes out the oldest closed step, since it has been trained on.
 
-        Returns ordinal -> (verdict, reason). Where no step is closed, the step that is being drawn
-        is closed first, behind its last lease.
+        Returns ordinal -> (verdict, reason).
         """
-        if not self._closed:
-            self.close(self.next_ordinal, carry=False)
         return self._closed.popleft()
 
     def state(self) -> dict[str, Any]:

@@ -11,6 +11,11 @@ T = TypeVar("T")
 
 
 class Compute(Protocol):
+    """Runs ``work(*args)`` and returns what it gives.
+
+    Calls run one at a time, in the order in which they are begun, so a caller may begin several.
+    """
+
     async def __call__(self, work: Callable[..., T], *args: Any) -> T: ...
 
 
