@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gcore_genrm.parser_config import ParserConfig, compiled, require
+from gcore_genrm.parser_config import ParserConfig, require
 from gcore_genrm.parsers import make_reader, make_rubric_reader
+from gcore_genrm.patterns import Pattern
 from gcore_genrm.templates import FIELDS, Form, Template, read_template
 
 # In a general template <line> becomes the form of the line that the parser reads, <scores> what a
@@ -152,7 +153,7 @@ class JudgeConfig:
         )
         require(self.retries >= 0, "retries", f"must not be negative, is {self.retries}.")
         require(self.stop_after >= 0, "stop_after", f"must not be negative, is {self.stop_after}.")
-        compiled(self.completion_pattern, "completion_pattern")
+        Pattern(self.completion_pattern, "completion_pattern")
         self.make_form()
 
     def _check_fit(self) -> None:
@@ -374,7 +375,8 @@ class RubricConfig(PointwiseConfig):
                 "one line cannot hold the scores of all criteria; leave it out, or set together: "
                 "false.",
             )
-            named = not self.parser.pattern or "name" in re.compile(self.parser.pattern).groupindex
+            pattern = Pattern(self.parser.pattern, "parser.pattern")
+            named = not self.parser.pattern or "name" in pattern.names
             require(
                 named, "parser.pattern", "has no group (?P<name>...), which says whose score it is."
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, f
 from gcore_genrm.config import PointwiseConfig, RubricConfig
 from gcore_genrm.panel import Case, Panel, Ruling, combined, media_of
 from gcore_genrm.parsers import on_scale
+from gcore_genrm.patterns import Pattern, SlowPattern, timed_out
 from gcore_genrm.templates import MissingField, text_of
 
 
@@ -19,16 +19,17 @@ class Judged:
     """Finds the part of completions that a judge sees: a pattern's last match, or the whole."""
 
     def __init__(self, pattern: str) -> None:
-        self._pattern = re.compile(pattern) if pattern else None
+        self._pattern = Pattern(pattern, "completion_pattern") if pattern else None
 
     def find(self, text: str) -> str | None:
-        """Returns the part that is judged; None where the pattern is not in the text."""
+        """Returns the part that is judged; None where the pattern is not in the text.
+
+        Raises SlowPattern when the pattern uses up its time.
+        """
         if self._pattern is None:
             return text
-        part = None
-        for match in self._pattern.finditer(text):
-            part = match[1 if self._pattern.groups else 0]
-        return part
+        matches = self._pattern.matches(text)
+        return matches[-1][1 if self._pattern.groups else 0] if matches else None
 
 
 class PointwiseJudge:
@@ -47,7 +48,11 @@ class PointwiseJudge:
         scores: dict[int, Score] = {}
         cases_of: dict[int, list[Case]] = {}  # record's index -> questions about it
         for i, record in enumerate(records):
-            completion = self._judged.find(record.text)
+            try:
+                completion = self._judged.find(record.text)
+            except SlowPattern as error:
+                scores[i] = timed_out(error)
+                continue
             unfit = completion is None or record.status == TRUNCATED
             if unfit and self._config.unfit_score is not None:
                 scores[i] = Score(value=self._config.unfit_score)

@@ -13,6 +13,7 @@ from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, f
 from gcore_genrm.config import PairwiseConfig
 from gcore_genrm.judges import Judged
 from gcore_genrm.panel import Case, Panel, combined, media_of, question_seed
+from gcore_genrm.patterns import SlowPattern, timed_out
 from gcore_genrm.templates import MissingField, text_of
 
 
@@ -47,13 +48,16 @@ class PairwiseJudge:
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         groups = [list(group) for _, group in groupby(records, key=lambda record: record.ordinal)]
-        # For each group: the pairs to compare, or a text that says why it cannot be judged.
-        drawn: list[list[_Pair] | str] = []
+        # For each group: the pairs to compare, or the score of all its records where it cannot be
+        # judged.
+        drawn: list[list[_Pair] | Score] = []
         for group in groups:
             try:
                 drawn.append(self._pairs(group))
             except MissingField as error:
-                drawn.append(f"row {group[0].prompt.row}: {error}"[:REASON_CHARACTERS])
+                drawn.append(failure(f"row {group[0].prompt.row}: {error}"[:REASON_CHARACTERS]))
+            except SlowPattern as error:
+                drawn.append(timed_out(error))
         pairs = [
             pair for group_pairs in drawn if isinstance(group_pairs, list) for pair in group_pairs
         ]
@@ -62,8 +66,8 @@ class PairwiseJudge:
         rulings = iter(await self._panel.ask([case for pair in pairs for case in pair.cases]))
         scores: list[Score] = []
         for group, group_pairs in zip(groups, drawn, strict=True):
-            if isinstance(group_pairs, str):
-                scores += [failure(group_pairs)] * len(group)
+            if isinstance(group_pairs, Score):
+                scores += [group_pairs] * len(group)
                 continue
             won = np.full((len(group), len(group)), np.nan)
             why = "a prompt with one completion has nothing to compare"
@@ -82,7 +86,11 @@ class PairwiseJudge:
         return scores
 
     def _pairs(self, group: Sequence[ScoredRecord]) -> list[_Pair]:
-        """Returns the pairs to compare. Raises MissingField where the template names one."""
+        """Returns the pairs to compare.
+
+        Raises MissingField where the template names one, and SlowPattern where a completion uses up
+        the pattern's time.
+        """
         texts = [
             part if (part := self._judged.find(record.text)) is not None else record.text
             for record in group

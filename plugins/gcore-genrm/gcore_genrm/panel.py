@@ -18,6 +18,7 @@ from gcore_core.contract.questions import Answer, Question, Sampler
 from gcore_core.contract.records import FAILED, TRUNCATED, Prompt, Ref
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_genrm.config import JudgeConfig
+from gcore_genrm.patterns import SlowPattern
 
 T = TypeVar("T")
 _SHOWN = 3
@@ -87,10 +88,12 @@ class Panel(Generic[T]):
             for (i, vote), answer in zip(left, answers, strict=True):
                 if answer.status == FAILED:
                     rulings[i].failure = f"the judge failed: {answer.reason}"
-                elif (value := self._parsed(answer)) is not None:
+                    continue
+                value, why = self._parsed(answer)
+                if value is not None:
                     rulings[i].votes.append(value)
                 else:
-                    raw[i] = _shown(answer)
+                    raw[i] = why
                     again.append((i, vote))
             left = again
         self._watch(rulings, raw)
@@ -115,10 +118,14 @@ class Panel(Generic[T]):
             raise ContractError(f"the judge gave {counts} answers to {len(questions)} questions.")
         return [samples[0] for samples in answers]
 
-    def _parsed(self, answer: Answer) -> T | None:
+    def _parsed(self, answer: Answer) -> tuple[T | None, str]:
+        """Returns the score in an answer, or None and why there is none."""
         if answer.status == TRUNCATED and not self._config.accept_truncated:
-            return None
-        return self._read(answer.text)
+            return None, _shown(answer)
+        try:
+            return self._read(answer.text), _shown(answer)
+        except SlowPattern as error:
+            return None, str(error)
 
     def _failure(self, ruling: Ruling[T], raw: str) -> str:
         """Returns why too few votes were parsed; empty when they are enough."""

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import ConfigError
+from gcore_genrm.patterns import Pattern
 
 
 def require(holds: bool, where: str, what: str) -> None:
     """Raises ConfigError unless ``holds``."""
     if not holds:
         raise ConfigError(what, where=where)
-
-
-def compiled(pattern: str, where: str) -> re.Pattern[str]:
-    """Compiles a regular expression. Raises ConfigError where it is none."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"{pattern!r} is not a regular expression: {error}.", where=where
-        ) from error
 
 
 def plain(name: str) -> str:
@@ -65,9 +55,9 @@ class ParserConfig:
             "parser.line",
             f"{self.line!r} is not the label of a line.",
         )
-        groups = compiled(self.pattern, "parser.pattern").groupindex
+        names = Pattern(self.pattern, "parser.pattern").names
         require(
-            not self.pattern or "score" in groups, "parser.pattern", "has no group (?P<score>...)."
+            not self.pattern or "score" in names, "parser.pattern", "has no group (?P<score>...)."
         )
         for word, score in self.choices.items():
             require(bool(word.strip()), "parser.choices", "an empty word is no choice.")

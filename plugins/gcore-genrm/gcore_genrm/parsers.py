@@ -9,6 +9,7 @@ from typing import Any
 
 from gcore_genrm.json_objects import find_object
 from gcore_genrm.parser_config import ParserConfig, plain
+from gcore_genrm.patterns import Pattern
 from gcore_genrm.verdict_lines import read_choice_line, read_labelled_line
 
 Reader = Callable[[str], float | None]
@@ -19,6 +20,8 @@ _RATING = re.compile(rf"({_NUMBER})(?:\s*(?:/|out of)\s*({_NUMBER}))?", re.IGNOR
 
 def make_reader(parser: ParserConfig, ends: Sequence[float] = ()) -> Reader:
     """Returns a reader of the score in a text, found by line, key, pattern or choices.
+
+    The reader raises SlowPattern when a pattern uses up its time.
 
     ends: of the scale. The larger one may stand behind a score on a line, as in ``Score: 7/10``.
     """
@@ -32,7 +35,7 @@ def make_reader(parser: ParserConfig, ends: Sequence[float] = ()) -> Reader:
             parser.after, lambda text: _number((find_object(text, [key]) or {}).get(key), choices)
         )
     if parser.pattern:
-        pattern = re.compile(parser.pattern)
+        pattern = Pattern(parser.pattern, "parser.pattern")
         return _behind(parser.after, lambda text: _number(_last(pattern, text), choices))
     return _behind(parser.after, lambda text: read_choice_line(text, choices))
 
@@ -42,12 +45,12 @@ def make_rubric_reader(
 ) -> Callable[[str], list[float] | None]:
     """Returns a reader that finds the score of every criterion, in the order of ``names``.
 
-    It returns None unless all are there. Without a pattern the criteria are keys of one JSON
-    object; with one, the last score of each counts.
+    It returns None unless all are there, and raises SlowPattern like ``make_reader``'s. Without a
+    pattern the criteria are keys of one JSON object; with one, the last score of each counts.
     """
     choices = _by_plain_word(parser)
     keys = [plain(name) for name in names]
-    pattern = re.compile(parser.pattern) if parser.pattern else None
+    pattern = Pattern(parser.pattern, "parser.pattern") if parser.pattern else None
 
     def read(text: str) -> list[float] | None:
         values: Mapping[str, Any]
@@ -56,7 +59,7 @@ def make_rubric_reader(
         else:
             values = {
                 plain(match["name"]): match["score"]
-                for match in pattern.finditer(text)
+                for match in pattern.matches(text)
                 if match["name"] and match["score"]
             }
         scores = [score for key in keys if (score := _number(values.get(key), choices)) is not None]
@@ -100,11 +103,9 @@ def _by_plain_word(parser: ParserConfig) -> dict[str, float]:
     return {plain(word): score for word, score in parser.choices.items()}
 
 
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    score = None
-    for match in pattern.finditer(text):
-        score = match["score"]
-    return score
+def _last(pattern: Pattern, text: str) -> str | None:
+    matches = pattern.matches(text)
+    return matches[-1]["score"] if matches else None
 
 
 def _value_reader(choices: Mapping[str, float], ends: Sequence[float]) -> Reader:

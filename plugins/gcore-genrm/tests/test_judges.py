@@ -12,6 +12,7 @@ import pytest
 from gcore_genrm.config import Criterion, PointwiseConfig, RubricConfig
 from gcore_genrm.judges import PointwiseJudge, RubricJudge
 from gcore_genrm.panel import combined, question_seed
+from gcore_genrm.parser_config import ParserConfig
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError
@@ -120,6 +121,30 @@ async def test_only_the_last_match_of_a_pattern_is_judged() -> None:
         "b</think>c",
         "nothing",
     ]
+
+
+SLOW = "(?:a|aa)+$"  # backtracks for ever on many a's before another letter
+ENDLESS = "a" * 64 + "b"
+
+
+async def test_a_completion_pattern_that_backtracks_without_end_times_out_one_record() -> None:
+    scorer, sampler = judge(lambda *_: "Score: 5", completion_pattern=SLOW)
+    slow, quick = await scorer.score([record(ENDLESS), record("so a", 1)])
+    assert (slow.value, slow.status) == (None, "timeout")
+    assert slow.reason == f"completion_pattern took longer than 0.1 s: '{SLOW}'"
+    assert quick.value == 0.5
+    assert len(sampler.questions) == 1
+
+
+async def test_a_parser_pattern_that_backtracks_without_end_fails_and_is_asked_again() -> None:
+    parser = ParserConfig(pattern=f"(?P<score>[0-9])|{SLOW}")
+    scorer, sampler = judge(turns(ENDLESS, "7"), parser=parser)
+    assert (await one(scorer, record("x"))).value == 0.7
+    assert len(sampler.questions) == 2
+    scorer, sampler = judge(turns(*[ENDLESS] * 3), parser=parser)
+    score = await one(scorer, record("x"))
+    assert (score.value, score.status) == (None, "failed")
+    assert score.reason.startswith("unparsable: parser.pattern took longer than 0.1 s: '(?P<score>")
 
 
 async def test_an_unfit_completion_gets_its_score_without_asking() -> None:

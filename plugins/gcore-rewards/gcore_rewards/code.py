@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards import confine
 from gcore_rewards.config import CodeConfig
+from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
 
 log = logging.getLogger(__name__)
 _PATIENCE_S = 20.0  # beyond the program's own time, for the confinement to start and to end
@@ -106,7 +106,7 @@ class CodeReward:
 
     def __init__(self, config: CodeConfig, context: WorkerContext) -> None:
         self._config = config
-        self._pattern = re.compile(config.pattern)
+        self._pattern = Pattern(config.pattern, config.pattern_s)
         self._confinement = Confinement(config)
         self._pool = ThreadPoolExecutor(config.parallel)
         try:
@@ -143,13 +143,14 @@ class CodeReward:
                 f"has: {has}"
             )
             return failure(what[:REASON_CHARACTERS])
-        matches = list(self._pattern.finditer(record.text))
-        if not matches:
+        try:
+            code = self._pattern.part(record.text)
+        except SlowPattern as error:
+            return timed_out(error)
+        if code is None:
             return Score(value=0.0)
         try:
-            passed = self._confinement.passes(
-                matches[-1].group(1 if self._pattern.groups else 0), tests
-            )
+            passed = self._confinement.passes(code, tests)
         except (NotConfined, OSError) as error:
             return failure(f"the code could not be run: {error}"[:REASON_CHARACTERS])
         return Score(value=float(passed))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gcore_core.contract.errors import ConfigError
+from gcore_rewards.patterns import compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,10 @@ class VerifierConfig:
     """Regular expression: its last match (its first group, where it has one) is compared, not the
     whole completion.
     """
+    pattern_s: float = 0.1
+    """Seconds of CPU time that the pattern may search one completion; then the reward has the
+    status timeout.
+    """
     ignore_case: bool = False
     """Take A and a for equal."""
     tolerance: float = 1e-6
@@ -30,7 +34,7 @@ class VerifierConfig:
             raise ConfigError(f"must not be negative, is {self.tolerance}", where="tolerance")
         if not math.isfinite(self.tolerance):
             raise ConfigError(f"must be finite, is {self.tolerance}", where="tolerance")
-        _require_pattern(self.pattern or "")
+        _require_pattern(self.pattern, self.pattern_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,10 @@ class MathConfig:
     """Regular expression: the answer is looked for in its last match (its first group, where it has
     one), not in the whole completion.
     """
+    pattern_s: float = 0.1
+    """Seconds of CPU time that the pattern may search one completion; then the reward has the
+    status timeout.
+    """
     digits: int = 6
     """Decimal places that are compared where two numbers are not exactly equal."""
     time_s: float = 5.0
@@ -53,7 +61,7 @@ class MathConfig:
     """How many completions are compared at a time, each in a process of its own."""
 
     def __post_init__(self) -> None:
-        _require_pattern(self.pattern or "")
+        _require_pattern(self.pattern, self.pattern_s)
         if not 0 < self.time_s < math.inf:
             raise ConfigError(f"must be positive, is {self.time_s}", where="time_s")
         for name in ("digits", "memory_mib", "parallel"):
@@ -144,6 +152,10 @@ class CodeConfig:
     """Regular expression: its last match (its first group, where it has one) is the code; without a
     match, 0.
     """
+    pattern_s: float = 0.1
+    """Seconds of CPU time that the pattern may search one completion; then the reward has the
+    status timeout.
+    """
     time_s: float = 10.0
     """Seconds, by the clock and of CPU time, that code and tests may take together."""
     memory_mib: int = 512
@@ -162,7 +174,7 @@ class CodeConfig:
     """Where code cannot be confined, run it all the same, with limits of time and memory only."""
 
     def __post_init__(self) -> None:
-        _require_pattern(self.pattern)
+        _require_pattern(self.pattern, self.pattern_s)
         if not 0 < self.time_s < math.inf:
             raise ConfigError(f"must be positive, is {self.time_s}", where="time_s")
         for name in ("memory_mib", "files_mib", "processes", "parallel"):
@@ -175,11 +187,8 @@ class CodeConfig:
                 )
 
 
-def _require_pattern(pattern: str) -> None:
-    """Raises ConfigError for what is not a regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"{pattern!r} is not a regular expression: {error}", where="pattern"
-        ) from error
+def _require_pattern(pattern: str | None, limit_s: float) -> None:
+    """Raises ConfigError for what is not a regular expression, or no limit of its time."""
+    compiled(pattern or "")
+    if not 0 < limit_s < math.inf:
+        raise ConfigError(f"must be positive, is {limit_s}", where="pattern_s")

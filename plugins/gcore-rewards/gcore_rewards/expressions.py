@@ -13,7 +13,6 @@ import enum
 import json
 import os
 import queue
-import re
 import select
 import signal
 import subprocess
@@ -28,7 +27,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.config import MathConfig
-from gcore_rewards.verifiers import extracted, no_answer, shortened
+from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
+from gcore_rewards.verifiers import no_answer, shortened
 
 #: Seconds by the clock in which a process must have started.
 _START_S = 120.0
@@ -173,7 +173,7 @@ class MathReward:
 
     def __init__(self, config: MathConfig, context: WorkerContext) -> None:
         self._config = config
-        self._pattern = re.compile(config.pattern) if config.pattern else None
+        self._pattern = Pattern(config.pattern, config.pattern_s)
         self._pool = ThreadPoolExecutor(config.parallel)
         self._comparers: queue.SimpleQueue[Comparer] = queue.SimpleQueue()
         first = Comparer(config)
@@ -203,7 +203,10 @@ class MathReward:
         answer = record.prompt.fields.get(self._config.answer)
         if answer is None:
             return no_answer(record, self._config.answer)
-        completion = extracted(record.text, self._pattern)
+        try:
+            completion = self._pattern.part(record.text)
+        except SlowPattern as error:
+            return timed_out(error)
         if completion is None:
             return Score(value=0.0)
         comparer = self._comparers.get()

@@ -6,7 +6,6 @@ the run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -15,6 +14,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.config import VerifierConfig
+from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
 from gcore_rewards.plain_numbers import PlainNumber, last_number, number_of
 
 #: Of an answer that an error shows.
@@ -26,7 +26,7 @@ class ExactMatch:
 
     def __init__(self, config: VerifierConfig, context: WorkerContext) -> None:
         self._config = config
-        self._pattern = re.compile(config.pattern) if config.pattern else None
+        self._pattern = Pattern(config.pattern, config.pattern_s)
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         return [self._score(record) for record in records]
@@ -35,7 +35,10 @@ class ExactMatch:
         answer = record.prompt.fields.get(self._config.answer)
         if answer is None:
             return no_answer(record, self._config.answer)
-        text = extracted(record.text, self._pattern)
+        try:
+            text = self._pattern.part(record.text)
+        except SlowPattern as error:
+            return timed_out(error)
         return Score(
             value=float(text is not None and self._normal(text) == self._normal(str(answer)))
         )
@@ -54,7 +57,7 @@ class Numeric:
     def __init__(self, config: VerifierConfig, context: WorkerContext) -> None:
         self._answer = config.answer
         self._tolerance = Fraction(Decimal(str(config.tolerance)))
-        self._pattern = re.compile(config.pattern) if config.pattern else None
+        self._pattern = Pattern(config.pattern, config.pattern_s)
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """Raises DataError for a row whose answer is not one plain number."""
@@ -73,10 +76,14 @@ class Numeric:
                 todo="correct or drop the row, or compare with rewards/math (expressions) or "
                 "rewards/exact-match (text)",
             )
-        return Score(value=float(self._is_right(record.text, expected)))
+        try:
+            completion = self._pattern.part(record.text)
+        except SlowPattern as error:
+            return timed_out(error)
+        return Score(value=float(self._is_right(completion or "", expected)))
 
     def _is_right(self, completion: str, expected: PlainNumber) -> bool:
-        number = last_number(extracted(completion, self._pattern) or "")
+        number = last_number(completion)
         return number is not None and number.is_near(expected, self._tolerance)
 
 
@@ -86,19 +93,6 @@ def no_answer(record: ScoredRecord, field: str) -> Score:
     return failure(
         f"row {record.prompt.row} has no field {field!r}; it has: {has}"[:REASON_CHARACTERS]
     )
-
-
-def extracted(text: str, pattern: re.Pattern[str] | None) -> str | None:
-    """Returns the text, or what the pattern's last match holds; None where nothing matches.
-
-    The match's first group counts where the pattern has groups.
-    """
-    if pattern is None:
-        return text
-    matches = list(pattern.finditer(text))
-    if not matches:
-        return None
-    return matches[-1].group(1 if pattern.groups else 0)
 
 
 def shortened(answer: object) -> str:

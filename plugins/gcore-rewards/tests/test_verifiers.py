@@ -296,6 +296,21 @@ def test_settings_that_cannot_work_are_refused() -> None:
         VerifierConfig(tolerance=float("inf"))
     with pytest.raises(ConfigError, match=r"pattern: '\(' is not a regular expression"):
         VerifierConfig(pattern="(")
+    with pytest.raises(ConfigError, match="pattern_s: must be positive"):
+        VerifierConfig(pattern_s=0)
+
+
+@pytest.mark.parametrize("reward", [ExactMatch, Numeric])
+def test_a_pattern_that_backtracks_without_end_times_out_and_the_next_record_is_scored(
+    reward: type[ExactMatch | Numeric],
+) -> None:
+    scorer = reward(VerifierConfig(pattern="((?:1|11)+)$", pattern_s=0.05), CONTEXT)
+    began_s = time.process_time()
+    slow, quick = scorer.score([record("1" * 64 + "x", answer=1), record("so 1", answer=1)])
+    assert time.process_time() - began_s < 1
+    assert (slow.value, slow.status) == (None, "timeout")
+    assert slow.reason == "the pattern took longer than 0.05 s: '((?:1|11)+)$'"
+    assert quick.value == 1
 
 
 def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
