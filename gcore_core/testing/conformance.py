@@ -4,7 +4,8 @@ it leaves out.
 A plugin brings contracts in a module named ``conformance`` beside its root:
 ``gcore_mine.conformance`` where the root is a package, ``gcore_mine_conformance`` where it is one
 file. Every contract class there whose name begins with ``Test`` is run, also one for a kind of the
-plugin's own. A test file that holds a plugin to everything is two lines:
+plugin's own, and with the fixtures of that module. A test file that holds a plugin to everything is
+two lines:
 
     from gcore_core.testing.conformance import contracts_of
     globals().update(contracts_of("mine"))
@@ -16,6 +17,9 @@ import importlib.util
 import re
 from dataclasses import MISSING, fields
 from types import ModuleType
+from typing import Any
+
+import pytest
 
 from gcore_core import testing
 from gcore_core.config import catalog
@@ -43,8 +47,12 @@ BY_KIND = {
 }
 
 
-def contracts_of(name: str) -> dict[str, type[Contract]]:
-    """Class name -> contract, for everything of the plugin that can be tested here."""
+def contracts_of(name: str) -> dict[str, Any]:
+    """Class name -> contract, for everything of the plugin that can be tested here.
+
+    The fixtures of the plugin's own module are in it too, by their names: pytest looks for them
+    where the classes are collected.
+    """
     installed, provided = _load(name)
     contracts = _brought(installed)
     contracts["TestPlugin"] = type("TestPlugin", (testing.PluginContract,), {"provider": name})
@@ -56,7 +64,7 @@ def contracts_of(name: str) -> dict[str, type[Contract]]:
                 word.capitalize() for word in re.split(r"[-_/]", f"{item.reference}-{item.kind}")
             )
             contracts[f"Test{title}"] = type(f"Test{title}", (base,), {"provider": item.reference})
-    return contracts
+    return {**_fixtures(installed), **contracts}
 
 
 def left_out(name: str) -> dict[str, str]:
@@ -87,6 +95,25 @@ def _brought(installed: catalog.Installed) -> dict[str, type[Contract]]:
         for name, value in vars(module).items()
         if name.startswith("Test") and isinstance(value, type) and issubclass(value, Contract)
     }
+
+
+def _fixtures(installed: catalog.Installed) -> dict[str, Any]:
+    """Returns the fixtures that the plugin's own module has outside its classes."""
+    return {
+        name: value
+        for name, value in vars(_module(installed) or ModuleType("none")).items()
+        if _is_fixture(value)
+    }
+
+
+def _is_fixture(value: object) -> bool:
+    """Returns whether ``pytest.fixture`` has made it.
+
+    pytest 8.4 makes an object of a class of its own; before, a function with a mark.
+    """
+    made = type(pytest.fixture(lambda: None))
+    marked = hasattr(value, "_pytestfixturefunction")
+    return marked or (made.__name__ != "function" and isinstance(value, made))
 
 
 def _module(installed: catalog.Installed) -> ModuleType | None:

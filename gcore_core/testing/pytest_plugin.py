@@ -1,5 +1,5 @@
-"""Tells the outcomes of contracts: "not claimed" beside pass and fail, a list at the end, a report
-as JSON.
+"""Tells the outcomes of contracts: "not claimed" and "not run" beside pass and fail, a list at the
+end, a report as JSON.
 
 A contract's first test adds this to the session by itself; ``-p gcore_core.testing.pytest_plugin``
 adds the option ``--conformance-report FILE``.
@@ -29,6 +29,9 @@ PASS = "pass"
 FAIL = "fail"
 NOT_CLAIMED = "not claimed"
 KNOWN_GAP = "known gap"
+NOT_RUN = "not run"
+#: How many lines of a message are told whose first line names the exception alone.
+_LINES = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,10 +75,16 @@ class Outcomes:
                 (NOT_CLAIMED, str(error.msg).removeprefix("not claimed: "))
             )
         if call.when == "call" or report.outcome != "passed":
-            self._add(item, cls, report)
+            self._add(item, cls, report, error)
         return report
 
-    def _add(self, item: pytest.Item, cls: type[Contract], report: pytest.TestReport) -> None:
+    def _add(
+        self,
+        item: pytest.Item,
+        cls: type[Contract],
+        report: pytest.TestReport,
+        error: BaseException | None,
+    ) -> None:
         outcome = PASS
         remark = ""
         if NOT_CLAIMED in dict(report.user_properties):
@@ -87,12 +96,20 @@ class Outcomes:
         elif report.skipped:
             outcome = NOT_CLAIMED
             remark = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "skipped")
+        elif isinstance(error, pytest.FixtureLookupError):
+            outcome = NOT_RUN
+            remark = (
+                f"there is no fixture {error.argname!r}: give it in the contract's class, or in "
+                "the module that has the class"
+            )
         elif report.failed:
             outcome = FAIL
             remark = _first_line(report)
+        # Classes that are made in a loop have one __name__; collected, each has a name of its own.
+        collected = item.getparent(pytest.Class)
         provider = cls.provider.name if isinstance(cls.provider, Provider) else cls.provider
         row = {
-            "contract": cls.__name__,
+            "contract": cls.__name__ if collected is None else collected.name,
             "kind": cls.kind,
             "provider": provider,
             "capability": getattr(getattr(item, "function", None), "capability", ""),
@@ -118,7 +135,7 @@ class Outcomes:
         return None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        listed = [row for row in self.rows if row["outcome"] in (NOT_CLAIMED, KNOWN_GAP)]
+        listed = [row for row in self.rows if row["outcome"] in (NOT_CLAIMED, KNOWN_GAP, NOT_RUN)]
         if listed:
             terminalreporter.section("contracts")
         for row in listed:
@@ -144,9 +161,17 @@ class Outcomes:
 
 
 def _first_line(report: pytest.TestReport) -> str:
+    """Returns what was raised, in one line.
+
+    numpy's messages begin with an empty line; where the first line names the exception alone, the
+    next lines say what was wrong.
+    """
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
-    return next((line for line in text.splitlines() if line.strip()), "")[:200]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and lines[0].endswith(":"):
+        return f"{lines[0]} {'; '.join(lines[1 : 1 + _LINES])}"[:200]
+    return "".join(lines[:1])[:200]
 
 
 def _versions() -> dict[str, str]:

@@ -223,6 +223,71 @@ def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
     ]
 
 
+HIDDEN = """
+import numpy as np
+import pytest
+from gcore_core.testing import BalancerContract, Contract
+
+@pytest.fixture
+def brush():
+    return "wide"
+
+class TestOwn(Contract):
+    kind = "mine:painter"
+
+    def test_it_has_the_modules_fixture(self, brush):
+        assert brush == "wide"
+
+    def test_it_has_no_such_fixture(self, chalk):
+        pass
+
+    def test_numbers(self):
+        np.testing.assert_allclose([1.0, 2.0], [1.0, 3.0], err_msg="colours")
+
+for title in ("One", "Two"):
+    class Made(BalancerContract):
+        provider = "mine" if title == "One" else "mine/bad"
+    globals()[f"Test{title}"] = Made
+"""
+
+
+def test_what_failed_is_said_in_words_and_not_as_a_line_of_the_kit(
+    mine: InstalledPlugins,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """The module's fixtures are seen, a missing one is no broken contract, and numpy's message is
+    told though its first line is empty.
+    """
+    files = {"gcore_mine_settings.py": SETTINGS, "gcore_mine_conformance.py": HIDDEN}
+    mine.add("mine", MINE, files=files)
+    file = tmp_path / "report.json"
+    words = ("mine", "-k", "TestOwn or every_index", "--report", str(file))
+    code, output = conformance(mine, monkeypatch, capsys, *words)
+    assert code == 3
+    rows = {row["test"]: row for row in json.loads(file.read_text())["tests"]}
+    assert rows["test_it_has_the_modules_fixture"]["outcome"] == "pass"
+    assert rows["test_it_has_no_such_fixture"]["outcome"] == "not run"
+    assert (
+        "not run: TestOwn::test_it_has_no_such_fixture (there is no fixture 'chalk': give it in "
+        "the contract's class, or in the module that has the class)"
+    ) in output
+    assert re.search(r"fail: TestOwn::test_numbers \(AssertionError: Not equal to tol", output)
+    assert "colours" in rows["test_numbers"]["remark"]
+
+
+def test_contracts_that_are_made_in_a_loop_have_a_row_each(
+    mine: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"gcore_mine_settings.py": SETTINGS, "gcore_mine_conformance.py": HIDDEN}
+    mine.add("mine", MINE, files=files)
+    code, output = conformance(mine, monkeypatch, capsys, "mine", "-k", "every_index")
+    assert code == 3
+    assert re.search(r"^TestOne +balancer +9 +9 pass", output, flags=re.M), output
+    assert re.search(r"^TestTwo +balancer +9 .*fail", output, flags=re.M), output
+
+
 def test_option_k_selects_tests(
     mine: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
