@@ -53,9 +53,10 @@ def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: 
     eager = rule[3]
 
     # First question: are the groups in flight enough? The test is lax, since a refill that turns
-    # out needless is a waste. A negative number of deviations counts on luck. With -0.5 for
-    # ``eager``, the deviations of chance fall from -0.5, when nothing has finished, to -1.5, when
-    # everything has.
+    # out needless is a waste. A negative number of deviations counts on luck. The deviations of
+    # chance go in a straight line from ``eager``, when nothing has finished, to its mirror at -1,
+    # when everything has: with -0.5 from -0.5 to -1.5. ``eager`` is above -1, so they fall: the
+    # later it is, the more a refill would cost beside what luck may still give.
     share = finished / max(finished + in_flight, 1)
     chances = eager - 2 * (1 + eager) * share
     if covers(in_flight, lacking, kept, finished, rule, chances, -doubt):
@@ -64,7 +65,7 @@ def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: 
     # They are not. Second question: how many are? This test is strict, since another refill would
     # come too late. Bisection finds the smallest number that passes; never more than 20 times what
     # is needed.
-    strict = max(margin, chances)
+    strict = max(margin, chances)  # never laxer than the test that was just failed
     low = in_flight
     high = in_flight + 20 * needed
     while low < high:

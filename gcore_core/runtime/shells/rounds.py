@@ -53,6 +53,7 @@ class Rounds:
             self._skips_waiting_in = request.step
         key = request.step, request.round, request.purpose
         group = self._rounds.setdefault(key, _Round())
+        # A late request is noted too: ``shards_of`` must know every shard that needs the records.
         group.parts.setdefault(request.shard, []).extend(request.leases)
         if len(group.parts) == self._shards:
             group.complete.set()
