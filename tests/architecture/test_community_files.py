@@ -51,8 +51,8 @@ def test_a_workflow_may_only_read_and_ends_by_itself(workflow: Path) -> None:
     )
 
 
-def test_there_is_a_workflow_for_each_of_three_environments() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "quick"]
+def test_there_is_a_workflow_for_each_of_four_environments() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "nightly", "quick"]
 
 
 def test_commit_hooks_run_only_local_commands() -> None:

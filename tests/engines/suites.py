@@ -1,7 +1,8 @@
 """Every engine plugin's own tests with its real engine, each in the venv that `g-core venv
 create` makes.
 
-    python tests/engines/suites.py [--engines vllm ...] [--slow] [--fresh] [--create]
+    python tests/engines/suites.py [--engines vllm ...] [--slow] [--select WORDS] [--fresh]
+    python tests/engines/suites.py --create
 
 The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is.
 """
@@ -34,13 +35,16 @@ def create_venv(engine: str, *, fresh: bool) -> str:
     return python
 
 
-def run_suite(engine: str, *, slow: bool, fresh: bool) -> int:
-    """Makes the venv and runs the tests; returns pytest's exit code."""
+def run_suite(engine: str, *, slow: bool, fresh: bool, select: str = "") -> int:
+    """Makes the venv and runs the tests; returns pytest's exit code.
+
+    select: pytest's ``-k``; "": all.
+    """
     python = create_venv(engine, fresh=fresh)
     marks = "engine" if slow else "engine and not slow"
     began_s = time.perf_counter()
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-m", marks, f"plugins/gcore-{engine}"],
+        [python, "-m", "pytest", "-q", "-m", marks, "-k", select, f"plugins/gcore-{engine}"],
         cwd=ROOT,
         check=False,
     )
@@ -57,6 +61,7 @@ def main() -> int:
     )
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
+    parser.add_argument("--select", default="", metavar="WORDS", help="pytest's -k")
     parser.add_argument("--fresh", action="store_true", help="make the venvs anew")
     parser.add_argument("--create", action="store_true", help="make the venvs, and run nothing")
     args = parser.parse_args()
@@ -64,7 +69,10 @@ def main() -> int:
         for engine in args.engines:
             create_venv(engine, fresh=args.fresh)
         return 0
-    return max(run_suite(engine, slow=args.slow, fresh=args.fresh) for engine in args.engines)
+    return max(
+        run_suite(engine, slow=args.slow, fresh=args.fresh, select=args.select)
+        for engine in args.engines
+    )
 
 
 if __name__ == "__main__":
