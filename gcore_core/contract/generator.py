@@ -80,7 +80,9 @@ class Generator(Protocol):
     def step(self) -> list[Finished]:
         """Advances every unfinished sample by one unit of work.
 
-        Returns the records that ended, perhaps none.
+        Returns the records that ended, perhaps none. A generator none of whose records ends for
+        ``run.patience_s`` counts as hung and is killed, unless it calls ``WorkerContext.progress``.
+        It calls that for actions that it has sampled, and not where a step has done nothing.
         """
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:

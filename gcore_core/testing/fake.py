@@ -105,6 +105,7 @@ class FakeGenerator:
     def __init__(self, config: FakeGeneratorConfig, context: WorkerContext) -> None:
         self.version = 0
         self._config = config
+        self._progress = context.progress
         self._logits = initial_logits(0)
         self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
         # Key of a running sample -> the version that drew its first letter, and the log-probs of
@@ -123,6 +124,8 @@ class FakeGenerator:
             )
         ended = []
         table = log_softmax(self._logits)
+        if self._running:
+            self._progress()
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
             self._begun.setdefault(key, (self.version, []))[1].append(table[letters[-1]])

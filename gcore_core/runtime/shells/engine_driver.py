@@ -17,7 +17,7 @@ class Owner(Protocol):
         """Samples that run for somebody."""
 
     def progress(self) -> None:
-        """Notes that a step of the engine has ended."""
+        """Notes that records have ended."""
 
     async def take(self, finished: list[Finished]) -> None:
         """Takes the records that have ended."""
@@ -28,6 +28,9 @@ class Owner(Protocol):
 
 class EngineDriver:
     """Holds the backend's lock, and steps it while its owner is owed samples.
+
+    Records that end are progress. In between only the backend knows whether it works: it calls
+    ``WorkerContext.progress`` for actions that it has sampled.
 
     lock: whoever loads weights or puts the engine to sleep holds it, so that no step runs then.
     batch_s: seconds for which steps are joined, so that records that end close together travel in
@@ -66,7 +69,8 @@ class EngineDriver:
             while self._owner.owed():
                 async with self.lock:
                     finished = await self._compute(self._step_for_a_while)
-                self._owner.progress()
+                if finished:  # an empty list is no sign: an engine may give it for ever
+                    self._owner.progress()
                 await self._owner.take(finished)
         except Exception:  # isolation point: every open request raises it
             self._owner.fail()

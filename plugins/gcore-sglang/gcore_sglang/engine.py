@@ -56,8 +56,9 @@ _GRACE_S = 5.0
 _KEPT_TOKENS = 8
 #: Tokens of context that SGLang's own first sample needs.
 _FIRST_TOKENS = 64
-#: Actions between two messages about a sample: so many that only its first and its end are sent.
-_STREAM_INTERVAL = 2**30
+#: Actions between two messages about a sample, which show that it goes on. Few are sent, because
+#: each has all actions so far.
+_STREAM_INTERVAL = 1024
 
 
 class SglangGenerator:
@@ -165,7 +166,9 @@ class SglangGenerator:
         if self._running:
             wait_s = 0.0 if finished else _STEP_S if self._begun else _FIRST_S
             events = self._client.wait(wait_s)
-            if not events:
+            if events:
+                self._context.progress()
+            else:
                 self._server.check()
             finished += self._finish(self._ends_of(events))
         return finished

@@ -14,12 +14,16 @@ import pytest
 from gcore_language.images import Images
 from gcore_sglang.arguments import ARGUMENTS
 from gcore_sglang.buckets import bucket_directory
+from gcore_sglang.client import Event
 from gcore_sglang.config import SglangGeneratorConfig
+from gcore_sglang.engine import SglangGenerator
 from gcore_sglang.pixels import PixelFiles, check_patches
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import ConfigError, DataError, WorkerError
-from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt, TensorSpec
 from gcore_core.testing.installed import Wheel, empty_venv
 from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 
@@ -167,3 +171,32 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
         match=r"(?s)roles\.rollout\.use: this engine can sleep only with CUDA.*Use sglang\.",
     ):
         SleepingSglangGenerator(SglangGeneratorConfig(), WorkerContext(role="rollout"))
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_message_of_a_running_sample_is_progress_and_silence_is_not(goes_on: bool) -> None:
+    """A long answer tells of itself every so many actions; a server that hangs tells nothing."""
+    shown: list[str] = []
+    generator = SglangGenerator.__new__(SglangGenerator)
+    generator._inbox = SimpleNamespace(check_idle=lambda: None)  # type: ignore[assignment]
+    generator._context = WorkerContext(role="rollout", progress=lambda: shown.append("progress"))
+    generator._ended = []
+    generator._begun = {"0"}
+    generator._running = {"0": SimpleNamespace()}  # type: ignore[dict-item]
+    generator._server = SimpleNamespace(check=lambda: None)  # type: ignore[assignment]
+    generator._tokenizer = None
+    events = [Event("0", {}, ended=False)] if goes_on else []
+    generator._client = SimpleNamespace(wait=lambda wait_s: events)  # type: ignore[assignment]
+    generator._finish = lambda ended: ended  # type: ignore[method-assign, assignment, return-value]
+    assert generator.step() == []
+    assert shown == ["progress"] * goes_on
+
+
+def test_a_sample_tells_of_itself_often_enough_for_a_slow_engine() -> None:
+    """At ten actions a second it does so several times within the default patience."""
+    generator = SglangGenerator.__new__(SglangGenerator)
+    generator._config = SglangGeneratorConfig()
+    generator._ends = []
+    request = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
+    interval = generator._parameters(request, 8)["stream_interval"]
+    assert interval / 10 < Deadlines().patience_s / 5

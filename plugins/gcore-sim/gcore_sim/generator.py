@@ -102,6 +102,8 @@ class SimGenerator:
         failed = self._failed
         self._failed = []
         seconds, ended = self._batch.advance(self._config.tick_s)
+        if seconds > 0:
+            self._progress()
         self._spend(seconds)
         return failed + [self._finished(key, None) for key in ended]
 

@@ -221,6 +221,7 @@ class TorchGenerator:
             logits.append(self._join(joining))
         if logits:
             self._sample(torch.cat(logits))
+            self._context.progress()  # each running sample has an action more
             finished += self._collect()
         return finished
 

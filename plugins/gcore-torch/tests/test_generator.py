@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,21 @@ def test_a_finished_record_says_how_it_ended(open_generator: Any) -> None:
             len(bytes(record.columns["text"])) == len(record.columns["action_ids"]) - ended
             or (record.columns["action_ids"] < 3).any()
         )
+
+
+def test_every_step_with_a_new_action_is_progress_and_no_other(open_generator: Any) -> None:
+    """A long answer ends nothing for minutes."""
+    shown: list[str] = []
+    generator = open_generator(max_new_tokens=6)
+    generator._context = replace(generator._context, progress=lambda: shown.append("progress"))
+    assert generator.step() == []
+    assert shown == []
+    generator.submit(tiny.make_requests(groups=1, samples=2))
+    steps = 0
+    while generator._rows.count or generator._queue:
+        generator.step()
+        steps += 1
+    assert len(shown) == steps > 1
 
 
 def test_a_stop_string_ends_a_sample(open_generator: Any) -> None:

@@ -59,6 +59,7 @@ class VllmGenerator:
 
     def __init__(self, config: VllmGeneratorConfig, context: WorkerContext) -> None:
         self._config = config
+        self._progress = context.progress
         files = open_model_files(context)
         self._tokenizer = _tokenizer_of(files, config)
         shapes = files.shapes
@@ -152,6 +153,8 @@ class VllmGenerator:
         finished = self._failed
         self._failed = []
         if self._running:
+            if self._engine.has_unfinished_requests():  # else no step brings these samples further
+                self._progress()
             ended = [output for output in self._engine.step() if output.finished]
             finished += self._finish(
                 [(self._running.pop(o.request_id), o.outputs[0]) for o in ended]

@@ -13,6 +13,7 @@ import gcore_vllm
 import pytest
 from gcore_vllm.arguments import check_engine
 from gcore_vllm.config import VllmGeneratorConfig
+from gcore_vllm.engine import VllmGenerator
 from gcore_vllm.images import register_models
 from gcore_vllm.start import set_environment
 
@@ -135,3 +136,18 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
         match=r"(?s)roles\.rollout\.use: this engine can sleep only with CUDA.*Use vllm\.",
     ):
         SleepingVllmGenerator(VllmGeneratorConfig(), WorkerContext(role="rollout"))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_step_is_progress_only_while_vllm_knows_of_samples(knows: bool) -> None:
+    """A long answer ends nothing for minutes; samples that vLLM has lost end nothing for ever."""
+    shown: list[str] = []
+    generator = VllmGenerator.__new__(VllmGenerator)
+    generator._inbox = SimpleNamespace(check_idle=lambda: None)  # type: ignore[assignment]
+    generator._failed = []
+    generator._running = {"0": SimpleNamespace()}  # type: ignore[dict-item]
+    generator._progress = lambda: shown.append("progress")
+    generator._engine = SimpleNamespace(has_unfinished_requests=lambda: knows, step=list)
+    generator._finish = list  # type: ignore[method-assign, assignment]
+    assert generator.step() == []
+    assert shown == ["progress"] * knows

@@ -1,0 +1,77 @@
+"""What counts as progress of an engine: a record that ends, not a step that returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.records import FINISHED, Prompt
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.shells.engine_driver import EngineDriver
+
+REQUEST = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
+
+
+class Engine:
+    """Ends its sample at the step with this number; 0: never."""
+
+    version = 0
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self.steps = 0
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        pass
+
+    def step(self) -> list[Finished]:
+        self.steps += 1
+        if self.steps != self._last:
+            return []
+        return [Finished(request=REQUEST, status=FINISHED, versions=(0, 0))]
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.missing = 1
+        self.shown = 0
+
+    def owed(self) -> int:
+        return self.missing
+
+    def progress(self) -> None:
+        self.shown += 1
+
+    async def take(self, finished: list[Finished]) -> None:
+        self.missing -= len(finished)
+
+    def fail(self) -> None:
+        self.missing = 0
+
+
+async def test_a_record_that_ends_is_progress() -> None:
+    engine = Engine(last=50)
+    owner = Owner()
+    driver = EngineDriver(engine, ThreadCompute(), 0.0, owner)
+    await driver.submit([REQUEST])
+    await driver.check()
+    assert (owner.shown, engine.steps) == (1, 50)
+
+
+async def test_steps_that_end_nothing_are_no_progress() -> None:
+    engine = Engine(last=0)
+    owner = Owner()
+    driver = EngineDriver(engine, ThreadCompute(), 0.0, owner)
+    await driver.submit([REQUEST])
+    while engine.steps < 100:
+        await asyncio.sleep(0.001)
+    assert owner.shown == 0
+    owner.missing = 0
+    await driver.idle()
