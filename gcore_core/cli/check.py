@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         plan = load_plan(args.file, args.overrides)
         checks.interpreters(plan.settings, plan.provided, plan.source)
-        place(plan)
+        placed = place(plan)
         check_parts(plan)
     except ConfigError as error:
         problems = error.facts.get("problems", ())
@@ -38,5 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return error.exit_code
     rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
     print_table(["at", "provider", "plugin", "distribution"], rows)
+    if placed.note:
+        print(f"note: {placed.note}")
     print(f"{args.file}: nothing wrong found")
     return 0

@@ -61,12 +61,14 @@ class Need:
     follows: the role whose weights it takes; "" for a model of its own.
     size: slots that one replica takes together.
     least: replicas that must stay awake.
+    sleeps: whether a replica can sleep. Mode "colocated" is for generators that can.
     """
 
     kind: str
     follows: str = ""
     size: int = 1
     least: int = 1
+    sleeps: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,17 @@ class Placed:
     resting: Sequence[str] = ()
     provider: str = ""
 
+    @property
+    def note(self) -> str:
+        """Says which generators cannot sleep, where the policy may move devices; else ""."""
+        needs = self.window.needs
+        unable = [
+            role for role, need in needs.items() if need.kind == "generator" and not need.sleeps
+        ]
+        if not self.moves or not unable:
+            return ""
+        return f"{', '.join(unable)} cannot sleep, so generators never take turns on a device"
+
     def facts(self, groups_per_step: int, directory: str) -> PlacementFacts | None:
         """Returns what the controllers need to ask the policy again; None where nothing moves."""
         if not self.moves:
@@ -66,6 +77,7 @@ def place(plan: Plan) -> Placed:
             follows=node.follows or "",
             size=replica_slots(plan.objects[f"roles.{role}"]),
             least=node.least,
+            sleeps="sleep" in plan.provided[f"roles.{role}"].spec.capabilities,
         )
         for role, node in roles.items()
     }
@@ -75,8 +87,7 @@ def place(plan: Plan) -> Placed:
     provider = plan.provided["placement"].reference
     decision = ask_policy(policy, provider, None, window)
     workers = _workers(decision.engines or decision.partition, needs)
-    sleeps = [role for role in roles if "sleep" in plan.provided[f"roles.{role}"].spec.capabilities]
-    unable = unable_to_sleep(decision, window, sleeps)
+    unable = unable_to_sleep(decision, window)
     if unable:
         raise PlacementError(
             "its backend cannot sleep.",
@@ -88,6 +99,7 @@ def place(plan: Plan) -> Placed:
             ),
             role=unable,
         )
+    sleeps = [role for role, need in needs.items() if need.sleeps]
     resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
     return Placed(
         workers=workers,

@@ -69,6 +69,8 @@ def prepare(
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
             models[role] = models[node.follows]
+    if placed.note:
+        display.note(placed.note)
     kept_weights = host_memory(plan, placed, models)
     if kept_weights:
         display.note(kept_weights)

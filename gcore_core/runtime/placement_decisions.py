@@ -53,6 +53,11 @@ def ask_policy(
         what = f"raised {type(error).__name__}: {error}"
         raise _broken(provider, what, f"at {line_of(error, policy)}") from error
     check_decision(decision, provider, window, engines)
+    # Of the first decision ``place`` says it, with advice for the person who chose the policy.
+    unable = unable_to_sleep(decision, window)
+    if engines is not None and unable:
+        problem = f"has generators take turns in mode colocated, but {unable!r} cannot sleep"
+        raise _broken(provider, problem, f"its decision: {decision.reason or decision.mode}")
     return decision
 
 
@@ -71,17 +76,17 @@ def check_decision(
         raise _broken(provider, problem, f"its decision: {decision.reason or decision.mode}")
 
 
-def unable_to_sleep(decision: Decision, window: Window, sleeps: Collection[str]) -> str:
+def unable_to_sleep(decision: Decision, window: Window) -> str:
     """Returns a generator that the decision puts to sleep in turn but that cannot sleep.
 
     It is "" if there is none.
-
-    sleeps: roles whose backend can sleep.
     """
     if decision.mode != "colocated":
         return ""
-    generators = [role for role, need in window.needs.items() if need.kind == "generator"]
-    return next((role for role in generators if role not in sleeps), "")
+    needs = window.needs
+    return next(
+        (role for role, need in needs.items() if need.kind == "generator" and not need.sleeps), ""
+    )
 
 
 def _of_words(decision: Decision) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core.config.plan import load_plan
-from gcore_core.contract.placement import Device
+from gcore_core.contract.placement import Device, Need, Window
 from gcore_core.run import initial_placement
 from gcore_core.testing import fake
 
@@ -46,3 +46,23 @@ def test_by_default_generators_sleep_only_if_they_share_an_accelerator_with_the_
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
     plan = load_plan(tmp_path / "job.yaml", [f"placement.sleep_in_training={wanted}"])
     assert initial_placement.place(plan).resting == resting
+
+
+@pytest.mark.parametrize(
+    ("moves", "judge_sleeps", "note"),
+    [
+        (True, False, "judge cannot sleep, so generators never take turns on a device"),
+        (True, True, ""),
+        (False, False, ""),
+    ],
+)
+def test_a_generator_that_cannot_sleep_is_named_where_devices_may_move(
+    moves: bool, judge_sleeps: bool, note: str
+) -> None:
+    needs = {
+        "policy": Need(kind="trainer", sleeps=False),
+        "rollout": Need(kind="generator", follows="policy"),
+        "judge": Need(kind="generator", sleeps=judge_sleeps),
+    }
+    window = Window(devices=(), slots={}, needs=needs)
+    assert initial_placement.Placed(window=window, moves=moves).note == note

@@ -151,3 +151,18 @@ def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> 
         measurements.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),
     )
     assert window.profiles == {"rollout": measurements.Profile(base_s=0.5)}
+
+
+async def test_only_replicas_that_are_woken_count_as_moved() -> None:
+    """Neither one that cannot sleep nor one that is lost is asked to wake."""
+
+    class Answers:
+        async def call(self, *_: Any, **__: Any) -> None:
+            pass
+
+    peers: dict[str, list[Any]] = {"judge": [Answers(), Answers()], "fixed": [Answers()]}
+    sleepers = Sleepers(peers, able=["judge"], resting=[])
+    await sleepers.arrange({"judge": [], "fixed": []})
+    sleepers.lost = {("judge", 1)}
+    await sleepers.arrange({"judge": [0, 1], "fixed": [0]})
+    assert sleepers.moved == 1

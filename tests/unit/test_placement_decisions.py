@@ -152,6 +152,19 @@ def test_a_later_decision_is_checked_against_the_existing_engines() -> None:
 
 def test_generators_that_take_turns_must_be_able_to_sleep() -> None:
     colocated = replace(GOOD, mode="colocated", partition=EVERYWHERE)
-    assert unable_to_sleep(colocated, WINDOW, ["rollout"]) == "judge"
-    assert unable_to_sleep(colocated, WINDOW, ["rollout", "judge"]) == ""
-    assert unable_to_sleep(GOOD, WINDOW, []) == ""
+    awake_judge = replace(
+        WINDOW, needs={**WINDOW.needs, "judge": Need(kind="generator", sleeps=False)}
+    )
+    assert unable_to_sleep(colocated, awake_judge) == "judge"
+    assert unable_to_sleep(colocated, WINDOW) == ""
+    assert unable_to_sleep(GOOD, awake_judge) == ""
+
+
+def test_a_later_decision_may_not_put_to_sleep_what_cannot_sleep() -> None:
+    colocated = replace(GOOD, mode="colocated", partition=EVERYWHERE)
+    needs = {**WINDOW.needs, "judge": Need(kind="generator", sleeps=False)}
+    engines = {role: {0, 1, 2, 3} for role in ("rollout", "judge")}
+    policy = Policy(lambda: colocated)
+    assert ask_policy(policy, "p/q", EVERYWHERE, WINDOW, engines) == colocated
+    with pytest.raises(ContractError, match="p/q: has generators take turns .*'judge' cannot"):
+        ask_policy(policy, "p/q", EVERYWHERE, replace(WINDOW, needs=needs), engines)

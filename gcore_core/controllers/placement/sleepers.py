@@ -72,7 +72,7 @@ class Sleepers:
             sleep += [(role, i) for i in sorted(asleep if news else asleep - before)]
             wake += [(role, i) for i in sorted(before - asleep)]
             self._asleep[role] = asleep
-        self.moved += sum(one[0] in self._able for one in set(wake) - self._rested)
+        self.moved += len(set(self._askable(wake)) - self._rested)
         self._rested -= set(wake)
         clock = asyncio.get_running_loop().time
         began_s = clock()
@@ -101,10 +101,10 @@ class Sleepers:
         self, replicas: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
         """Sends a request to the replicas that can sleep and are not lost; returns their number."""
-        peers = [
-            self._peers[one[0]][one[1]]
-            for one in replicas
-            if one[0] in self._able and one not in self.lost
-        ]
+        peers = [self._peers[role][i] for role, i in self._askable(replicas)]
         await asyncio.gather(*(insist(peer, endpoint, request) for peer in peers))
         return len(peers)
+
+    def _askable(self, replicas: Collection[Replica]) -> list[Replica]:
+        """Returns those of the replicas that can sleep and are not lost."""
+        return [one for one in replicas if one[0] in self._able and one not in self.lost]

@@ -55,6 +55,7 @@ class Pool:
     least: for each role, the fewest cells that it must keep.
     most_policy: the policy has engines on this many cells.
     most_judge: the judges have engines on this many cells.
+    can_sleep: whether replicas of every role can, so that roles can take turns in a cell.
     """
 
     policy: str
@@ -64,6 +65,7 @@ class Pool:
     least: Mapping[str, int]
     most_policy: int
     most_judge: int
+    can_sleep: bool
 
     @property
     def fewest(self) -> int:
@@ -155,7 +157,10 @@ def find_pool(window: Window) -> Pool | None:
             "slots",
             f"the {most_judge} cells of this one are too few for {len(judges)} judges",
         )
-    return Pool(policies[0], judges, cells, per_cell, least, most[policies[0]], most_judge)
+    can_sleep = all(need.sleeps for need in generators.values())
+    return Pool(
+        policies[0], judges, cells, per_cell, least, most[policies[0]], most_judge, can_sleep
+    )
 
 
 def decide(

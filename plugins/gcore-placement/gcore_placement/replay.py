@@ -115,7 +115,8 @@ class Replay(Rescue):
             grid = cells / (1 + np.exp(-np.linspace(low, high, self._config.splits)))
             counts = np.unique(np.clip(np.round(grid), pool.fewest, pool.most)).astype(int)
         candidates = [Split("split", int(count)) for count in counts]
-        if pool.shared() and "colocated" in self._config.modes and window.switch_s is not None:
+        takes_turns = pool.shared() and pool.can_sleep and window.switch_s is not None
+        if takes_turns and "colocated" in self._config.modes:
             candidates.append(Split("colocated"))
         if pool.shared() and "coresident" in self._config.modes:
             candidates.append(Split("coresident"))

@@ -140,6 +140,14 @@ def test_colocated_is_a_candidate_once_a_change_of_roles_was_measured() -> None:
     )
 
 
+@pytest.mark.parametrize("role", ["rollout", "judge"])
+def test_colocated_is_no_candidate_where_a_generator_cannot_sleep(role: str) -> None:
+    shown = window(8, switch_s=0.0)
+    needs = {**shown.needs, role: replace(shown.needs[role], sleeps=False)}
+    decision = Replay(ReplayConfig()).revise(None, replace(shown, needs=needs))
+    assert "colocated" not in decision.predicted_s
+
+
 def test_persistently_wrong_predictions_fall_back_to_the_best_split_that_ran() -> None:
     policy, state, decision = Replay(ReplayConfig(modes=["split"], patience=3)), {}, None
     for step in range(1, 8):
