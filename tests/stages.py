@@ -76,7 +76,7 @@ STAGES = (
     Stage(
         name="processes",
         budget_min=9,
-        commands=(PYTEST + " tests/integration tests/oracles",),
+        commands=(PYTEST + " tests/gpu tests/integration tests/oracles",),
     ),
     Stage(
         name="engines",

@@ -1,0 +1,248 @@
+"""Measures on a GPU what has been written for CUDA.
+
+    python benchmarks/gpu.py [--parts learns bfloat16 ipc sleep tokens vllm] [--json] [--check]
+
+`tox run -e gpu` runs it, after the tests in tests/gpu. Each part is a claim with a bar, or a rate:
+
+learns     the quickstart on one device: held-out accuracy before and after
+bfloat16   trainer and generator in bfloat16: how far their log-probs are apart after every push
+ipc        pushes by handles of device memory, each compared with the trainer's digests
+sleep      a torch generator gives its device memory back, and wakes with the same weights
+tokens     tokens per second of the torch generator through plugin, worker and RPC
+vllm       the same of vLLM, in the venv of `g-core venv create vllm --cuda`
+
+Nothing of it has been run on CUDA yet. Where something is missing, it is named and the exit code
+is 0. ``--device cpu`` runs the parts on a CPU, to test the benchmark itself; such numbers say
+nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import Claim, add_options, interval, publish
+
+from gcore_core.contract.run_files import read_metrics
+from gcore_core.testing.runs import RunResult, run_recipe
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes" / "quickstart.yaml"
+DISTRIBUTIONS = ["gcore-core", "gcore-torch", "gcore-vllm", "torch", "transformers"]
+LIMIT_S = 900
+PUSHES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How the parts are run.
+
+    device: "cuda", or "cpu" to test the benchmark itself.
+    folder: where runs and models lie.
+    steps: of the run that must learn.
+    rounds: batches whose rate is measured.
+    """
+
+    device: str
+    folder: Path
+    steps: int = 120
+    rounds: int = 7
+
+
+def run_quickstart(setting: Setting, name: str, *overrides: str) -> RunResult:
+    """Runs the quickstart with trainer and generator on one device."""
+    on_device = [f"roles.{role}.config.device={setting.device}" for role in ("policy", "rollout")]
+    return run_recipe(
+        RECIPE,
+        setting.folder / name,
+        ["plugins=[]", "cluster.devices=1", *on_device, *overrides],
+        LIMIT_S,
+    )
+
+
+def short_run(setting: Setting, name: str, *overrides: str) -> RunResult:
+    """Runs a few steps of the quickstart with a model that was hardly taught."""
+    return run_quickstart(
+        setting,
+        name,
+        f"run.steps={PUSHES}",
+        "evaluation.every=0",
+        "controller.config.prompts=8",
+        "roles.policy.model.make.config={seed: 0, steps: 40}",
+        *overrides,
+    )
+
+
+def learns(setting: Setting) -> list[Claim]:
+    """Returns what the quickstart learns."""
+    run_quickstart(setting, "learns", f"run.steps={setting.steps}")
+    evaluations = [
+        row["evaluation"] for row in read_metrics(setting.folder / "learns") if row["evaluation"]
+    ]
+    return [
+        Claim("quickstart_accuracy_after", evaluations[-1]["greedy/exact"], "share, greedy", 0.95),
+        Claim("quickstart_accuracy_before", evaluations[0]["greedy/exact"], "share, greedy"),
+    ]
+
+
+def bfloat16(setting: Setting) -> list[Claim]:
+    """Returns how far log-probs of trainer and generator are apart in bfloat16."""
+    from gcore_language.settings import LOGPROB_BANDS
+
+    types = [f"roles.{role}.config.dtype=bfloat16" for role in ("policy", "rollout")]
+    result = short_run(setting, "bfloat16", *types)
+    band = LOGPROB_BANDS["bfloat16"]  # beyond it a run stops by itself
+    return [
+        Claim("bfloat16_logprob_gap_max", max(result.gaps), "nats", band, "<="),
+        Claim("bfloat16_logprob_gap_share", max(result.shares), "of actions > 1e-4"),
+        Claim("bfloat16_pushes", len(result.versions) - 1, "pushes", PUSHES),
+    ]
+
+
+def ipc(setting: Setting) -> list[Claim]:
+    """Returns how many pushes by handles of device memory arrived whole.
+
+    A receiver compares each bucket with the trainer's digests, and the run stops where they differ
+    or where a side does not speak this transport.
+    """
+    result = short_run(setting, "ipc", "controller.config.push_transport=ipc")
+    return [
+        Claim("ipc_pushes_verified", len(result.versions) - 1, "pushes", PUSHES),
+        Claim("ipc_logprob_gap_max", max(result.gaps), "nats"),
+    ]
+
+
+def sleep(setting: Setting) -> list[Claim]:
+    """Returns what a sleep frees, and whether the generator is the same after it."""
+    import torch
+    from swap import Model, _tensors, make_model
+
+    model_folder = setting.folder / "sleep"
+    make_model(model_folder, 50)
+    # on a CPU a sleep that keeps the weights moves nothing
+    mode = "keep" if setting.device == "cuda" else "discard"
+    model = Model(model_folder, mode, list(_tensors(model_folder)))
+
+    def allocated() -> int:
+        if setting.device == "cuda":
+            return torch.cuda.memory_allocated()
+        return int(model.generator.memory_bytes)
+
+    weights = sum(array.nbytes for _, array in model.tensors)
+    fingerprint = model.generator.fingerprint()
+    awake = allocated()
+    model.generator.sleep()
+    freed = awake - allocated()
+    model.wake()
+    is_same = model.generator.fingerprint() == fingerprint and model.sample() == model.tokens
+    return [
+        Claim("sleep_freed_over_weights", freed / weights, "ratio", 0.95),
+        Claim("wake_taken_over_freed", (allocated() - awake + freed) / freed, "ratio"),
+        Claim("same_weights_and_samples_after_wake", float(is_same), "1: yes", 1),
+    ]
+
+
+def rate_of(engine: str, setting: Setting) -> list[Claim]:
+    """Returns the tokens per second of an engine, from the request to the last header."""
+    from engine_overhead import round_of, worker
+    from gcore_language.tiny import save_untrained
+
+    folder = setting.folder / engine
+    folder.mkdir()
+    save_untrained(folder / "model")
+
+    async def measure() -> list[float]:
+        async with worker(engine, folder / "model", folder) as peer:
+            return [await round_of(peer, engine, number) for number in range(setting.rounds + 1)]
+
+    rates = asyncio.run(measure())[1:]  # the first one warms up
+    return [
+        Claim(
+            f"{engine}_tokens_per_second",
+            statistics.median(rates),
+            "tokens/s",
+            interval=interval(rates, statistics.median),
+        )
+    ]
+
+
+def tokens(setting: Setting) -> list[Claim]:
+    """Returns the rate of the torch generator."""
+    return rate_of("torch", setting)
+
+
+def vllm(setting: Setting) -> list[Claim]:
+    """Returns the rate of vLLM."""
+    return rate_of("vllm", setting)
+
+
+PARTS: dict[str, Callable[[Setting], list[Claim]]] = {
+    "learns": learns,
+    "bfloat16": bfloat16,
+    "ipc": ipc,
+    "sleep": sleep,
+    "tokens": tokens,
+    "vllm": vllm,
+}
+
+
+def missing(part: str, device: str = "cuda") -> str:
+    """Returns what a part lacks on this machine, "" for nothing."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no CUDA device (torch.cuda.is_available())"
+    if part == "vllm" and "vllm" not in ready_venvs():
+        return "the venv vllm is not ready: g-core venv create vllm --cuda"
+    return ""
+
+
+def ready_venvs() -> list[str]:
+    """Returns the names of the engines' venvs that are ready."""
+    listing = subprocess.run(
+        [sys.executable, "-m", "gcore_core", "venv", "list", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode:
+        return []
+    return [row["name"] for row in json.loads(listing.stdout) if row["state"] == "ready"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What has been written for CUDA, on a GPU.")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    add_options(parser)
+    args = parser.parse_args()
+    reasons = {part: missing(part, args.device) for part in args.parts}
+    for part, reason in reasons.items():
+        if reason:
+            print(f"{part}: not run, {reason}", file=sys.stderr)
+    claims = []
+    with tempfile.TemporaryDirectory() as folder:
+        setting = Setting(device=args.device, folder=Path(folder))
+        for part in args.parts:
+            if not reasons[part]:
+                claims += PARTS[part](setting)
+    if not claims:
+        if args.json:
+            print(json.dumps({"benchmark": "gpu", "missing": reasons, "claims": []}, indent=2))
+        return 0
+    return publish("gpu", claims, args, DISTRIBUTIONS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

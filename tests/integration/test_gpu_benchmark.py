@@ -1,0 +1,81 @@
+"""benchmarks/gpu.py on a machine without a GPU: it says what is missing, and its parts work."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+NAMES = ("gpu", "report", "swap", "engine_overhead", "engine_pairs")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[ModuleType]:
+    pytest.importorskip("gcore_torch")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(BENCHMARKS)
+        yield importlib.import_module("gpu")
+        for name in NAMES:
+            sys.modules.pop(name, None)
+
+
+def test_a_machine_without_cuda_is_told_what_is_missing_and_nothing_fails() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    done = subprocess.run(
+        [sys.executable, "benchmarks/gpu.py", "--json", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer = json.loads(done.stdout)
+    assert answer["claims"] == []
+    assert set(answer["missing"]) == {"learns", "bfloat16", "ipc", "sleep", "tokens", "vllm"}
+    assert all("sees no CUDA device" in reason for reason in answer["missing"].values())
+    assert "learns: not run, torch" in done.stderr
+
+
+def test_its_tests_are_skipped_with_the_reason() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "6 skipped" in done.stdout
+    assert "sees no CUDA device" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "sleep",
+        "tokens",
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+        pytest.param("ipc", marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_can_be_run_on_a_cpu(part: str, gpu: ModuleType, tmp_path: Path) -> None:
+    claims = gpu.PARTS[part](gpu.Setting(device="cpu", folder=tmp_path, rounds=1))
+    assert [claim for claim in claims if claim.missed] == []
+    assert all(claim.value > 0 for claim in claims if claim.unit in ("tokens/s", "pushes", "ratio"))
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_in_its_part(gpu: ModuleType, tmp_path: Path) -> None:
+    claims = gpu.learns(gpu.Setting(device="cpu", folder=tmp_path))
+    assert [claim for claim in claims if claim.missed] == []
