@@ -9,7 +9,7 @@ Columns of one record whose actions are tokens (P prompt tokens, A actions):
     prompt_ids   int32[P]    as the generator encoded them
     action_ids   int32[A]    as sampled, never re-encoded from text
     logp         float32[A]  log-prob of each action under the weights that sampled it, at the sampling temperature
-    action_mask  uint8[A]    1 where the action is trained on
+    action_mask  uint8[A]    1 where the action is trained on; who may write 0: docs/reference/contract.md
     temperature  float32[]   the temperature of ``logp``; 1 for a greedy record
     text         uint8[*]    UTF-8 of the completion
 """  # noqa: E501

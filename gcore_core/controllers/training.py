@@ -41,6 +41,7 @@ from gcore_core.runtime.messages import (
     RelayRequest,
     SkipStep,
     TrainItem,
+    TrainReply,
     TrainRequest,
 )
 from gcore_core.runtime.relay import RELAYED
@@ -191,7 +192,8 @@ class Training:
         """Runs all updates of the step on all ranks.
 
         Returns the metrics that the ranks agreed on; empty on other shards than the lead. Raises
-        WeightMismatch when log-probs differ by more than the band.
+        TrainingError when no action was trained on, and WeightMismatch when log-probs differ by
+        more than the band.
         """
         config = self._config
         parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
@@ -202,7 +204,7 @@ class Training:
         answers = [reply for reply in replies if reply is not None]
         if not answers:
             return {}
-        metrics = answers[0].metrics
+        metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)}
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
         return metrics | self._balance_metrics(
             np.array([reply.busy_s for reply in answers], np.float64)
@@ -339,6 +341,32 @@ def most_over_mean(loads: np.ndarray) -> float:
     """
     mean = float(loads.mean())
     return float(loads.max()) / mean if mean > 0 else 1.0
+
+
+def masked_share(step: int, replies: Sequence[TrainReply]) -> float:
+    """Returns the share of the step's actions that were not trained on, as their records say.
+
+    Raises TrainingError when none was: such a step changes nothing, and no log-prob is compared.
+
+    replies: of all ranks.
+    """
+    trained = sum(reply.trained for reply in replies)
+    masked = sum(reply.masked for reply in replies)
+    if not trained:
+        raise TrainingError(
+            "no action was trained on",
+            where=f"step {step}",
+            why=(
+                f"action_mask is 0 at all {masked} actions of the step's records"
+                if masked
+                else "the step's records have no actions"
+            ),
+            todo=(
+                "the generator writes action_mask: 1 for every action that the policy sampled, its "
+                "end token too, 0 for the others"
+            ),
+        )
+    return masked / (trained + masked)
 
 
 def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None:

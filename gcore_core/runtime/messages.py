@@ -301,11 +301,15 @@ class TrainReply(Message):
     metrics: name -> value, as the ranks agreed on them.
     version: of the weights after the step.
     busy_s: seconds of this rank's own work; 0 when it cannot tell.
+    trained: actions of this rank's records that the step trained on.
+    masked: actions of these records that it did not, because their ``action_mask`` is 0.
     """
 
     metrics: dict[str, float]
     version: int
     busy_s: float = 0.0
+    trained: int = 0
+    masked: int = 0
 
 
 class SkipStep(Message):

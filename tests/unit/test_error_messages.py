@@ -30,11 +30,12 @@ from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
 from gcore_core.contract.records import Header, RunFacts, StepReport
+from gcore_core.controllers.training import masked_share
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.export import export
-from gcore_core.runtime.messages import Versions
+from gcore_core.runtime.messages import TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
 from gcore_core.runtime.shells.prompts import open_row
@@ -291,6 +292,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "data",
         ),
         "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
+    },
+    "Training": {
+        "no trained action": lambda w: masked_share(3, [TrainReply({}, 4, 0.0, 0, 512)]),
     },
     "Checkpoints": {
         "no checkpoints": lambda w: w.command("checkpoint", "verify", str(w.directory)),

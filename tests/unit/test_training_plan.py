@@ -8,7 +8,8 @@ from gcore_core.builtin.balancer import InOrder
 from gcore_core.contract.algorithms import Balancer, Work
 from gcore_core.contract.errors import ContractError, TrainingError, WeightMismatch
 from gcore_core.contract.records import FACTS_LIMIT_BYTES, Facts
-from gcore_core.controllers.training import Plan, check_logprobs, draw_plan
+from gcore_core.controllers.training import Plan, check_logprobs, draw_plan, masked_share
+from gcore_core.runtime.messages import TrainReply
 
 FACTS = [
     Facts(ordinal, sample, 5, ordinal + sample, 0.0) for ordinal in range(9) for sample in (0, 1)
@@ -140,3 +141,17 @@ def test_log_probs_outside_the_band_end_the_run(gap: float) -> None:
     check_logprobs(3, {"logprob_gap_max": 1e-3}, 1e-3)
     with pytest.raises(WeightMismatch, match="step 3: generator and trainer disagree"):
         check_logprobs(3, {"logprob_gap_max": gap}, 1e-3)
+
+
+def test_the_masked_share_is_that_of_all_ranks_together() -> None:
+    replies = [TrainReply({}, 1, 0.0, 30, 10), TrainReply({}, 1), TrainReply({}, 1, 0.0, 0, 40)]
+    assert masked_share(3, replies) == 50 / 80
+
+
+@pytest.mark.parametrize(
+    ("masked", "why"), [(7, "action_mask is 0 at all 14 actions"), (0, "records have no actions")]
+)
+def test_a_step_in_which_no_rank_trained_an_action_is_an_error(masked: int, why: str) -> None:
+    replies = [TrainReply({}, 1, 0.0, 0, masked)] * 2
+    with pytest.raises(TrainingError, match=f"(?s)^step 3: no action was trained on.*{why}"):
+        masked_share(3, replies)

@@ -6,7 +6,7 @@ It gets the parts of all shards at once (see ``runtime.relay``) and calls the ba
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class TrainerShell:
         self._rank = rank
         self._once = Gathering(1)  # of one part: a repeated request gets the reply of the first
         self._keys: list[tuple[int, int]] = []  # (ordinal, sample) of the prepared records
+        self._counts = (0, 0)  # of their actions: trained, masked
         self._push: PushSource | None = None  # the push that is open
 
     def register(self, service: Service, relay: Relay) -> None:
@@ -104,6 +105,7 @@ class TrainerShell:
         self._keys = [(record.ordinal, record.sample) for record in records]
         if len(set(self._keys)) != len(self._keys):
             raise ContractError("two shards sent the same record", where=f"step {request.step}")
+        self._counts = _count_actions(records)  # before the backend, which may change its arrays
         rows = self._backend.prepare(records, frozenset(request.scalars))
         return {
             key: [row[name] for name in request.scalars]
@@ -142,7 +144,7 @@ class TrainerShell:
             parts[0].step, advantages, parts[0].minibatches, parts[0].epochs
         )
         busy_s = metrics.pop("busy_s", time.process_time() - began_s)
-        return TrainReply(metrics, self._backend.version, busy_s)
+        return TrainReply(metrics, self._backend.version, busy_s, *self._counts)
 
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""
@@ -249,3 +251,14 @@ class TrainerShell:
                 todo="see that there is space, and that this user may write there",
             ) from error
         return Nothing()
+
+
+def _count_actions(records: Sequence[TrainRecord]) -> tuple[int, int]:
+    """Counts the actions of some records: (those that are trained on, those that are masked).
+
+    A record without the column, which has actions of a kind of its own, counts as one action.
+    """
+    one = np.ones(1, np.uint8)
+    masks = [record.columns.get("action_mask", one) for record in records]
+    trained = sum(int(np.count_nonzero(mask)) for mask in masks)
+    return trained, sum(mask.size for mask in masks) - trained
