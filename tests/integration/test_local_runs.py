@@ -192,6 +192,33 @@ def test_all_workers_end_when_the_agent_is_killed_and_the_run_reports_it(tmp_pat
     assert re.search(r"^agent\.0: the process is gone$", run.output, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", ["rollout.0", "policy.0"])
+def test_a_stopped_worker_ends_with_its_killed_agent(name: str, tmp_path: Path) -> None:
+    """It cannot read its lifeline."""
+    with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+        run.read_until(" 2/")
+        pids = run.pids()
+        watched = runs.Watched(list(pids.values()))
+        os.kill(pids[name], signal.SIGSTOP)
+        os.kill(pids["agent.0"], signal.SIGKILL)
+        assert run.wait() == 5, run.output
+        assert watched.all_end_within(10)
+
+
+def test_a_stopped_agent_and_its_stopped_worker_end_with_the_killed_supervisor(
+    tmp_path: Path,
+) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
+        run.read_until(" 2/")
+        store, pids = run.store(), run.pids()
+        watched = runs.Watched(list(pids.values()))
+        os.kill(pids["rollout.0"], signal.SIGSTOP)
+        os.kill(pids["agent.0"], signal.SIGSTOP)
+        run.process.kill()
+        run.wait()
+        nothing_is_left(run, store, watched, 10)
+
+
 # -- workers that fail -----------------------------------------------------------------------------
 
 

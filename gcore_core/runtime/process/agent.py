@@ -104,7 +104,7 @@ class Agent:
         command = [spec.python or sys.executable, "-u", "-m", "gcore_core.runtime.process.worker"]
         try:
             process, self._lifelines[spec.name] = await spawn_process(
-                command, spec, spec.log, _environment(spec)
+                command, spec, spec.log, _environment(spec), signal.SIGKILL
             )
         except OSError as error:
             raise WorkerError(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import faulthandler
+import fcntl
 import os
 import resource
 import signal
@@ -60,7 +62,11 @@ def allow_open_files(peers: int) -> None:
 
 
 async def spawn_process(
-    command: list[str], spec: Any, log: str | Path, environment: Mapping[str, str] | None = None
+    command: list[str],
+    spec: Any,
+    log: str | Path,
+    environment: Mapping[str, str] | None = None,
+    end_signal: signal.Signals = signal.SIGCONT,
 ) -> tuple[asyncio.subprocess.Process, int]:
     """Starts a process in a group of its own; returns it and the end of its lifeline.
 
@@ -72,6 +78,8 @@ async def spawn_process(
         is in neither argv nor the environment.
     log: the file to which the process's output is appended.
     environment: None: this process's.
+    end_signal: what the kernel sends to the group when the lifeline ends. SIGCONT wakes a process
+        that is stopped, so that it sees that end; SIGKILL ends all that it started, too.
     """
     with tempfile.TemporaryFile() as spec_file, open(log, "ab") as output:
         spec_file.write(msgspec.msgpack.encode(spec))
@@ -87,12 +95,30 @@ async def spawn_process(
                 start_new_session=True,
                 env=_STREAMING | dict(os.environ if environment is None else environment),
             )
+            _signal_at_end(reading, process.pid, end_signal)
         except BaseException:
             os.close(lifeline)  # one that was started all the same ends by it
             raise
         finally:
             os.close(reading)
     return process, lifeline
+
+
+def _signal_at_end(pipe: int, group: int, number: signal.Signals) -> None:
+    """Has the kernel send a signal to a process group when nobody can write to a pipe any more.
+
+    It reaches processes that are stopped or hang, which would not read the pipe. The settings
+    belong to the open pipe, not to this descriptor or process: they hold as long as the process
+    that inherited it has it open.
+
+    Linux only. Elsewhere nothing happens here, and the process ends when it reads its lifeline.
+    """
+    if not hasattr(fcntl, "F_SETSIG"):
+        return
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, number)
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)  # negative: a group
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
