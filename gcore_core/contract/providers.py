@@ -16,6 +16,7 @@ from gcore_core.contract.errors import ContractError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SHARED_NAME = re.compile(r"[\w.-]{3}")
 _COLUMN = re.compile(r"[a-z][a-z0-9_]*")
 
 #: What a step program can call on the roles of a kind. A "push" takes a trainer and generators.
@@ -68,6 +69,9 @@ class Provider:
     config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. Its
         methods may tell the core more, see ``gcore_core.contract.abilities``.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
+    shared_memory: names of files that its engine makes directly in ``/dev/shm`` and leaves there
+        when it is killed, as fnmatch reads them, such as ``("engine_queue_*",)``. The node agent
+        removes those that it saw its own worker hold.
     """
 
     name: str = "default"
@@ -76,6 +80,7 @@ class Provider:
     config: type | None = None
     capabilities: frozenset[str] = field(default_factory=frozenset)
     needs: tuple[str, ...] = ()
+    shared_memory: tuple[str, ...] = ()
 
     def problems(self, plugin: str) -> list[str]:
         """Returns the reasons why this description is not valid; none when it is."""
@@ -90,6 +95,11 @@ class Provider:
             name = self.config.__qualname__
             wrong = wrong_signatures(kind_of(self), self.config)
             problems += [f"config class {name}: {problem}" for problem in wrong]
+        problems += [
+            f"shared_memory {name!r} does not begin with three letters, digits, '_', '.' or '-'"
+            for name in self.shared_memory
+            if not _SHARED_NAME.match(name) or "/" in name
+        ]
         for word in sorted(self.capabilities - CAPABILITIES):
             if not word.startswith(f"{plugin}:"):
                 problems.append(

@@ -137,13 +137,8 @@ def _spec(
     role, _, rank = name.rpartition(".")
     # The worker must have the same versions as here of the plugins that it builds something of.
     built = {spec.factory for spec in factories.values()}
-    plugins = sorted(
-        {
-            p.distribution
-            for p in job.plan.provided.values()
-            if p.installed and p.spec.factory in built
-        }
-    )
+    provided = [p for p in job.plan.provided.values() if p.spec.factory in built]
+    plugins = sorted({p.distribution for p in provided if p.installed})
     node = job.plan.settings.roles.get(role)
     return WorkerSpec(
         role=role,
@@ -158,6 +153,7 @@ def _spec(
         python=(node.python or "") if node else "",
         log=str(job.directory / "logs" / f"{name}.log"),
         restarts=RESTARTS.get(settings.kind, 0),
+        shared_memory=tuple(sorted({name for p in provided for name in p.spec.shared_memory})),
     )
 
 

@@ -525,6 +525,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarts: how often the agent may start it again after it ended.
     restarted: it takes the place of a process that ended.
     ending: how that process ended: ENDED_BY_ALARM, ENDED_HUNG or "" for any other way.
+    shared_memory: how files are called that it may make in shared memory, see ``Provider``.
     """
 
     role: str
@@ -541,6 +542,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     restarted: bool = False
     ending: str = ""
+    shared_memory: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,63 @@ def test_a_stopped_agent_and_its_stopped_worker_end_with_the_killed_supervisor(
         run.process.kill()
         run.wait()
         nothing_is_left(run, store, watched, 10)
+
+
+# -- files of engines -----------------------------------------------------------------------------
+
+
+SHARES: dict[str, Any] = {"roles": {"rollout": {"use": "trouble/shares"}}}
+
+
+def shared_files(run: Any) -> list[Path]:
+    """What each start of the generator has made in shared memory, the first first."""
+    return [Path(line) for line in (run.directory / "shared.txt").read_text().splitlines()]
+
+
+@pytest.fixture
+def foreign_file() -> Iterator[Path]:
+    """A file of another run: its name is of the same kind."""
+    path = Path(f"/dev/shm/gctrouble_{os.getpid()}")
+    path.touch()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_killed_generator_leaves_nothing_in_shared_memory_and_no_child(
+    foreign_file: Path, tmp_path: Path
+) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS, **SHARES)) as run:
+        run.read_until(" 1/")
+        worker = run.pids()["rollout.0"]
+        child = runs.Watched(runs.children(worker))
+        os.kill(worker, signal.SIGKILL)
+        run.read_until("it is started again")
+        run.read_until("step ")  # drawn by the second one
+        first, second = shared_files(run)
+        assert not first.exists()
+        assert second.exists()
+        assert child.all_end_within(10)
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.wait() == 143, run.output
+    assert not second.exists()
+    assert foreign_file.exists()
+
+
+def test_a_killed_agent_leaves_nothing_in_shared_memory_and_no_child(
+    foreign_file: Path, tmp_path: Path
+) -> None:
+    with runs.running(tmp_path, runs.job(**ENDLESS, **SHARES)) as run:
+        run.read_until(" 1/")
+        pids = run.pids()
+        child = runs.Watched(runs.children(pids["rollout.0"]))
+        os.kill(pids["rollout.0"], signal.SIGSTOP)
+        os.kill(pids["agent.0"], signal.SIGKILL)
+        assert run.wait() == 5, run.output
+        assert child.all_end_within(10)
+    (file,) = shared_files(run)
+    assert not file.exists()
+    assert foreign_file.exists()
+    assert not (run.path / "logs" / "processes.json").exists()
 
 
 # -- workers that fail -----------------------------------------------------------------------------

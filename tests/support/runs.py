@@ -23,7 +23,7 @@ PATIENCE_S = 120.0
 
 TROUBLE = '''
 """Fakes that misbehave, and a trainer that writes down what it was given."""
-import json, os, re, threading, time
+import json, os, re, secrets, subprocess, threading, time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,6 +162,18 @@ class Told(Sees):
         return super().prepare(records, scalars)
 
 
+class Shares(fake.FakeGenerator):
+    """Makes a file in shared memory, as engines do; a child that holds it, too, outlives its worker."""
+
+    def __init__(self, config, context):
+        super().__init__(config, context)
+        path = f"/dev/shm/gctrouble_{secrets.token_hex(8)}"
+        self._held = open(path, "xb")
+        with open("shared.txt", "a") as file:
+            file.write(path + "\\n")
+        subprocess.Popen(["sleep", "1000"], pass_fds=[self._held.fileno()])
+
+
 class Verbose(fake.FakeGenerator):
     def _finished(self, request, letters, status):
         found = super()._finished(request, letters, status)
@@ -223,6 +235,10 @@ def gcore_generators():
             name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
             config=fake.FakeGeneratorConfig,
         )
+    yield p.GeneratorProvider(
+        name="shares", summary="-", factory="trouble:Shares", capabilities=words, config=fake.FakeGeneratorConfig,
+        shared_memory=("gctrouble_*",),
+    )
 
 
 @hookimpl

@@ -37,12 +37,15 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
+from gcore_core.runtime.process.leftovers import Record
+from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 log = logging.getLogger(__name__)
 GRACE_S = 2.0  # workers that are asked to end have so long before they are killed
+_LOOK_S = 1.0  # so often new files in shared memory are looked for, where engines make some
 _STACKS_S = 0.5  # a process that hangs has so long to write its stacks
 _TAIL_LINES = 20  # of a worker's log, shown when it ends
 _TAIL_BYTES = 8192  # read for them
@@ -57,6 +60,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     store: the settings of this node's store.
     meeting: the run's private directory. The agent removes it at its end, as the launcher may be
         gone then.
+    record: the file in which the agent writes down what it has started, see ``leftovers``; "" for
+        none.
     """
 
     name: str
@@ -64,6 +69,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
     store: StoreSpec
     meeting: str
+    record: str = ""
 
 
 class Agent:
@@ -81,6 +87,10 @@ class Agent:
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
         self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
         self._hung = set[int]()  # pids of workers that were ended because they hung
+        self._looking: asyncio.Task[None] | None = None
+        self._makers: dict[str, Maker] = {}  # living workers
+        self._files = SharedFiles()
+        self._record = Record(spec.record)
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._stopping = False
 
@@ -93,6 +103,8 @@ class Agent:
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
         """Starts workers, and watches them from then on."""
+        if self._looking is None and any(spec.shared_memory for spec in request.workers):
+            self._looking = asyncio.ensure_future(self._look_regularly())
         for spec in request.workers:
             process = await self._start(spec)
             task = asyncio.ensure_future(self._watch(spec, process))
@@ -113,6 +125,8 @@ class Agent:
                 todo="check it by hand: <python> -m gcore_core --version",
             ) from error
         self._workers[spec.name] = process
+        self._makers[spec.name] = Maker(process.pid, spec.shared_memory)
+        self._record.started(spec.name, process.pid)
         log.info("%s is started, pid %s", spec.name, process.pid)
         return process
 
@@ -124,10 +138,15 @@ class Agent:
         """
         for start in range(spec.restarts + 1):
             code = await process.wait()
+            self._look()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
             os.close(self._lifelines.pop(spec.name))
             del self._workers[spec.name]
+            del self._makers[spec.name]
+            self._files.ended(spec.name, self._makers)
+            self._record.hold_files(self._files.owned())
+            self._record.ended(spec.name)
             self.slabs.ended(f"{spec.name}-{process.pid}")
             is_killed = code < 0
             may_help = is_killed or code == RESTART_EXIT_CODE
@@ -157,6 +176,16 @@ class Agent:
             return ENDED_BY_ALARM
         return ENDED_HUNG if pid in self._hung else ""
 
+    def _look(self) -> None:
+        """Finds out whose the new files in shared memory are, while their makers live."""
+        self._files.look(self._makers)
+        self._record.hold_files(self._files.owned())
+
+    async def _look_regularly(self) -> None:
+        while True:
+            self._look()
+            await asyncio.sleep(_LOOK_S)
+
     async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
         """Streams the end of every worker, as it happens."""
         while True:
@@ -164,6 +193,7 @@ class Agent:
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
         """Measures what the agent and its workers use, without those that have just ended."""
+        self._look()
         pids = {name: process.pid for name, process in self._workers.items()}
         pids[self._spec.name] = os.getpid()
         cpu_s: dict[str, float] = {}
@@ -185,11 +215,16 @@ class Agent:
         """Ends all workers: asks, waits, kills."""
         self._stopping = True
         for sign in (signal.SIGTERM, signal.SIGKILL):
+            self._look()
             for process in self._workers.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, sign)
             if self._watching:
                 await asyncio.wait(set(self._watching), timeout=grace_s)
+        if self._looking is not None:
+            self._looking.cancel()
+        if not self._workers:
+            self._record.close()
 
 
 async def end_hung(process: asyncio.subprocess.Process) -> None:

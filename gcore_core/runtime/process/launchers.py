@@ -28,6 +28,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.agent import AgentSpec, end_hung, process_usage
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.process.config import LocalConfig
+from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.spawn import SHARED_MEMORY, allow_open_files, spawn_process
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
@@ -57,12 +58,20 @@ class LocalLauncher:
             secret = secrets.token_bytes(32)
             store = _store(self._config, directory, logs.parent)
             network = RpcNetwork(addresses, secret)
+            record = logs / RECORD
             spec = AgentSpec(
-                name=AGENT, addresses=addresses, secret=secret, store=store, meeting=str(directory)
+                name=AGENT,
+                addresses=addresses,
+                secret=secret,
+                store=store,
+                meeting=str(directory),
+                record=str(record.absolute()),
             )
             agent = None
             lifeline = -1
             try:
+                # What a run left in this directory whose supervisor and agent were both lost.
+                await asyncio.to_thread(clear_up, record)
                 await network.serve(supervisor.name, supervisor)
                 agent, lifeline = await spawn_process(
                     [sys.executable, "-m", "gcore_core.runtime.process.agent"],
@@ -87,6 +96,7 @@ class LocalLauncher:
                     except TimeoutError:
                         await end_hung(agent)  # its workers end by their own lifelines
                         await agent.wait()
+                    await asyncio.to_thread(clear_up, record)  # where the agent did not end well
                 for place in (store.directory, store.spill):
                     shutil.rmtree(place, ignore_errors=True)
 

@@ -13,6 +13,9 @@ from gcore_sglang.config import SglangGeneratorConfig
 #: what is missing.
 ENGINE = "sglang>=0.5.23,<0.6"
 
+#: What the engine makes in shared memory: slots of loads, buffers of tensors, and semaphores.
+SHARED_MEMORY = ("sglang_loads_*", "sgl_shm_*", "multi_tokenizer_args_*", "psm_*", "sem.mp-*")
+
 
 @hookimpl
 def gcore_generators() -> Iterable[GeneratorProvider]:
@@ -21,6 +24,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_sglang.engine:SglangGenerator",
         config=SglangGeneratorConfig,
         capabilities=frozenset({"abort", "images", "weights.push"}),
+        shared_memory=SHARED_MEMORY,
     )
     yield GeneratorProvider(
         name="sleeping",
@@ -28,6 +32,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_sglang.sleeping:SleepingSglangGenerator",
         config=SglangGeneratorConfig,
         capabilities=frozenset({"abort", "images", "sleep", "weights.push"}),
+        shared_memory=SHARED_MEMORY,
     )
 
 

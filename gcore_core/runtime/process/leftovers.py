@@ -1,0 +1,184 @@
+"""Writes down what a node agent has started, so that somebody can clear up after one that is lost.
+
+The agent holds a ``Record``, a file in the directory of logs. It is gone when the agent has ended
+its workers itself. Whoever ends the run, or starts the next agent of the same run, calls
+``clear_up`` with that file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger(__name__)
+RECORD = "processes.json"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_WAIT_S = 5.0  # killed processes have so long to be gone, with the memory and devices they held
+
+
+class StartedProcess(msgspec.Struct, frozen=True):
+    """Identifies a process that leads a group.
+
+    start_ticks: when it started, in clock ticks since boot; another process that has its pid later
+        has another start.
+    """
+
+    pid: int
+    start_ticks: int
+
+
+class SharedFile(msgspec.Struct, frozen=True):
+    """Identifies a file; another one that has its name later has another inode."""
+
+    path: str
+    device: int
+    inode: int
+
+    def remove(self) -> None:
+        """Removes the file, if it is still the same."""
+        with contextlib.suppress(OSError):
+            if identify(self.path) == self:
+                os.unlink(self.path)
+                log.info("%s is removed", self.path)
+
+
+def identify(path: str) -> SharedFile:
+    """Returns what identifies the file at ``path``. Raises OSError when there is none."""
+    status = os.lstat(path)
+    return SharedFile(path, status.st_dev, status.st_ino)
+
+
+class _Contents(msgspec.Struct, kw_only=True):
+    """Holds what is in the file.
+
+    boot: the start of the machine that the ticks are counted from.
+    supervisor: the process whose agent wrote it; while it lives it clears up by itself.
+    """
+
+    boot: str
+    supervisor: StartedProcess | None
+    agent: StartedProcess | None
+    workers: dict[str, StartedProcess] = {}
+    files: list[SharedFile] = []
+
+
+class Record:
+    """Keeps the file up to date. Nothing is written without a path.
+
+    path: of the file; "" for none.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        self._contents = _Contents(
+            boot=_boot(), supervisor=_identity(os.getppid()), agent=_identity(os.getpid())
+        )
+        self._write()
+
+    def started(self, name: str, pid: int) -> None:
+        """Notes a worker that was started."""
+        process = _identity(pid)
+        if process is not None:
+            self._contents.workers[name] = process
+            self._write()
+
+    def ended(self, name: str) -> None:
+        """Forgets a worker that has ended, with its group."""
+        if self._contents.workers.pop(name, None) is not None:
+            self._write()
+
+    def hold_files(self, files: list[SharedFile]) -> None:
+        """Notes the files that workers have made, in place of those noted before."""
+        if files != self._contents.files:
+            self._contents.files = files
+            self._write()
+
+    def close(self) -> None:
+        """Removes the file: nothing is left to clear up."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        fresh = self._path.with_name(f".{self._path.name}.new")
+        try:
+            fresh.write_bytes(msgspec.json.encode(self._contents))
+            fresh.replace(self._path)
+        except OSError as error:  # a full disk ends no run
+            log.warning("%s cannot be written: %s", self._path, error.strerror)
+
+
+def clear_up(path: Path) -> None:
+    """Ends the processes that a lost agent has left, removes their files, and then its record.
+
+    Nothing happens where there is no record, and while the supervisor that it belongs to lives and
+    is not this process. A process is killed only if it is still the one that was written down.
+    """
+    try:
+        contents = msgspec.json.decode(path.read_bytes(), type=_Contents)
+    except (OSError, msgspec.DecodeError):
+        return
+    if contents.boot == _boot():
+        supervisor = contents.supervisor
+        if supervisor != _identity(os.getpid()) and _is_running(supervisor):
+            return
+        # The agent first: it would start its workers again.
+        for process in filter(None, [contents.agent, *contents.workers.values()]):
+            _kill_group(process)
+        for file in contents.files:
+            file.remove()
+    path.unlink(missing_ok=True)
+
+
+def _kill_group(process: StartedProcess) -> None:
+    """Kills a process with its group, and waits until it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)  # the pid stays this process's while it is compared
+        try:
+            if _identity(process.pid) != process:
+                return
+            os.killpg(process.pid, signal.SIGKILL)
+            log.info("process %s was left behind and is killed", process.pid)
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll(_WAIT_S * 1000)
+        finally:
+            os.close(handle)
+
+
+def _is_running(process: StartedProcess | None) -> bool:
+    return (
+        process is not None
+        and _identity(process.pid) == process
+        and _status(process.pid)[:1] not in (["Z"], ["X"])  # it has ended
+    )
+
+
+def _identity(pid: int) -> StartedProcess | None:
+    """Identifies a process; None for one that is gone, or where there is no /proc."""
+    fields = _status(pid)
+    return StartedProcess(pid, int(fields[19])) if fields else None
+
+
+def _status(pid: int) -> list[str]:
+    """Returns the fields of a process from its state on; the 20th is its start, in ticks."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # before it is the name, which may hold blanks
+
+
+def _boot() -> str:
+    """Returns what identifies this start of this machine; "" where nothing does."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
