@@ -154,6 +154,10 @@ def gcore_run_start(run: RunFacts) -> None:
 def gcore_step_end(run: RunFacts, report: StepReport) -> None:
     """A step is committed. Once per step, in order; ``report.evaluation`` is filled where an
     evaluation was due.
+
+    A run that goes on from a checkpoint begins with the step after it, whatever had been reported
+    before. Where the checkpoint's step was not evaluated although that was due, it is reported once
+    more, without metrics.
     """
 
 

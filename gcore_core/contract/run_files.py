@@ -6,6 +6,7 @@ The layout; ``latest`` is the run with the highest number:
         config.yaml                the resolved configuration
         plugins.lock.json          plugin -> distribution and version
         metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation
+        metrics.undone.jsonl       rows of steps that were undone when the run went back to a checkpoint, as they were
         position.json              the last committed step and the ledger's state after it
         placement.jsonl            what a placement policy decided and what it came to; only of policies that move devices
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
@@ -33,6 +34,7 @@ from gcore_core.contract.errors import DataError
 CONFIG = "config.yaml"
 LOCK = "plugins.lock.json"
 METRICS = "metrics.jsonl"
+METRICS_UNDONE = "metrics.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
 TRACE = "trace"
@@ -70,9 +72,10 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
     It is empty when there are none yet.
 
-    A run that was resumed from step s evaluates s and makes the steps after it again. A later row
-    of the same step completes the earlier one; rows of the abandoned attempt are left out. A null
-    (NaN when it was written) is read as NaN.
+    The file has them so, too, but where a disk was full or where G-Core 0.1 wrote it: there a run
+    that was resumed from step s may have rows of s and of the steps after it twice. A later row of
+    the same step completes the earlier one; rows of the abandoned attempt are left out. A null (NaN
+    when it was written) is read as NaN.
     """
     try:
         lines = (run_dir / METRICS).read_bytes().splitlines()

@@ -24,6 +24,7 @@ from gcore_core.contract.run_files import (
     LOCK,
     LOGS,
     METRICS,
+    METRICS_UNDONE,
     POSITION,
     SAMPLES,
     samples_path,
@@ -203,17 +204,34 @@ def _json(value: Any) -> bytes:
 
 
 class MetricsFile:
-    """Appends to the file ``metrics.jsonl``.
+    """Appends to the file ``metrics.jsonl``, in which each step stands once.
+
+    A run that goes on from a checkpoint makes the steps after it again. Their rows, which were
+    written before, are moved to ``metrics.undone.jsonl``.
 
     Each row reaches the operating system before ``append`` returns. When the disk is full, rows
     wait in memory and are written, whole and in order, as soon as there is space again. The run
     goes on meanwhile, and ``alarm`` is called once for each time the disk fills up.
+
+    resumed_from: the step whose checkpoint the run goes on from; None for a new run.
     """
 
-    def __init__(self, run_dir: Path, alarm: Callable[[str], None] = log.error) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        alarm: Callable[[str], None] = log.error,
+        resumed_from: int | None = None,
+    ) -> None:
         self._path = run_dir / METRICS
         self._alarm = alarm
         self._alarmed = False
+        #: The row of the step that the run goes on from, until another one follows.
+        self._last: dict[str, Any] | None = None
+        if resumed_from is not None:
+            self._last = self._go_back(resumed_from)
+        self._open()
+
+    def _open(self) -> None:
         try:
             torn = self._path.exists() and not _ends_with_newline(self._path)
             self._file = self._path.open("ab", buffering=0)
@@ -221,8 +239,19 @@ class MetricsFile:
             raise _refusal(error, self._path) from error
         self._pending = bytearray(b"\n" if torn else b"")  # a killed run may have left half a line
 
+    def unwritten(self, report: StepReport) -> StepReport | None:
+        """Returns what of a report the file does not have yet; None when that is nothing.
+
+        The step that the run goes on from was reported before; an evaluation may be new.
+        """
+        if self._last is None or self._last["step"] != report.step:
+            return report
+        if not report.evaluation or self._last["evaluation"]:
+            return None
+        return msgspec.structs.replace(report, metrics={})
+
     def append(self, report: StepReport) -> None:
-        """Adds the row of one finished step."""
+        """Adds the row of one finished step, or completes that of the step the run goes on from."""
         row = {
             "step": report.step,
             "version": report.version,
@@ -230,8 +259,43 @@ class MetricsFile:
             "metrics": report.metrics,
             "evaluation": report.evaluation,
         }
+        last = self._last
+        self._last = None
+        if last is not None and last["step"] == report.step and self._complete(last, row):
+            return
         self._pending += _json(row) + b"\n"
         self._drain()
+
+    def _go_back(self, step: int) -> dict[str, Any] | None:
+        """Takes the rows after ``step`` out of the file; returns the row of ``step``, if it is
+        there.
+
+        Where that is not possible, the file stays as it is: its readers leave these rows out.
+        """
+        try:
+            lines = self._path.read_bytes().splitlines() if self._path.exists() else []
+            rows, undone = _split(lines, step)
+            kept_lines = [line for _, line in rows]
+            if kept_lines != lines:
+                with self._path.with_name(METRICS_UNDONE).open("ab") as file:
+                    file.write(_joined(undone))
+                _replace(self._path, _joined(kept_lines))
+        except OSError as error:
+            self._alarm(f"{self._path} cannot be shortened ({error.strerror}).")
+            return None
+        return rows[-1][0] if rows and rows[-1][0]["step"] == step else None
+
+    def _complete(self, last: dict[str, Any], row: dict[str, Any]) -> bool:
+        """Replaces the last row of the file; returns whether that was possible."""
+        try:
+            earlier_lines = self._path.read_bytes().splitlines()[:-1]
+            _replace(self._path, _joined([*earlier_lines, _json(_completed(last, row))]))
+        except OSError as error:
+            self._alarm(f"{self._path} cannot be written ({error.strerror}).")
+            return False
+        self._file.close()
+        self._open()
+        return True
 
     def close(self) -> None:
         """Writes what still waits, or says how much is lost. Calling it twice is harmless."""
@@ -259,6 +323,69 @@ class MetricsFile:
                     f"{self._path} cannot be written ({error.strerror}); its rows wait in memory."
                 )
             self._alarmed = True
+
+
+def _split(
+    lines: Iterable[bytes], step: int
+) -> tuple[list[tuple[dict[str, Any], bytes]], list[bytes]]:
+    """Splits lines of metrics into what stands when a run goes back to ``step``, and the rest.
+
+    Returns (rows up to ``step`` with their lines, each step once; all other lines). A file of
+    G-Core 0.1 may have a step twice, with others between.
+    """
+    rows: list[tuple[dict[str, Any], bytes]] = []
+    undone: list[bytes] = []
+
+    def undo_after(step: int) -> None:
+        cut = next((i for i, (row, _) in enumerate(rows) if row["step"] > step), len(rows))
+        undone.extend(line for _, line in rows[cut:])
+        del rows[cut:]
+
+    for line in lines:
+        row = _row(line)
+        if row is None:
+            undone.append(line)  # half a line, as a killed run may leave it
+            continue
+        undo_after(row["step"])
+        if rows and rows[-1][0]["step"] == row["step"]:
+            row = _completed(rows.pop()[0], row)
+            line = _json(row)
+        rows.append((row, line))
+    undo_after(step)
+    return rows, undone
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Reads a line of metrics; None for one that is no whole row."""
+    try:
+        row = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None
+    return {"metrics": {}, "evaluation": {}, **row} if isinstance(row.get("step"), int) else None
+
+
+def _completed(row: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with what a later one of the same step adds."""
+    return {
+        **row,
+        "metrics": later["metrics"] | row["metrics"],
+        "evaluation": row["evaluation"] | later["evaluation"],
+    }
+
+
+def _joined(lines: Iterable[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file by writing beside it and renaming. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -80,7 +80,11 @@ class Supervisor:
             resumed_from=job.resumed.step if job.resumed else 0,
         )
         self._observers = job.plan.plugins.observers(self._observer_failed)
-        self._metrics = run_directory.MetricsFile(job.directory, alarm=display.note)
+        self._metrics = run_directory.MetricsFile(
+            job.directory,
+            alarm=display.note,
+            resumed_from=job.resumed.step if job.resumed else None,
+        )
         self._waiting = set(job.names())
         self._ready = asyncio.Event()
         self._controllers = {f"controller.{shard}" for shard in range(job.shards)}
@@ -264,7 +268,9 @@ class Supervisor:
         report.metrics["cpu_seconds"] = self._cpu_s
         report.metrics |= {f"cpu_seconds/{name}": value for name, value in usage.cpu_s.items()}
         report.metrics |= {f"memory_mib/{name}": value for name, value in usage.memory_mib.items()}
-        self._metrics.append(report)
+        news = self._metrics.unwritten(report)
+        if news is not None:
+            self._metrics.append(news)
         if report.samples and self._evaluated is not None:
             reader = StoreReader(self._site.store, AGENT, self._site.secret)
             rows = shown_rows(report.samples, reader, self._evaluated)
@@ -281,7 +287,8 @@ class Supervisor:
                 )
         for note in request.notes:
             self._display.note(f"step {report.step}: {note}")
-        self._observers.step_end(self._run, report)
+        if news is not None:
+            self._observers.step_end(self._run, news)
 
     # -- messages from the node agent --------------------------------------------------------------
 

@@ -345,6 +345,51 @@ def test_a_resumed_run_keeps_what_the_balancer_learned(tmp_path: Path) -> None:
     assert state["balance"]["Cost"]["count"] == pytest.approx(sum(weights))
 
 
+OBSERVER = """
+from gcore_core import hookimpl
+
+@hookimpl
+def gcore_run_start(run):
+    write(f"start {run.resumed_from}")
+
+@hookimpl
+def gcore_step_end(run, report):
+    write(f"{report.step} {'reward' in report.metrics:d}")
+
+def write(line):
+    with open("observed.txt", "a") as file:
+        file.write(line + "\\n")
+"""
+
+
+def test_metrics_have_each_step_once_after_a_restart_and_after_a_resume(tmp_path: Path) -> None:
+    """And each with its metrics; an observer is told no step again that stands."""
+    (tmp_path / "observer.py").write_text(OBSERVER)
+    steps = 30  # more than are made between what is read and a kill
+    job = runs.job(run={"steps": steps}, checkpoint={"every": 2, "restarts": 1})
+    job["local"] = [*job["local"], "observer.py"]
+    with runs.running(tmp_path, job) as run:
+        run.read_until(f" 4/{steps} ")
+        os.kill(run.pids()["policy.0"], signal.SIGKILL)
+        run.read_until("the run goes on from step")
+        run.read_until(f"/{steps} ")
+        run.process.kill()
+    done = resume(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == list(range(steps + 1))
+    assert all("reward" in row for row in rows[1:])
+    starts = (run.directory / "observed.txt").read_text().split("start ")[1:]
+    reported = [[int(line.split()[0]) for line in start.splitlines()] for start in starts]
+    assert len(reported) == 3
+    for resumed_from, *seen in reported:
+        first = resumed_from + 1 if resumed_from else 0
+        assert seen == list(range(first, first + len(seen)))
+    assert [resumed_from > 0 for resumed_from, *_ in reported] == [False, True, True]
+    assert reported[-1][-1] == steps
+    assert " 0" not in "".join(start.partition("\n")[2] for start in starts[1:]), "no metrics"
+
+
 def test_a_run_is_not_resumed_with_another_configuration(tmp_path: Path) -> None:
     run = killed_at(tmp_path, 2)
     done = resume(run, "run.seed=4")

@@ -190,6 +190,94 @@ def test_a_truncated_last_line_of_a_killed_run_is_skipped_alone(tmp_path: Path) 
     assert [row["step"] for row in run_files.read_metrics(tmp_path)] == [1, 2]
 
 
+def steps_in_file(run_dir: Path, name: str = run_files.METRICS) -> list[int]:
+    return [json.loads(line)["step"] for line in (run_dir / name).read_text().splitlines()]
+
+
+def test_the_file_of_a_resumed_run_has_each_step_once_and_the_undone_ones_beside_it(
+    tmp_path: Path,
+) -> None:
+    for resumed_from, steps in ((None, (0, 1, 2, 3, 4)), (2, (3, 4, 5)), (3, (4,))):
+        metrics = d.MetricsFile(tmp_path, resumed_from=resumed_from)
+        assert steps_in_file(tmp_path) == list(range(steps[0]))
+        for step in steps:
+            metrics.append(_report(step, reward=float(resumed_from or 0)))
+        metrics.close()
+    assert steps_in_file(tmp_path) == [0, 1, 2, 3, 4]
+    assert steps_in_file(tmp_path, run_files.METRICS_UNDONE) == [3, 4, 4, 5]
+    rewards = [row["metrics"]["reward"] for row in run_files.read_metrics(tmp_path)]
+    assert rewards == [0.0, 0.0, 0.0, 2.0, 3.0]
+
+
+def test_the_step_that_a_run_goes_on_from_keeps_its_row_and_gets_a_missing_evaluation(
+    tmp_path: Path,
+) -> None:
+    first = d.MetricsFile(tmp_path)
+    first.append(_report(1))
+    first.append(_report(2, reward=0.5, cpu_seconds=60.0))
+    first.close()
+    report = StepReport(
+        step=2, version=2, metrics={"cpu_seconds": 3.0}, evaluation={"greedy/exact": 1.0}
+    )
+    second = d.MetricsFile(tmp_path, resumed_from=2)
+    assert second.unwritten(_report(2, cpu_seconds=3.0)) is None
+    news = second.unwritten(report)
+    assert news is not None
+    assert (news.metrics, news.evaluation) == ({}, {"greedy/exact": 1.0})
+    second.append(news)
+    second.append(_report(3))
+    second.close()
+    assert steps_in_file(tmp_path) == [1, 2, 3]
+    row = run_files.read_metrics(tmp_path)[1]
+    assert row["metrics"] == {"reward": 0.5, "cpu_seconds": 60.0}
+    assert row["evaluation"] == {"greedy/exact": 1.0}
+    third = d.MetricsFile(tmp_path, resumed_from=2)
+    assert third.unwritten(report) is None, "it has been evaluated"
+    third.close()
+
+
+def test_a_step_whose_row_is_missing_is_reported_whole(tmp_path: Path) -> None:
+    first = d.MetricsFile(tmp_path)
+    first.append(_report(1))
+    first.close()
+    second = d.MetricsFile(tmp_path, resumed_from=2)
+    report = _report(2, cpu_seconds=3.0)
+    assert second.unwritten(report) is report
+    second.close()
+
+
+def test_half_a_line_and_a_step_that_stands_twice_are_put_right(tmp_path: Path) -> None:
+    lines = [
+        '{"step":1,"version":1,"time_unix_s":1.0,"metrics":{"a":1.0}}',
+        '{"step":2,"version":2,"time_unix_s":2.0,"metrics":{}}',
+        '{"step":1,"version":1,"time_unix_s":3.0,"metrics":{"a":2.0,"b":3.0}}',
+        '{"step":2,"ver',
+    ]
+    (tmp_path / run_files.METRICS).write_text("\n".join(lines))
+    d.MetricsFile(tmp_path, resumed_from=1).close()
+    (row,) = run_files.read_metrics(tmp_path)
+    assert row["metrics"] == {"a": 1.0, "b": 3.0}
+    assert steps_in_file(tmp_path) == [1]
+    undone = (tmp_path / run_files.METRICS_UNDONE).read_text().splitlines()
+    assert undone == [lines[1], lines[3]]
+
+
+def test_a_full_disk_at_a_resume_gives_an_alarm_and_readers_see_each_step_once(
+    tmp_path: Path,
+) -> None:
+    first = d.MetricsFile(tmp_path)
+    for step in (1, 2, 3):
+        first.append(_report(step, reward=0.1))
+    first.close()
+    (tmp_path / run_files.METRICS_UNDONE).symlink_to("/dev/full")
+    alarms: list[str] = []
+    second = d.MetricsFile(tmp_path, alarms.append, resumed_from=2)
+    second.append(_report(3, reward=0.9))
+    second.close()
+    assert len(alarms) == 1 and "No space left on device" in alarms[0]
+    assert [row["metrics"]["reward"] for row in run_files.read_metrics(tmp_path)] == [0.1, 0.1, 0.9]
+
+
 def test_a_full_disk_gives_one_alarm_and_the_run_continues(tmp_path: Path) -> None:
     (tmp_path / run_files.METRICS).symlink_to("/dev/full")
     alarms: list[str] = []

@@ -12,16 +12,24 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import TENSORBOARD
 
+_NAME = "events.out.tfevents.{}.gcore"
+
 
 def start(run: RunFacts) -> None:
-    """Makes the event file of this start of the run."""
+    """Makes the event file of this start of the run.
+
+    Files of starts from later steps are removed: what is in them is made again.
+    """
     events = _events(run)
-    if not events.exists():
+    for file in events.parent.glob(_NAME.format("*")):
+        if file.name > events.name:
+            file.unlink(missing_ok=True)
+    is_again = events.exists()
+    if not is_again:
         events.parent.mkdir(exist_ok=True)
         _append(events, Event(wall_time=time.time(), file_version="brain.Event:2"))
-    if (
-        run.resumed_from
-    ):  # the steps after it are made again: TensorBoard drops those of the first attempt
+    # The steps after it are made again: TensorBoard drops those of the first attempt.
+    if run.resumed_from or is_again:
         log = SessionLog(status=SessionLog.START)
         _append(events, Event(wall_time=time.time(), step=run.resumed_from + 1, session_log=log))
 
@@ -42,7 +50,7 @@ def _events(run: RunFacts) -> Path:
 
     TensorBoard reads every file with "tfevents" in its name, in the order of their names.
     """
-    return Path(run.directory, TENSORBOARD, f"events.out.tfevents.{run.resumed_from:06d}.gcore")
+    return Path(run.directory, TENSORBOARD, _NAME.format(f"{run.resumed_from:06d}"))
 
 
 def _append(file: Path, event: Event) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gcore_report.curves import draw
 from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
@@ -138,6 +139,16 @@ def test_a_resumed_run_makes_tensorboard_drop_the_repeated_steps(tmp_path: Path)
     _go(_run(tmp_path, resumed_from=2), 3, 4)
     starts = [event.step for event in _events(tmp_path) if event.HasField("session_log")]
     assert starts == [3] and [step for step, _ in _scalars(tmp_path)["kl"]] == [1, 2, 3, 4, 3, 4]
+
+
+def test_tensorboard_shows_each_step_once_whatever_a_run_went_back_to(tmp_path: Path) -> None:
+    """Back to step 0 in the same process, on from 3, and from 2 when that checkpoint is damaged."""
+    for resumed_from, first, last in ((0, 0, 2), (0, 1, 4), (3, 4, 6), (2, 3, 4), (2, 3, 5)):
+        _go(_run(tmp_path, resumed_from=resumed_from), first, last)
+    accumulator = EventAccumulator(str(tmp_path / run_files.TENSORBOARD))
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Scalars("kl")] == [1, 2, 3, 4, 5]
+    assert [event.step for event in accumulator.Scalars("evaluation/greedy/exact")] == [0, 2, 4]
 
 
 def test_scalars_can_be_read_before_the_run_ends(tmp_path: Path) -> None:
