@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.algorithms import ActionAdvantage, Advantage, GroupScalars
+from gcore_core.testing.contracts.arguments import ASKS, snapshot, writable
 from gcore_core.testing.contracts.base import Contract
 
 
@@ -71,8 +72,18 @@ class AdvantageContract(Contract):
     def test_asking_twice_gives_the_same(self, advantage: Any, groups: list[GroupScalars]) -> None:
         first = whole(advantage, groups)
         whole(advantage, groups[::-1][:3])
-        for one, other in zip(first, whole(advantage, groups), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for _ in range(ASKS):
+            for one, other in zip(first, whole(advantage, groups), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+    def test_arguments_stay_as_they_are(self, advantage: Any, groups: list[GroupScalars]) -> None:
+        """In a run, arrays can be written to. Statistics are those of all shards."""
+        given = writable(groups)
+        statistics = np.array(advantage.statistics(given))
+        before = statistics.copy()
+        advantage.of(given, statistics)
+        assert snapshot(given) == snapshot(groups), "a group was written to"
+        np.testing.assert_array_equal(statistics, before, "the statistics were written to")
 
     @pytest.mark.parametrize("shards", [2, 3, 9])
     def test_shards_do_not_matter(
@@ -175,12 +186,19 @@ class ActionAdvantageContract(Contract):
             for one, two in zip(advantage.per_action(rewards, values, mask), other, strict=True):
                 np.testing.assert_allclose(one[trained], two[trained], rtol=0, atol=self.tolerance)
 
+    def test_arguments_stay_as_they_are(self, advantage: Any, actions: Any) -> None:
+        """In a run, arrays can be written to."""
+        given = writable(actions)
+        for record in given:
+            advantage.per_action(*record)
+        assert snapshot(given) == snapshot(actions), "an argument was written to"
+
     def test_asking_twice_gives_the_same(self, advantage: Any, actions: Any) -> None:
-        for record in actions:
-            for one, two in zip(
-                advantage.per_action(*record), advantage.per_action(*record), strict=True
-            ):
-                np.testing.assert_array_equal(one, two)
+        first = [advantage.per_action(*record) for record in actions]
+        for _ in range(ASKS):
+            for record, expected in zip(actions, first, strict=True):
+                for one, other in zip(advantage.per_action(*record), expected, strict=True):
+                    np.testing.assert_array_equal(one, other)
 
 
 def assert_attributes(advantage: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gcore_core.contract.annotator import Annotator
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.testing.contracts.arguments import snapshot, writable
 from gcore_core.testing.contracts.base import Contract, closing
 from gcore_core.testing.contracts.trainer import make_records
 
@@ -83,6 +84,12 @@ class AnnotatorContract(Contract):
         once = annotator.annotate(records[:2])
         self._assert_same(annotator.annotate([*records[:2], *records[:2]]), [*once, *once])
         self._assert_same(annotator.annotate(records[:2]), once)
+
+    def test_arguments_stay_as_they_are(self, annotator: Any, records: list[TrainRecord]) -> None:
+        """It gives columns, and adds none to the records. The records' arrays can be written to."""
+        given = writable(records)
+        annotator.annotate(given)
+        assert snapshot(given) == snapshot(records), "a record was written to"
 
     def test_no_records_give_no_columns(self, annotator: Any) -> None:
         assert list(annotator.annotate([])) == []

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.testing.contracts.arguments import ASKS, snapshot, writable
 from gcore_core.testing.contracts.base import Contract
 
 
@@ -52,7 +53,14 @@ class FilterContract(Contract):
     ) -> None:
         first = group_filter.keep(group)
         group_filter.keep(GroupScalars(rewards=np.array([9.0, 9.0]), lengths=np.array([1, 1])))
-        assert group_filter.keep(group) == first
+        for _ in range(ASKS):
+            assert group_filter.keep(group) == first
+
+    def test_arguments_stay_as_they_are(self, group_filter: Any, group: GroupScalars) -> None:
+        """In a run, arrays can be written to."""
+        given = writable(group)
+        group_filter.keep(given)
+        assert snapshot(given) == snapshot(group), "the group was written to"
 
     def test_the_order_of_a_groups_records_does_not_matter(
         self, group_filter: Any, group: GroupScalars

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.algorithms import Objective
+from gcore_core.testing.contracts.arguments import ASKS
 from gcore_core.testing.contracts.base import Contract
 
 if TYPE_CHECKING:
@@ -181,9 +182,29 @@ class ObjectiveContract(Contract):
         """A second call gives the same result, and the columns are not written to."""
         copy = {name: column.clone() for name, column in batch.items()}
         first = update(objective, batch)
-        self._assert_same(update(objective, batch), first)
+        for _ in range(ASKS):
+            self._assert_same(update(objective, batch), first)
         assert all(bool((copy[name] == batch[name]).all()) for name in batch), (
             "a column was written to"
+        )
+
+    def test_a_positive_advantage_raises_the_logprob(self, objective: Any, batch: Batch) -> None:
+        """An advantage of +1 lowers the loss's gradient by an action's log-prob, against one of -1.
+
+        All log-probs are equal, old and new, so that no clip binds and no correction matters; what
+        does not depend on the advantage, such as a penalty, cancels out.
+        """
+        names = {"rollout_logp", "old_logp", "ref_logp"} & batch.keys()
+        level = {**batch, **dict.fromkeys(names, batch["logp"])}
+        rises, falls = (
+            update(objective, {**level, "advantage": batch["advantage"] * 0 + sign})[1][0]
+            for sign in (1.0, -1.0)
+        )
+        difference = rises - falls
+        if not bool(difference.any()):
+            self.not_claimed("an advantage (its gradient does not depend on it)")
+        assert float(difference.max()) <= self.tolerance, (
+            "with a positive advantage, a step makes an action less probable: the sign is reversed"
         )
 
     def test_it_equals_the_slow_reference(

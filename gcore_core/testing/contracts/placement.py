@@ -15,6 +15,8 @@ import pytest
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.placement import Device, Need, Partition, Window
 from gcore_core.controllers.placement.journal import decided
+from gcore_core.runtime.placement_decisions import check_decision
+from gcore_core.testing.contracts.arguments import ASKS
 from gcore_core.testing.contracts.base import Contract
 
 
@@ -79,6 +81,21 @@ class PlacementPolicyContract(Contract):
             assert set(cells) <= set(engines[role]), f"{role} is awake where it has no engine"
             assert sum(len(cell.devices) for cell in engines[role]) == window.slots[role]
 
+    def test_a_run_can_carry_its_decision_out(self, policy: Any, window: Window) -> None:
+        """A run checks every decision in this way, here also for generators that share devices.
+
+        In mode "split" a device serves one model, wherever the engines are.
+        """
+        kinds = {"policy": "trainer", "critic": "trainer"}
+        needs = {role: Need(kind=kinds.get(role, "generator")) for role in window.slots}
+        shared = window_of(8, rollout=8, judge=8)
+        for asked in (
+            replace(window, needs=needs),
+            replace(shared, needs={role: Need(kind="generator") for role in shared.slots}),
+        ):
+            decision = policy.revise(None, asked)
+            check_decision(decision, str(self.provider or type(policy).__name__), asked)
+
     def test_what_it_says_can_be_written_down(self, policy: Any, window: Window) -> None:
         line = decided(1, policy.revise(None, window))
         assert msgspec.json.decode(msgspec.json.encode(line), type=type(line)) == line
@@ -86,7 +103,8 @@ class PlacementPolicyContract(Contract):
     def test_the_same_arguments_give_the_same_plan(self, policy: Any, window: Window) -> None:
         first = policy.revise(None, window)
         policy.revise(None, window_of(4, policy=3, rollout=2))
-        assert policy.revise(None, window) == first
+        for _ in range(ASKS):
+            assert policy.revise(None, window) == first
 
     def test_arguments_stay_as_they_are(self, policy: Any, window: Window) -> None:
         before = copy.deepcopy(window)

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import FINISHED, OK, Prompt
 from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer
+from gcore_core.testing.contracts.arguments import ASKS, snapshot, writable
 from gcore_core.testing.contracts.base import Contract, closing
+
+#: Texts that models do write: nothing, bytes that are no text, one that never comes to an end.
+ODD_TEXTS = ("", "\x00\ufffd", "((" * 200 + "\\", "9" * 20_000)
+#: Records that a worker may be called with at once; a contract has fewer.
+RECORDS_A_CALL = 64
 
 
 class Waited:
@@ -38,9 +48,11 @@ class ScorerContract(Contract):
 
     tolerance: how much two scores of the same record may differ: 0 for a function, more for a judge
         that samples.
+    timeout_s: seconds that one call may take, as in ``rewards.<name>.timeout_s``.
     """
 
     kind: ClassVar[str] = "reward"
+    timeout_s: ClassVar[float] = Reward(use="").timeout_s
 
     @pytest.fixture
     def scorer(self, context: WorkerContext) -> Iterator[Any]:
@@ -56,6 +68,11 @@ class ScorerContract(Contract):
     def unscorable(self) -> ScoredRecord | None:
         """Gives a record that this reward cannot score; None when it can score anything."""
         return None
+
+    @pytest.fixture
+    def clock(self) -> Callable[[], float]:
+        """Gives what tells the seconds that a call takes."""
+        return time.monotonic
 
     def test_it_is_a_scorer(self, scorer: Any) -> None:
         assert isinstance(scorer, Scorer), "it has no method `score`"
@@ -105,6 +122,53 @@ class ScorerContract(Contract):
         Its columns are read-only, as in shared memory.
         """
         self._assert_same(scorer.score(records), scorer.score(records))
+
+    def test_it_answers_in_time(
+        self, scorer: Any, records: list[ScoredRecord], clock: Callable[[], float]
+    ) -> None:
+        """A call that takes longer than ``timeout_s`` loses its scores, and its worker.
+
+        The first call may load something; the second one is measured. A warning says when a full
+        call would take too long.
+        """
+        scorer.score(records)
+        begin_s = clock()
+        scorer.score(records)
+        took_s = clock() - begin_s
+        assert took_s <= self.timeout_s, (
+            f"{len(records)} records took {took_s:.1f} s, rewards.<name>.timeout_s is "
+            f"{self.timeout_s:g}: make it faster, or tell users which timeout_s it needs"
+        )
+        full_s = took_s * max(1.0, RECORDS_A_CALL / max(1, len(records)))
+        if full_s > self.timeout_s:
+            warnings.warn(
+                f"{len(records)} records took {took_s:.1f} s: {RECORDS_A_CALL} would take longer "
+                f"than rewards.<name>.timeout_s, {self.timeout_s:g} s",
+                stacklevel=2,
+            )
+
+    def test_an_odd_record_does_not_fail_its_batch(
+        self, scorer: Any, records: list[ScoredRecord]
+    ) -> None:
+        """Whatever a model writes, the records beside it keep their scores."""
+        expected = scorer.score(records)
+        for text in ODD_TEXTS:
+            odd = scored_record(99, text, dict(records[0].prompt.fields))
+            odd = replace(odd, prompt=records[0].prompt, media=records[0].media)
+            *others, _ = scorer.score([*records, odd])  # behind them: groups stay together
+            self._assert_same(others, expected)
+
+    def test_arguments_stay_as_they_are(self, scorer: Any, records: list[ScoredRecord]) -> None:
+        """Other rewards see the same records. Their fields and arrays can be written to."""
+        given = writable(records)
+        scorer.score(given)
+        assert snapshot(given) == snapshot(records), "a record was written to"
+
+    def test_asking_often_gives_the_same(self, scorer: Any, records: list[ScoredRecord]) -> None:
+        """Neither a cache nor a counter changes a score."""
+        expected = scorer.score(records)
+        for _ in range(ASKS):
+            self._assert_same(scorer.score(records), expected)
 
     def _assert_same(self, scores: Sequence[Score], expected: Sequence[Score]) -> None:
         assert len(scores) == len(expected)

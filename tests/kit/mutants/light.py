@@ -76,7 +76,10 @@ class TurnsFailureIntoZero(CleanScorer):
 
 
 class OneFailureFailsAll(CleanScorer):
-    caught_by = ("test_a_record_that_cannot_be_scored_fails_alone",)
+    caught_by = (
+        "test_a_record_that_cannot_be_scored_fails_alone",
+        "test_an_odd_record_does_not_fail_its_batch",
+    )
 
     class Backend(FakeScorer):
         def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
@@ -89,6 +92,7 @@ class ReordersScores(CleanScorer):
     caught_by = (
         "test_scores_stand_in_the_records_order",
         "test_a_record_that_cannot_be_scored_fails_alone",
+        "test_an_odd_record_does_not_fail_its_batch",
     )
 
     class Backend(FakeScorer):
@@ -134,6 +138,7 @@ class ComparesWithTheBatch(CleanScorer):
     caught_by = (
         "test_a_score_does_not_depend_on_the_batch",
         "test_scores_stand_in_the_records_order",
+        "test_an_odd_record_does_not_fail_its_batch",
     )
 
     class Backend(FakeScorer):
@@ -151,6 +156,8 @@ class RemembersWhatItSaw(CleanScorer):
         "test_scores_stand_in_the_records_order",
         "test_a_score_does_not_depend_on_the_batch",
         "test_a_record_that_cannot_be_scored_fails_alone",
+        "test_an_odd_record_does_not_fail_its_batch",
+        "test_asking_often_gives_the_same",
     )
 
     class Backend(FakeScorer):
@@ -166,6 +173,60 @@ class RemembersWhatItSaw(CleanScorer):
                 self._seen.add(record.text)
                 found.append(score if score.value is None else Score(value=score.value + bonus))
             return found
+
+
+class WritesIntoTheRow(CleanScorer):
+    caught_by = ("test_arguments_stay_as_they_are",)
+
+    class Backend(FakeScorer):
+        """Keeps what it has found out in the row's fields."""
+
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            for record in records:
+                record.prompt.fields["length"] = len(record.text)  # type: ignore[index]
+            return super().score(records)
+
+
+class WearsOut(CleanScorer):
+    caught_by = ("test_asking_often_gives_the_same",)
+
+    class Backend(FakeScorer):
+        """From its twelfth call on it gives what it thinks is enough."""
+
+        _calls = 0
+
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            self._calls += 1
+            scores = super().score(records)
+            return scores if self._calls < 12 else [Score(value=0.5) for _ in scores]
+
+
+class AnEmptyAnswerFailsTheBatch(CleanScorer):
+    caught_by = ("test_an_odd_record_does_not_fail_its_batch",)
+
+    @pytest.fixture
+    def unscorable(self) -> None:
+        """Its author knows of none."""
+        return
+
+    class Backend(FakeScorer):
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            return [Score(value=record.text.count("a") / len(record.text)) for record in records]
+
+
+class TakesTwentySeconds(CleanScorer):
+    caught_by = ("test_it_answers_in_time",)
+
+    class Backend(FakeScorer):
+        now_s = 0.0
+
+        def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            self.now_s += 20.0
+            return super().score(records)
+
+    @pytest.fixture
+    def clock(self, scorer: Any) -> Any:
+        return lambda: scorer.now_s
 
 
 # -- balancers -------------------------------------------------------------------------------------
@@ -217,6 +278,7 @@ class NeedsAnItemForEachBin(CleanBalancer):
         "test_the_same_records_give_the_same_split",
         "test_it_is_never_worse_than_dealing_in_turn",
         "test_equal_records_are_dealt_evenly",
+        "test_arguments_stay_as_they_are",
     )
 
     class Backend(FakeBalancer):
@@ -232,6 +294,28 @@ class LeavesEmptyBinsOut(CleanBalancer):
     class Backend(FakeBalancer):
         def split(self, work: Work, bins: int) -> list[list[int]]:
             return [part for part in super().split(work, bins) if part]
+
+
+class HoldsTwentyToABin(CleanBalancer):
+    caught_by = ("test_every_index_is_in_one_bin",)
+
+    class Backend(FakeBalancer):
+        """What comes after the twentieth of a bin is left out."""
+
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            return [part[:20] for part in super().split(work, bins)]
+
+
+class RoundsItsArguments(CleanBalancer):
+    caught_by = ("test_arguments_stay_as_they_are",)
+
+    class Backend(FakeBalancer):
+        """Writes where it may."""
+
+        def split(self, work: Work, bins: int) -> list[list[int]]:
+            if work.prompt.flags.writeable:
+                work.prompt[:] = work.prompt // 2
+            return super().split(work, bins)
 
 
 class LooksAtCountsAlone(CleanBalancer):
@@ -344,6 +428,7 @@ class OverCommits(CleanPolicy):
     caught_by = (
         "test_generators_that_share_cells_leave_each_other_some",
         "test_no_slot_is_given_twice",
+        "test_a_run_can_carry_its_decision_out",
     )
 
     class Backend(Even):
@@ -356,7 +441,10 @@ class OverCommits(CleanPolicy):
 
 
 class InventsADevice(CleanPolicy):
-    caught_by = ("test_no_slot_is_given_twice",)
+    caught_by = (
+        "test_no_slot_is_given_twice",
+        "test_a_run_can_carry_its_decision_out",
+    )
 
     class Backend(Even):
         def revise(self, partition: Partition | None, window: Window) -> Decision:
@@ -371,6 +459,7 @@ class ForgetsARole(CleanPolicy):
         "test_every_role_has_its_slots",
         "test_generators_that_share_cells_leave_each_other_some",
         "test_a_plan_that_fits_stays",
+        "test_a_run_can_carry_its_decision_out",
     )
 
     class Backend(Even):
@@ -410,6 +499,7 @@ class WritesIntoTheWindow(CleanPolicy):
         "test_every_role_has_its_slots",
         "test_generators_that_share_cells_leave_each_other_some",
         "test_the_same_arguments_give_the_same_plan",
+        "test_a_run_can_carry_its_decision_out",
     )
 
     class Backend(Even):
@@ -438,6 +528,17 @@ class SqueezesWhatDoesNotFit(CleanPolicy):
                 role: min(slots, len(window.devices)) for role, slots in window.slots.items()
             }
             return super().revise(partition, replace(window, slots=fitting))
+
+
+class BothAwakeInASplit(CleanPolicy):
+    caught_by = ("test_a_run_can_carry_its_decision_out",)
+
+    class Backend(Even):
+        """Has engines everywhere, all of them awake, and says that no device is shared."""
+
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
+            decision = super().revise(partition, window)
+            return replace(decision, engines=decision.partition, mode="split")
 
 
 # -- advantages ------------------------------------------------------------------------------------
@@ -531,6 +632,20 @@ class RemembersTheMean(CleanAdvantage):
             return found
 
 
+class WritesIntoTheStatistics(CleanAdvantage):
+    caught_by = ("test_arguments_stay_as_they_are",)
+
+    class Backend(FakeAdvantage):
+        """Turns sums into means where they stand."""
+
+        def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
+            return np.array([sum(group.rewards.size for group in groups), len(groups)], float)
+
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            statistics /= max(1.0, statistics[1])
+            return super().of(groups, statistics)
+
+
 class CleanActionAdvantage(ActionAdvantageContract):
     caught_by: ClassVar[tuple[str, ...]] = ()
 
@@ -559,6 +674,32 @@ class RewardsAtMaskedActionsCount(CleanActionAdvantage):
     class Backend(CleanActionAdvantage.Backend):
         def kept(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
             return rewards
+
+
+class DiscountsInPlace(CleanActionAdvantage):
+    caught_by = ("test_arguments_stay_as_they_are",)
+
+    class Backend(CleanActionAdvantage.Backend):
+        def kept(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            if rewards.flags.writeable:
+                rewards[mask == 0] = 0.0
+            return super().kept(rewards, mask)
+
+
+class WarmsUp(CleanActionAdvantage):
+    caught_by = ("test_asking_twice_gives_the_same",)
+
+    class Backend(CleanActionAdvantage.Backend):
+        """Trusts the values from its thirtieth record on."""
+
+        _calls = 0
+
+        def per_action(
+            self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
+        ) -> tuple[np.ndarray, np.ndarray]:
+            self._calls += 1
+            trusted = values if self._calls > 30 else values * 0
+            return super().per_action(rewards, trusted, mask)
 
 
 class ShortReturns(CleanActionAdvantage):
@@ -615,6 +756,16 @@ class LooksAtTheFirstRecord(CleanFilter):
     class Backend(CleanFilter.Backend):
         def keep(self, group: GroupScalars) -> tuple[bool, str]:
             return (True, "") if group.rewards[:1].sum() > 0 else (False, "first")
+
+
+class SortsTheRewards(CleanFilter):
+    caught_by = ("test_arguments_stay_as_they_are",)
+
+    class Backend(CleanFilter.Backend):
+        def keep(self, group: GroupScalars) -> tuple[bool, str]:
+            if group.rewards.flags.writeable:
+                group.rewards.sort()
+            return super().keep(group)
 
 
 class AnswersWithNumpy(CleanFilter):
@@ -850,6 +1001,17 @@ class FailsWithoutRecords(CleanAnnotator):
         def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
             np.concatenate([record.columns["action_ids"] for record in records])
             return super().annotate(records)
+
+
+class AddsItsColumnsToTheRecord(CleanAnnotator):
+    caught_by = ("test_arguments_stay_as_they_are",)
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            answers = super().annotate(records)
+            for record, columns in zip(records, answers, strict=True):
+                record.columns.update(columns)  # type: ignore[attr-defined]
+            return answers
 
 
 class CountsItsCalls(CleanAnnotator):

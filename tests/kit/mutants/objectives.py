@@ -230,7 +230,10 @@ class WritesIntoItsColumns(Clean):
 
 
 class Descends(Clean):
-    caught_by = ("test_it_equals_the_slow_reference",)
+    caught_by = (
+        "test_a_positive_advantage_raises_the_logprob",
+        "test_it_equals_the_slow_reference",
+    )
 
     class Backend(FakeObjective):
         """The sign of policy gradient descent."""
@@ -238,6 +241,18 @@ class Descends(Clean):
         def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
             loss, weight, metrics = super().loss(columns, current)
             return -loss, weight, metrics
+
+
+class DescendsWithoutAReference(Clean):
+    caught_by = ("test_a_positive_advantage_raises_the_logprob",)
+
+    @pytest.fixture
+    def reference(self) -> None:
+        """Its author has written none."""
+        return
+
+    class Backend(Descends.Backend):
+        pass
 
 
 class DetachesTheLogprobs(Clean):
