@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
+
+#: The terms of a profile that are seconds, in the order in which they are fitted.
+TERMS = ("base_s", "running_s", "cached_s", "prefill_s")
+#: Requests from which on the terms are fitted one by one. With fewer only their sum is.
+LEAST = 64
+#: By how much the standard errors of a fit grow until the next step, as engines change.
+DRIFT = 2.0
 
 
 def _ints() -> np.ndarray:
@@ -102,43 +110,88 @@ class Profile:
         return np.asarray(decode + prompt * self.prefill_s)
 
     @classmethod
-    def fit(cls, requests: Requests, prior: Profile, least: int = 64) -> Profile:
-        """Returns the profile that explains the requests' times best.
+    def fit(cls, requests: Requests, prior: Profile, least: int = LEAST) -> Profile:
+        """Returns the profile that explains the requests' times best; see ``EngineFit.of``."""
+        return EngineFit.of(requests, prior, least=least).profile
 
-        A request's seconds are taken as its prefill and one round for each action. Each round has
-        as many sequences running and tokens cached as its replica had on average meanwhile. The
-        terms of a round are fitted by least squares without negative terms; ``prefill_s`` and the
-        limits are the prior's. With fewer than ``least`` requests the prior is returned.
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFit:
+    """Holds a profile that was fitted to the requests of a rollout, and how sure it is.
+
+    profile: the profile.
+    errors: term of the profile -> its standard error, in seconds.
+    requests: how many requests were fitted; 0: the profile is a prior.
+    expected_s: mean seconds of these requests as the profile before expected them.
+    measured_s: mean seconds that they took.
+    """
+
+    profile: Profile
+    errors: Mapping[str, float] = field(default_factory=dict)
+    requests: int = 0
+    expected_s: float = 0.0
+    measured_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        requests: Requests,
+        prior: Profile,
+        before: EngineFit | None = None,
+        *,
+        least: int = LEAST,
+    ) -> EngineFit:
+        """Fits a profile to the requests of one role.
+
+        A request's seconds are taken as one round for each action, and the prefill of every prompt
+        that its replica began to read meanwhile, its own included. Each round has as many sequences
+        running and tokens cached as the replica had on average meanwhile. The terms are fitted by
+        least squares of the relative errors, without negative terms.
+
+        ``prior`` gives only the proportions of terms: scaled to the median of the requests, it
+        counts as much as one request, which decides what the requests leave open. With fewer than
+        ``least`` requests the scaled prior is the result. A fit of earlier steps (``before``)
+        counts by its standard errors instead, which grow from step to step by ``DRIFT``.
+
+        ``max_running`` becomes the most requests that a replica was seen to have at once, since
+        nothing is known of larger batches. ``cache_tokens`` becomes what that many of the longest
+        requests fill, so that it never binds first.
+
+        Standard errors take the requests' deviations as independent.
         """
+        known = before.profile if before is not None and before.requests else None
         took = requests.end_s - requests.start_s
-        if len(requests) < least:
-            return prior
-        rows = []
-        seconds = []
-        # One number for each pair of replica and step: only requests of one pair ran together.
-        for replica in np.unique(requests.replica + (requests.step << 32)):
-            batch = requests.take(requests.replica + (requests.step << 32) == replica)
-            # [i, j]: seconds in which requests i and j both ran; then that as a share of i's time.
-            shared = np.minimum(batch.end_s[:, None], batch.end_s) - np.maximum(
-                batch.start_s[:, None], batch.start_s
-            )
-            share = (
-                np.clip(shared, 0, None) / np.maximum(batch.end_s - batch.start_s, 1e-9)[:, None]
-            )
-            cached = share @ (batch.prompt + batch.actions / 2)
-            rows.append(
-                np.column_stack(
-                    [batch.actions, batch.actions * share.sum(1), batch.actions * cached]
-                )
-            )
-            seconds.append(batch.end_s - batch.start_s - prior.prefill_s * batch.prompt)
-        table = np.concatenate(rows)
-        target = np.concatenate(seconds)
-        scale = np.maximum(np.abs(table).max(0), 1e-12)
-        base, running, cached_ = (
-            _non_negative(table / scale / took[:, None].max(), target / took.max()) / scale
+        requests = requests.take((took > 0) & (requests.actions + requests.prompt > 0))
+        if not len(requests):
+            return before or cls(profile=prior)
+        took = requests.end_s - requests.start_s
+        table, most = _rounds(requests)
+        guess = np.array([getattr(known or prior, name) for name in TERMS])
+        expected = table @ guess
+        if known is None:
+            guess = guess * float(np.median(took / np.maximum(expected, 1e-12)))
+        errors = guess.copy()  # of a scaled prior, the terms are as likely to be twice as much
+        terms = guess
+        if len(requests) >= least:
+            tightness = None
+            if before is not None and known is not None:
+                earlier = np.array([before.errors[name] for name in TERMS])
+                tightness = 1 / np.maximum(DRIFT * earlier, 1e-15)
+            terms, errors = _relative_fit(table / took[:, None], guess, tightness)
+        longest = int((requests.prompt + requests.actions).max())
+        max_running = max(most, known.max_running if known else 1)
+        profile = Profile(
+            **dict(zip(TERMS, terms.tolist(), strict=True)),
+            max_running=max_running,
+            cache_tokens=max(max_running * longest, known.cache_tokens if known else 1),
         )
-        return replace(prior, base_s=float(base), running_s=float(running), cached_s=float(cached_))
+        return cls(
+            profile=profile,
+            errors=dict(zip(TERMS, errors.tolist(), strict=True)),
+            requests=len(requests),
+            expected_s=float(expected.mean()),
+            measured_s=float(took.mean()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,19 +212,78 @@ class Outcome:
     work: float = 0.0
 
 
-def _non_negative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Solves a least-squares problem without negative terms.
+def _rounds(requests: Requests) -> tuple[np.ndarray, int]:
+    """Returns what each request's seconds consist of, and the most that a replica had at once.
 
-    It tries every subset of the few columns and takes the best one that has no negative term.
+    The first is float64[N, 4]: by how much each of ``TERMS`` counts in each request.
     """
-    best = np.zeros(table.shape[1])
+    table = np.zeros((len(requests), len(TERMS)))
+    most = 0
+    # One number for each pair of replica and step: only requests of one pair ran together.
+    pair = requests.replica + (requests.step << 32)
+    for number in np.unique(pair):
+        mask = pair == number
+        batch = requests.take(mask)
+        # [i, j]: seconds in which requests i and j both ran; then that as a share of i's time.
+        shared_s = np.minimum(batch.end_s[:, None], batch.end_s) - np.maximum(
+            batch.start_s[:, None], batch.start_s
+        )
+        share = np.clip(shared_s, 0, None) / (batch.end_s - batch.start_s)[:, None]
+        cached = share @ (batch.prompt + batch.actions / 2)
+        # [i, j]: whether j began while i was there. An engine that reads a prompt decodes nothing.
+        begun = (batch.start_s >= batch.start_s[:, None]) & (batch.start_s < batch.end_s[:, None])
+        table[mask] = np.column_stack(
+            [batch.actions, batch.actions * share.sum(1), batch.actions * cached]
+            + [begun @ batch.prompt]
+        )
+        # As many are there when a request begins as began by then and have not ended.
+        present = (batch.start_s <= batch.start_s[:, None]) & (batch.end_s > batch.start_s[:, None])
+        most = max(most, int(present.sum(1).max()))
+    return table, most
+
+
+def _relative_fit(
+    table: np.ndarray, guess: np.ndarray, tightness: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the terms for which ``table @ terms`` is nearest to 1, and their standard errors.
+
+    guess: what the terms are taken for where the table leaves them open.
+    tightness: for each term 1 / its earlier standard error; None: the guess counts as one row.
+    """
+    count = len(table)
+    # Terms are as unlike as seconds per round and per token: each gets a unit of its own.
+    unit = np.maximum(np.sqrt((table**2).mean(0)), 1e-300)
+    scaled = table / unit
+    gram = scaled.T @ scaled
+    target = scaled.sum(0)
+    weak = np.ones(len(unit))
+    terms = _non_negative(gram + np.diag(weak), target + weak * guess * unit)
+    spread = float(((scaled @ terms - 1) ** 2).sum()) / max(count - len(unit), 1)
+    if tightness is not None:
+        # Never nothing: two terms that always come together must not make the system singular.
+        weak = np.maximum(spread * (tightness / unit) ** 2, 1e-9 * count)
+        terms = _non_negative(gram + np.diag(weak), target + weak * guess * unit)
+    covariance = spread * np.linalg.inv(gram + np.diag(weak))
+    terms = terms / unit
+    # What the table leaves open is no less sure than a guess, which may be twice as much.
+    errors = np.minimum(np.sqrt(np.diag(covariance)) / unit, np.maximum(guess, terms))
+    return terms, errors
+
+
+def _non_negative(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Solves ``gram @ terms = target`` in the least-squares sense, without negative terms.
+
+    It tries every subset of the few terms and takes the best one that has no negative term.
+    """
+    best = np.zeros(len(target))
     least = np.inf
-    for mask in range(1, 2 ** table.shape[1]):
-        columns = [i for i in range(table.shape[1]) if mask >> i & 1]
-        terms = np.linalg.lstsq(table[:, columns], target, rcond=None)[0]
-        error = float(((table[:, columns] @ terms - target) ** 2).sum())
-        if terms.min() >= 0 and error < least * (1 - 1e-9):
-            best = np.zeros(table.shape[1])
+    for mask in range(1, 2 ** len(target)):
+        of_mask = [i for i in range(len(target)) if mask >> i & 1]
+        terms = np.linalg.solve(gram[np.ix_(of_mask, of_mask)], target[of_mask])
+        # The sum of squares, less what is the same for all terms.
+        error = -float(terms @ target[of_mask])
+        if terms.min() >= 0 and error < least:
+            best = np.zeros(len(target))
             least = error
-            best[columns] = terms
+            best[of_mask] = terms
     return best

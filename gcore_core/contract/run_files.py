@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.errors import DataError
+from gcore_core.contract.measurements import EngineFit
 
 CONFIG = "config.yaml"
 LOCK = "plugins.lock.json"
@@ -334,6 +335,8 @@ class Measured(
     ran: first device of each generator's cell -> role -> seconds it ran anything in the rollout.
     waited: first device of each generator's cell -> seconds nothing ran there.
     monitoring_s: seconds of gathering what a policy sees, of deciding, and of telling the shards.
+    engines: generator role -> its engine's profile as of this step, with standard errors, and the
+        mean seconds of the step's requests, expected before and measured.
     """
 
     step: int
@@ -347,6 +350,7 @@ class Measured(
     ran: dict[int, dict[str, float]] = {}
     waited: dict[int, float] = {}
     monitoring_s: float = 0.0
+    engines: dict[str, EngineFit] = {}
 
 
 def read_placement(run_dir: Path) -> tuple[dict[int, Decided], dict[int, Measured]]:

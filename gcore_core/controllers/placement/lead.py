@@ -16,7 +16,7 @@ import msgspec
 
 from gcore_core.contract import run_files
 from gcore_core.contract.job_settings import ROLLOUT
-from gcore_core.contract.measurements import Outcome, Profile, Requests
+from gcore_core.contract.measurements import EngineFit, Outcome, Profile, Requests
 from gcore_core.contract.placement import Cell, Decision, Rescues, Window
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement import journal
@@ -111,6 +111,7 @@ class Mover:
         # Seconds spent on changes of roles: before the step begins, and within it.
         self._boundary_s = self._turns_s = 0.0
         self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
+        self._fits = msgspec.convert(saved.get("fits", {}), dict[str, EngineFit])
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
         # The replicas that the decision wants awake, less lost ones: role -> their numbers.
@@ -269,7 +270,9 @@ class Mover:
     def _learn(self, last: Last) -> None:
         """Updates each role's engine profile and its most requests at once, from the rollout."""
         for role, requests in last.measured.items():
-            self._profiles[role] = Profile.fit(requests, self._profiles.get(role, Profile()))
+            fit = EngineFit.of(requests, Profile(), self._fits.get(role))
+            self._fits[role] = fit
+            self._profiles[role] = fit.profile
             most = most_at_once(requests, self._serving[role])
             self._most_at_once[role] = max(most, self._most_at_once.get(role, 1))
 
@@ -317,6 +320,7 @@ class Mover:
             "policy": self.state(),
             "outcomes": self._outcomes,
             "profiles": self._profiles,
+            "fits": self._fits,
             "most_at_once": self._most_at_once,
         }
         return dict(
@@ -371,7 +375,13 @@ class Mover:
         spent |= {"measured_s": last.rollout_s, "switch_s": switch_s, "turns_s": self._turns_s}
         self._write(
             run_files.Measured(
-                step=self._step, work=outcome.work, moved=moved, ran=ran, waited=waited, **spent
+                step=self._step,
+                work=outcome.work,
+                moved=moved,
+                ran=ran,
+                waited=waited,
+                engines=dict(self._fits),
+                **spent,
             )
         )
         idle_s = sum(waited.values()) / max(len(waited), 1) + self._turns_s
