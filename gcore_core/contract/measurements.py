@@ -13,6 +13,8 @@ TERMS = ("base_s", "running_s", "cached_s", "prefill_s")
 LEAST = 64
 #: By how much the standard errors of a fit grow until the next step, as engines change.
 DRIFT = 2.0
+#: No term is surer than what makes this share of a request's seconds: engines are not quite so.
+LEAST_SHARE = 0.002
 
 
 def _ints() -> np.ndarray:
@@ -109,11 +111,6 @@ class Profile:
         decode = actions * (self.base_s / batch + self.running_s + self.cached_s * cached)
         return np.asarray(decode + prompt * self.prefill_s)
 
-    @classmethod
-    def fit(cls, requests: Requests, prior: Profile, least: int = LEAST) -> Profile:
-        """Returns the profile that explains the requests' times best; see ``EngineFit.of``."""
-        return EngineFit.of(requests, prior, least=least).profile
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFit:
@@ -157,7 +154,8 @@ class EngineFit:
         nothing is known of larger batches. ``cache_tokens`` becomes what that many of the longest
         requests fill, so that it never binds first.
 
-        Standard errors take the requests' deviations as independent.
+        Standard errors take the requests' deviations as independent; they are at least what makes
+        ``LEAST_SHARE`` of a request.
         """
         known = before.profile if before is not None and before.requests else None
         took = requests.end_s - requests.start_s
@@ -265,9 +263,9 @@ def _relative_fit(
         terms = _non_negative(gram + np.diag(weak), target + weak * guess * unit)
     covariance = spread * np.linalg.inv(gram + np.diag(weak))
     terms = terms / unit
-    # What the table leaves open is no less sure than a guess, which may be twice as much.
-    errors = np.minimum(np.sqrt(np.diag(covariance)) / unit, np.maximum(guess, terms))
-    return terms, errors
+    errors = np.maximum(np.sqrt(np.diag(covariance)), LEAST_SHARE) / unit
+    # A term that no request has is as sure as a guess, which may be twice as much.
+    return terms, np.where(table.any(0), errors, guess)
 
 
 def _non_negative(gram: np.ndarray, target: np.ndarray) -> np.ndarray:

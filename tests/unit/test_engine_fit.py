@@ -124,6 +124,14 @@ def test_a_step_whose_batch_never_changes_keeps_what_earlier_steps_told_apart() 
     assert fit.expected_s == pytest.approx(fit.measured_s, rel=0.05)
 
 
+def test_a_term_that_was_nothing_may_come_back() -> None:
+    fit = EngineFit.of(varied(replace(SMALL, base_s=0.0, cached_s=0.0)), PRIOR)
+    for seed in range(4):
+        fit = EngineFit.of(varied(SMALL, seed=seed), PRIOR, fit)
+    assert fit.profile.base_s == pytest.approx(SMALL.base_s, rel=0.3)
+    assert min(fit.errors.values()) > 0
+
+
 def test_an_engine_that_has_changed_is_followed() -> None:
     fit = EngineFit.of(varied(SMALL), PRIOR)
     slower = replace(SMALL, **{name: 3 * getattr(SMALL, name) for name in TERMS})

@@ -390,11 +390,19 @@ class Mover:
             "placement/moved": float(moved),
             "placement/switch_s": switch_s,
             "placement/monitoring_s": monitoring_s,
+            "placement/profile_error": max(
+                (abs(fit.expected_s / fit.measured_s - 1) for fit in self._measured_fits()),
+                default=0.0,
+            ),
         }
         if outcome.predicted_s is not None:
             self.metrics["placement/predicted_over_measured"] = outcome.predicted_s / max(
                 last.rollout_s, 1e-9
             )
+
+    def _measured_fits(self) -> list[EngineFit]:
+        """Returns the fits of the roles that have served requests."""
+        return [fit for fit in self._fits.values() if fit.requests]
 
     def _write(self, line: run_files.Decided | run_files.Measured) -> None:
         if self._facts.directory:
