@@ -102,7 +102,8 @@ class ReceivesWeights(Protocol):
     """Takes new weights, a few tensors at a time: capability "weights.push".
 
     Between ``begin_weights`` and ``commit_weights`` no ``step`` is called. A push that breaks off
-    is begun again from the start.
+    is begun again from the start. Of tied weights only one comes, under the name that a checkpoint
+    has; the generator ties the others to it.
     """
 
     def begin_weights(self, plan: WeightPlan) -> None:

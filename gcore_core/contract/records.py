@@ -11,7 +11,7 @@ Columns of one record whose actions are tokens (P prompt tokens, A actions):
     logp         float32[A]  log-prob of each action under the weights that sampled it, at the sampling temperature
     action_mask  uint8[A]    1 where the action is trained on; who may write 0: docs/reference/contract.md
     temperature  float32[]   the temperature of ``logp``; 1 for a greedy record
-    text         uint8[*]    UTF-8 of the completion
+    text         uint8[*]    UTF-8 of the completion, without special tokens such as the one that ends it
 """  # noqa: E501
 
 from __future__ import annotations
