@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import Claim, add_options, publish
+from report import Claim, add_options, interval, median_ratio, publish
 
 import gcore_core.testing.fake
 
@@ -47,11 +47,25 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - began_s
 
 
-def medians(rounds: int) -> list[float]:
-    """Returns the median seconds of each command; the first round only warms the disk cache."""
+def measure(rounds: int) -> list[tuple[float, ...]]:
+    """Returns the seconds of each command, round by round, after one that warms the cache."""
     commands = (BARE, HELP, PLUGINS)
-    measured = [[seconds(command) for command in commands] for _ in range(rounds + 1)][1:]
-    return [statistics.median(column) for column in zip(*measured, strict=True)]
+    return [tuple(seconds(command) for command in commands) for _ in range(rounds + 1)][1:]
+
+
+def ratio(name: str, rounds: list[tuple[float, ...]], column: int, bar: float) -> Claim:
+    """Returns the claim of a command's median seconds over those of bare Python."""
+    pairs = [(seconds_of[column], seconds_of[0]) for seconds_of in rounds]
+    return Claim(
+        name, median_ratio(pairs), "ratio", bar, "<=", interval=interval(pairs, median_ratio)
+    )
+
+
+def milliseconds(name: str, rounds: list[tuple[float, ...]], column: int) -> Claim:
+    """Returns the claim of a command's median milliseconds."""
+    values = [seconds_of[column] * 1000 for seconds_of in rounds]
+    median = statistics.median
+    return Claim(name, median(values), "ms", interval=interval(values, median))
 
 
 def controller_memory_mib() -> float:
@@ -73,14 +87,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     add_options(parser)
     args = parser.parse_args()
-    bare_s, help_s, plugins_s = medians(args.rounds)
+    rounds = measure(args.rounds)
     claims = [
-        Claim("help_over_bare_python", help_s / bare_s, "ratio", 1.5, "<="),
-        Claim("plugins_list_over_bare_python", plugins_s / bare_s, "ratio", 2.0, "<="),
+        ratio("help_over_bare_python", rounds, 1, 1.5),
+        ratio("plugins_list_over_bare_python", rounds, 2, 2.0),
         Claim("controller_memory_mib", controller_memory_mib(), "MiB, peak resident", 80, "<="),
-        Claim("bare_python_ms", bare_s * 1000, "ms"),
-        Claim("help_ms", help_s * 1000, "ms"),
-        Claim("plugins_list_ms", plugins_s * 1000, "ms"),
+        milliseconds("bare_python_ms", rounds, 0),
+        milliseconds("help_ms", rounds, 1),
+        milliseconds("plugins_list_ms", rounds, 2),
     ]
     return publish(
         "startup", claims, args, ["gcore-core", "msgspec", "numpy", "omegaconf", "pluggy"]
