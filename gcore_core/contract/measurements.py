@@ -11,8 +11,8 @@ import numpy as np
 TERMS = ("base_s", "running_s", "cached_s", "prefill_s")
 #: Requests from which on the terms are fitted one by one. With fewer only their sum is.
 LEAST = 64
-#: By how much the standard errors of a fit grow until the next step, as engines change.
-DRIFT = 2.0
+#: By how much the standard errors of a fit grow until the next step: their squares double.
+DRIFT = 1.4
 #: No term is surer than what makes this share of a request's seconds: engines are not quite so.
 LEAST_SHARE = 0.002
 
@@ -148,14 +148,15 @@ class EngineFit:
         ``prior`` gives only the proportions of terms: scaled to the median of the requests, it
         counts as much as one request, which decides what the requests leave open. With fewer than
         ``least`` requests the scaled prior is the result. A fit of earlier steps (``before``)
-        counts by its standard errors instead, which grow from step to step by ``DRIFT``.
+        takes the prior's place, scaled likewise, since what else runs on a machine slows all terms
+        down. It counts by its standard errors, which grow from step to step by ``DRIFT``.
 
         ``max_running`` becomes the most requests that a replica was seen to have at once, since
         nothing is known of larger batches. ``cache_tokens`` becomes what that many of the longest
         requests fill, so that it never binds first.
 
-        Standard errors take the requests' deviations as independent; they are at least what makes
-        ``LEAST_SHARE`` of a request.
+        Requests that run together share their deviations, so for standard errors they count as one.
+        Errors are at least what makes ``LEAST_SHARE`` of a request.
         """
         known = before.profile if before is not None and before.requests else None
         took = requests.end_s - requests.start_s
@@ -166,16 +167,17 @@ class EngineFit:
         table, most = _rounds(requests)
         guess = np.array([getattr(known or prior, name) for name in TERMS])
         expected = table @ guess
-        if known is None:
-            guess = guess * float(np.median(took / np.maximum(expected, 1e-12)))
+        scale = float(np.median(took / np.maximum(expected, 1e-12)))
+        guess = guess * scale
         errors = guess.copy()  # of a scaled prior, the terms are as likely to be twice as much
         terms = guess
         if len(requests) >= least:
+            together = float((table[:, 1] / np.maximum(table[:, 0], 1)).mean())
             tightness = None
             if before is not None and known is not None:
                 earlier = np.array([before.errors[name] for name in TERMS])
-                tightness = 1 / np.maximum(DRIFT * earlier, 1e-15)
-            terms, errors = _relative_fit(table / took[:, None], guess, tightness)
+                tightness = 1 / np.maximum(DRIFT * scale * earlier, 1e-15)
+            terms, errors = _relative_fit(table / took[:, None], guess, tightness, together)
         longest = int((requests.prompt + requests.actions).max())
         max_running = max(most, known.max_running if known else 1)
         profile = Profile(
@@ -241,12 +243,13 @@ def _rounds(requests: Requests) -> tuple[np.ndarray, int]:
 
 
 def _relative_fit(
-    table: np.ndarray, guess: np.ndarray, tightness: np.ndarray | None
+    table: np.ndarray, guess: np.ndarray, tightness: np.ndarray | None, together: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the terms for which ``table @ terms`` is nearest to 1, and their standard errors.
 
     guess: what the terms are taken for where the table leaves them open.
     tightness: for each term 1 / its earlier standard error; None: the guess counts as one row.
+    together: how many rows share their deviations, on average.
     """
     count = len(table)
     # Terms are as unlike as seconds per round and per token: each gets a unit of its own.
@@ -257,6 +260,7 @@ def _relative_fit(
     weak = np.ones(len(unit))
     terms = _non_negative(gram + np.diag(weak), target + weak * guess * unit)
     spread = float(((scaled @ terms - 1) ** 2).sum()) / max(count - len(unit), 1)
+    spread *= max(together, 1.0)
     if tightness is not None:
         # Never nothing: two terms that always come together must not make the system singular.
         weak = np.maximum(spread * (tightness / unit) ** 2, 1e-9 * count)
