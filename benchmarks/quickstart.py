@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from report import Claim, add_options, publish
+from report import Claim, add_options, interval, publish
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.run_files import read_metrics
@@ -253,6 +253,11 @@ def rate(runs: Sequence[Trained]) -> float:
     return sum(run.samples for run in runs) / sum(run.cpu_s for run in runs)
 
 
+def rate_over_trl(pairs: Sequence[tuple[Trained, Trained]]) -> float:
+    """Returns our samples per CPU-second over TRL's, of pairs (ours, TRL's)."""
+    return rate([ours for ours, _ in pairs]) / rate([trl for _, trl in pairs])
+
+
 def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
     """Returns the claims of all seeds; those about TRL only where it ran."""
     ours = [seed.ours for seed in seeds]
@@ -276,7 +281,7 @@ def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
             "share, sampled",
             0.8,
         ),
-        Claim("samples_per_cpu_second", rate(ours), "samples/CPU-s"),
+        Claim("samples_per_cpu_second", rate(ours), "samples/CPU-s", interval=interval(ours, rate)),
         Claim(
             "train_inference_logprob_gap_max",
             max(run.logprob_gap_max for run in ours),
@@ -297,9 +302,16 @@ def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
     ]
     trl = [seed.trl for seed in seeds if seed.trl is not None]
     if trl:
+        pairs = list(zip(ours, trl, strict=True))
         claims += [
             Claim("trl_samples_per_cpu_second", rate(trl), "samples/CPU-s"),
-            Claim("samples_per_cpu_second_over_trl", rate(ours) / rate(trl), "ratio", 1.3),
+            Claim(
+                "samples_per_cpu_second_over_trl",
+                rate_over_trl(pairs),
+                "ratio",
+                1.3,
+                interval=interval(pairs, rate_over_trl),
+            ),
             Claim(
                 "trl_accuracy_after_min",
                 min(run.after["greedy_accuracy"] for run in trl),
