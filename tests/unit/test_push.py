@@ -750,5 +750,5 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
     )
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]
-    await publishing._push(1, 0)
+    await publishing._push_until_whole(1, 0)
     assert told == [wanted, second]

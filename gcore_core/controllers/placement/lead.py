@@ -380,7 +380,9 @@ class Mover:
                 moved=moved,
                 ran=ran,
                 waited=waited,
-                engines=dict(self._fits),
+                engines=msgspec.convert(
+                    msgspec.to_builtins(self._fits), dict[str, run_files.FittedEngine]
+                ),
                 **spent,
             )
         )
