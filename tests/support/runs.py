@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -324,8 +325,11 @@ class Run:
 
 
 def job(**changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``JOB`` with some sections' keys replaced."""
-    return {**JOB, **{name: {**JOB.get(name, {}), **part} for name, part in changes.items()}}
+    """A copy of ``JOB``, which a test may change, with some sections' keys replaced."""
+    found = deepcopy(JOB)
+    for name, part in changes.items():
+        found[name] = {**found.get(name, {}), **part}
+    return found
 
 
 @contextmanager
