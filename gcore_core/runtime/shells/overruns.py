@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -149,7 +150,9 @@ class Overruns:
 
     def _write(self) -> None:
         if self._path is not None:
-            self._path.write_bytes(msgspec.json.encode(self._note))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(self._note))
 
 
 def set_alarm(seconds: float) -> None:
