@@ -8,6 +8,7 @@ without history, and it changes with a file that is not committed yet.
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,11 +39,13 @@ class Benchmark:
     name: of the result; ``benchmarks/<name>.py`` is the script.
     measures: files and folders, from the root of the checkout; the script is always one of them.
     commands: run in this order; the last writes the result to ``{out}``.
+    minutes: about how long it takes on two quiet cores; only used until a result says it.
     """
 
     name: str
     measures: tuple[str, ...]
     commands: tuple[str, ...] = (SCRIPT,)
+    minutes: float = 1.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -54,21 +57,35 @@ class Benchmark:
         """Where the result lies."""
         return RESULTS / f"{self.name}.json"
 
+    @property
+    def last_s(self) -> float | None:
+        """The seconds that it took last time; None: no result says it."""
+        if not self.result.exists():
+            return None
+        took_s = json.loads(self.result.read_text()).get("took_s")
+        return None if took_s is None else float(took_s)
+
+    @property
+    def expected_s(self) -> float:
+        """The seconds that it takes: those of the last time, or else about so many."""
+        return self.minutes * 60 if self.last_s is None else self.last_s
+
 
 BENCHMARKS = (
-    Benchmark(name="house", measures=(CORE, "plugins")),
-    Benchmark(name="startup", measures=(CORE,)),
+    Benchmark(name="house", measures=(CORE, "plugins"), minutes=0.5),
+    Benchmark(name="startup", measures=(CORE,), minutes=0.5),
     Benchmark(
         name="rewards",
         measures=("plugins/gcore-rewards/gcore_rewards", "benchmarks/math_verify_cases.json"),
+        minutes=0.5,
     ),
-    Benchmark(name="balance", measures=(BALANCE,)),
-    Benchmark(name="handover", measures=(f"{CORE}/runtime",)),
-    Benchmark(name="weight_push", measures=(f"{CORE}/runtime",)),
-    Benchmark(name="swap", measures=(*TORCH, PLACEMENT, QUEUEING, SIM)),
-    Benchmark(name="checkpoint", measures=(f"{CORE}/run", *TORCH)),
-    Benchmark(name="placement_sim", measures=(PLACEMENT, QUEUEING, SIM, BALANCE)),
-    Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py")),
+    Benchmark(name="balance", measures=(BALANCE,), minutes=1),
+    Benchmark(name="handover", measures=(f"{CORE}/runtime",), minutes=0.3),
+    Benchmark(name="weight_push", measures=(f"{CORE}/runtime",), minutes=3),
+    Benchmark(name="swap", measures=(*TORCH, PLACEMENT, QUEUEING, SIM), minutes=6),
+    Benchmark(name="checkpoint", measures=(f"{CORE}/run", *TORCH), minutes=15),
+    Benchmark(name="placement_sim", measures=(PLACEMENT, QUEUEING, SIM, BALANCE), minutes=30),
+    Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py"), minutes=9),
     Benchmark(
         name="digits",
         measures=(
@@ -77,28 +94,33 @@ BENCHMARKS = (
             "recipes/digits",
             "plugins/gcore-diffusion/gcore_diffusion",
         ),
+        minutes=4,
     ),
     Benchmark(
         name="quickstart",
         measures=(CORE, *QUICKSTART, "benchmarks/trl_quickstart.py"),
         commands=("{python} -m tox run -e bench-trl -- --out {out}",),
+        minutes=10,
     ),
-    Benchmark(name="checkpoint_convergence", measures=(CORE, *QUICKSTART)),
+    Benchmark(name="checkpoint_convergence", measures=(CORE, *QUICKSTART), minutes=12),
     Benchmark(
         name="controllers",
         measures=(CORE, SIM, "benchmarks/verl_controller.py"),
         commands=("{python} -m tox run -e bench-verl -- --out {out}",),
+        minutes=60,
     ),
-    Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM)),
+    Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=40),
     Benchmark(
         name="engine_overhead",
         measures=(CORE, *TORCH, *GENERATORS, "benchmarks/bare_engines.py"),
         commands=(ENGINES, SCRIPT),
+        minutes=12,
     ),
     Benchmark(
         name="engine_pairs",
         measures=(CORE, *QUICKSTART, *GENERATORS, *TRAINERS),
         commands=(ENGINES, SCRIPT),
+        minutes=8,
     ),
 )
 

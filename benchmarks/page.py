@@ -174,18 +174,29 @@ def write() -> None:
     PAGE.write_text(render())
 
 
+def complaints() -> list[str]:
+    """Returns a line for each figure of any page that is not that of its result."""
+    value_of = values(results())
+    return [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in pages()
+        for line in wrong_figures(path.read_text(), value_of)
+    ]
+
+
+def stale_names() -> list[str]:
+    """Returns the benchmarks whose results are older than what they measure."""
+    known = results()
+    return [b.name for b in BENCHMARKS if b.name in known and is_stale(b, known[b.name])]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="The page of results, and figures in other pages.")
     parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
     args = parser.parse_args()
     if not args.check:
         write()
-    value_of = values(results())
-    lines = [
-        f"{path.relative_to(ROOT)}: {line}"
-        for path in pages()
-        for line in wrong_figures(path.read_text(), value_of)
-    ]
+    lines = complaints()
     if PAGE.read_text() != render():
         lines.append(f"{PAGE.relative_to(ROOT)} is not what {Path(__file__).name} makes")
     print("\n".join(lines) or f"{len(results())} results, no figure differs")

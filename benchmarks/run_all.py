@@ -1,11 +1,15 @@
 """Runs every benchmark on the present code, one after the other, and writes their results.
 
-    python benchmarks/run_all.py [--only NAME ...] [--fresh] [--list]
+    python benchmarks/run_all.py [--only NAME ...] [--minutes N] [--fresh] [--list]
 
 `tox run -e results` runs it. A result that is not older than the code it measures (measured.py) is
-kept, so a second call goes on where the first one stopped; ``--fresh`` measures everything. A
-benchmark that fails keeps its old result, and the others go on. What is measured must be committed:
-a result names the commit that it was measured at. The page of results is written anew at the end.
+kept; of the others, the quickest come first. Each result, and the page of results, is written when
+its benchmark is over, so a second call goes on where the first one stopped, and an interruption
+loses one benchmark. ``--list`` says what is stale and how long it took last time. ``--minutes``
+starts none that would not be over by then, going by that. ``--fresh`` measures everything.
+
+A benchmark that fails keeps its old result, and the others go on. What is measured must be
+committed: a result names the commit that it was measured at.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,6 +42,7 @@ def run_benchmark(benchmark: Benchmark, root: Path = ROOT) -> str:
     if changed := uncommitted(benchmark.paths, root):
         return f"{changed[0]} is not committed, so no commit would say what was measured"
     code = digest(benchmark.paths, root)
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         for command in benchmark.commands:
@@ -50,17 +56,19 @@ def run_benchmark(benchmark: Benchmark, root: Path = ROOT) -> str:
         if not out.exists():
             return f"no result was written by: {shlex.join(words)}"
         result = json.loads(out.read_text())
-    write_result(benchmark.result, result, code)
+    write_result(benchmark.result, result, code, time.monotonic() - began_s)
     return ""
 
 
-def write_result(path: Path, result: dict[str, object], code: str) -> None:
+def write_result(path: Path, result: dict[str, object], code: str, took_s: float) -> None:
     """Writes a result with the digest of the code it measures; whole or not at all.
 
     code: the digest from before the run, so that a change during the run makes the result stale.
+    took_s: seconds of all commands of the benchmark.
     """
     head = {key: result[key] for key in ("benchmark", "commit", "date")}
-    content = json.dumps(head | {"code": code} | result, indent=2)
+    head |= {"code": code, "took_s": round(took_s)}
+    content = json.dumps(head | result, indent=2)
     beside = path.with_suffix(".part")
     beside.write_text(content + "\n")
     os.replace(beside, path)
@@ -70,18 +78,24 @@ def run_all(
     benchmarks: Sequence[Benchmark],
     *,
     fresh: bool,
+    minutes: float | None = None,
     run: Callable[[Benchmark], str] = run_benchmark,
     can_keep: Callable[[Benchmark], bool] = is_fresh,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Runs benchmarks in their order and returns the exit code: 1 when one of them failed.
+    """Runs benchmarks, the quickest first, and returns the exit code: 1 when one of them failed.
 
     fresh: measure those too whose results are not stale.
+    minutes: start none that would not be over after so many; None: there is no such limit.
     """
     lines: list[str] = []
     has_failed = False
-    for benchmark in benchmarks:
+    until_s = None if minutes is None else now_s() + minutes * 60
+    for benchmark in sorted(benchmarks, key=lambda b: b.expected_s):
         if not fresh and can_keep(benchmark):
             lines.append(f"{benchmark.name}: kept")
+        elif until_s is not None and now_s() + benchmark.expected_s > until_s:
+            lines.append(f"{benchmark.name}: not started, it takes {duration(benchmark)}")
         elif reason := run(benchmark):
             lines.append(f"{benchmark.name}: FAILED, {reason}")
             has_failed = True
@@ -92,22 +106,53 @@ def run_all(
     return int(has_failed)
 
 
+def run_and_show(benchmark: Benchmark) -> str:
+    """Runs a benchmark and writes the page of results; returns what went wrong, "" for nothing."""
+    print(f"== {benchmark.name}: takes {duration(benchmark)}", flush=True)
+    reason = run_benchmark(benchmark)
+    page.write()
+    return reason
+
+
+def duration(benchmark: Benchmark) -> str:
+    """Returns how long a benchmark takes, in words."""
+    seconds = round(benchmark.expected_s)
+    text = f"{seconds} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    return text if benchmark.last_s is not None else f"about {text}"
+
+
+def listing(benchmarks: Sequence[Benchmark]) -> list[str]:
+    """Returns a line for each benchmark in the order in which they run, and one for all."""
+    ordered = sorted(benchmarks, key=lambda b: b.expected_s)
+    stale = [benchmark for benchmark in ordered if not is_fresh(benchmark)]
+    lines = [
+        f"{'stale' if benchmark in stale else 'fresh'}  {benchmark.name}: takes "
+        f"{duration(benchmark)}"
+        for benchmark in ordered
+    ]
+    minutes = sum(benchmark.expected_s for benchmark in stale) / 60
+    return [*lines, f"{len(stale)} of {len(ordered)} are stale: {minutes:.0f} min"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every benchmark on the present code.")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[])
+    parser.add_argument("--minutes", type=float, help="start none that would not be over by then")
     parser.add_argument("--fresh", action="store_true", help="keep no result")
-    parser.add_argument("--list", action="store_true", help="say what is stale; run nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="say what is stale and how long it takes; run nothing"
+    )
     args = parser.parse_args()
     names = [benchmark.name for benchmark in BENCHMARKS]
     if unknown := sorted(set(args.only) - set(names)):
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(names)}")
     chosen = [b for b in BENCHMARKS if not args.only or b.name in args.only]
     if args.list:
-        for benchmark in chosen:
-            print(f"{benchmark.name}: {'fresh' if is_fresh(benchmark) else 'stale'}")
+        print("\n".join(listing(chosen)))
         return 0
-    exit_code = run_all(chosen, fresh=args.fresh)
+    exit_code = run_all(chosen, fresh=args.fresh, minutes=args.minutes, run=run_and_show)
     page.write()
+    print("\n".join(page.complaints()))
     return exit_code
 
 

@@ -125,6 +125,55 @@ def test_others_go_on_when_one_fails_and_the_exit_code_tells(
     assert ran == ["b", "c", "a", "c"]
 
 
+def test_the_quickest_comes_first_and_none_starts_that_would_not_be_over_in_time(
+    scripts: Scripts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts.measured, "RESULTS", Path("/nowhere"))
+    of_minutes = {"long": 9, "short": 1, "middle": 4}
+    benchmarks = [
+        scripts.run_all.Benchmark(name=name, measures=(), minutes=minutes)
+        for name, minutes in of_minutes.items()
+    ]
+    clock = {"s": 0.0}
+    ran = []
+
+    def run(benchmark: Any) -> str:
+        ran.append(benchmark.name)
+        clock["s"] += benchmark.minutes * 60
+        return ""
+
+    exit_code = scripts.run_all.run_all(
+        benchmarks, fresh=True, minutes=10, run=run, now_s=lambda: clock["s"]
+    )
+    assert exit_code == 0
+    assert ran == ["short", "middle"]
+    assert "long: not started, it takes about 9 min\n" in capsys.readouterr().out
+
+
+def test_a_result_says_how_long_it_took_and_the_next_plan_goes_by_that(
+    scripts: Scripts, checkout: Path, benchmark: Any
+) -> None:
+    assert benchmark.last_s is None
+    assert benchmark.expected_s == benchmark.minutes * 60
+    result = {"benchmark": "speed", "commit": "abc", "date": "2026-01-01", "claims": []}
+    scripts.run_all.write_result(benchmark.result, result, "code", 1234.4)
+    assert benchmark.last_s == benchmark.expected_s == 1234
+    assert scripts.run_all.duration(benchmark) == "21 min"
+    assert scripts.run_all.listing([benchmark]) == [
+        "stale  speed: takes 21 min",
+        "1 of 1 are stale: 21 min",
+    ]
+
+
+def test_every_script_that_publishes_a_result_is_known(scripts: Scripts) -> None:
+    """Only what needs a GPU is not measured with the others."""
+    names = {benchmark.name for benchmark in scripts.measured.BENCHMARKS}
+    publishing = {
+        path.stem for path in BENCHMARKS.glob("*.py") if "add_options(parser)" in path.read_text()
+    }
+    assert publishing - names == {"gpu"}
+
+
 def test_every_result_has_a_benchmark_that_says_what_it_measures(scripts: Scripts) -> None:
     names = {benchmark.name for benchmark in scripts.measured.BENCHMARKS}
     claims = {
@@ -165,8 +214,26 @@ def test_a_result_names_its_commit_and_only_repeated_claims_have_an_interval(
 
 @IN_GIT
 def test_the_page_of_results_is_what_the_results_make(scripts: Scripts) -> None:
-    """`python benchmarks/page.py` writes it anew, also when a result has become stale."""
-    assert scripts.page.PAGE.read_text() == scripts.page.render()
+    """A change of code makes a result stale, which the page says: it must be written anew."""
+    if scripts.page.PAGE.read_text() != scripts.page.render():
+        stale = ", ".join(scripts.page.stale_names()) or "none"
+        pytest.fail(
+            "docs/reference/benchmarks.md is not what the results and this code make "
+            f"(stale: {stale}). Nothing needs to be measured; run this and commit the page:\n\n"
+            "    python benchmarks/page.py\n",
+            pytrace=False,
+        )
+
+
+@IN_GIT
+def test_what_the_test_of_the_page_asks_for_mends_it(scripts: Scripts, tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("of other results\n")
+    scripts.page.PAGE = page
+    with pytest.raises(pytest.fail.Exception, match="    python benchmarks/page.py\n"):
+        test_the_page_of_results_is_what_the_results_make(scripts)
+    scripts.page.write()
+    test_the_page_of_results_is_what_the_results_make(scripts)
 
 
 def test_figures_of_all_pages_are_those_of_the_results(scripts: Scripts) -> None:
