@@ -55,7 +55,7 @@ from gcore_sim.prompts import AnswerLengths, SimPrompts
 from report import Claim, add_options, publish
 
 from gcore_core.contract import run_files
-from gcore_core.contract.measurements import Profile
+from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.order import row_of, sample_seed
 
 DEVICES = 16

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.measurements import Outcome, Profile, Requests
+from gcore_core.contract.measurements import Outcome, Requests
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract.engine_profiles import EngineFit
 from gcore_core.contract.errors import DataError
 
 CONFIG = "config.yaml"
@@ -319,23 +320,6 @@ class Decided(
     rescues: list[Decided] = []
 
 
-class FittedEngine(msgspec.Struct, omit_defaults=True):
-    """What a run learned of an engine: ``gcore_core.contract.measurements.EngineFit``, as plain
-    values, so that readers of a run's files need no numpy.
-
-    profile: term -> its value.
-    errors: term -> its standard error, in seconds.
-    requests: how many requests were fitted.
-    expected_s, measured_s: mean seconds of these requests, as expected before and as measured.
-    """
-
-    profile: dict[str, float]
-    errors: dict[str, float] = {}
-    requests: int = 0
-    expected_s: float = 0.0
-    measured_s: float = 0.0
-
-
 class Measured(
     msgspec.Struct, tag="outcome", tag_field="what", kw_only=True, omit_defaults=True, frozen=True
 ):
@@ -366,7 +350,7 @@ class Measured(
     ran: dict[int, dict[str, float]] = {}
     waited: dict[int, float] = {}
     monitoring_s: float = 0.0
-    engines: dict[str, FittedEngine] = {}
+    engines: dict[str, EngineFit] = {}
 
 
 def read_placement(run_dir: Path) -> tuple[dict[int, Decided], dict[int, Measured]]:

@@ -106,7 +106,8 @@ def _members(owner: ast.ClassDef, module: str) -> Iterator[Word]:
 
 def _is_read_by_plugins(word: Word) -> bool:
     """Fields that the core hands on whole and a plugin reads: settings, journals, measurements."""
-    return word.module in ("rows", "measurements", "run_files", "job_settings", "providers")
+    read = ("rows", "measurements", "engine_profiles", "run_files", "job_settings", "providers")
+    return word.module in read
 
 
 def _core() -> list[Path]:

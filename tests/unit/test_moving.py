@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.contract import measurements
+from gcore_core.contract import engine_profiles, measurements
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.placement import Device
 from gcore_core.controllers.placement.lead import Last, Mover
@@ -144,13 +144,13 @@ def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> 
             step=1, candidate="a", predicted_s=np.float64(2.5), measured_s=3.0, work=7.0
         )
     ]
-    before._profiles = {"rollout": measurements.Profile(base_s=0.5)}
+    before._profiles = {"rollout": engine_profiles.Profile(base_s=0.5)}
     window = mover(json.loads(json.dumps(before.learned())))._make_window(2, Last())
     assert window.state == {"weight": 0.5}
     assert window.outcomes == (
         measurements.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),
     )
-    assert window.profiles == {"rollout": measurements.Profile(base_s=0.5)}
+    assert window.profiles == {"rollout": engine_profiles.Profile(base_s=0.5)}
 
 
 async def test_only_replicas_that_are_woken_count_as_moved() -> None:

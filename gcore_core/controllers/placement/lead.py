@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract import run_files
+from gcore_core.contract.engine_profiles import EngineFit, Profile
 from gcore_core.contract.job_settings import ROLLOUT
-from gcore_core.contract.measurements import EngineFit, Outcome, Profile, Requests
+from gcore_core.contract.measurements import Outcome, Requests
 from gcore_core.contract.placement import Cell, Decision, Rescues, Window
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement import journal
+from gcore_core.controllers.placement.fitting import fit_engine
 from gcore_core.controllers.placement.measurements import (
     filled_share,
     idle_share,
@@ -270,7 +272,7 @@ class Mover:
     def _learn(self, last: Last) -> None:
         """Updates each role's engine profile and its most requests at once, from the rollout."""
         for role, requests in last.measured.items():
-            fit = EngineFit.of(requests, Profile(), self._fits.get(role))
+            fit = fit_engine(requests, Profile(), self._fits.get(role))
             self._fits[role] = fit
             self._profiles[role] = fit.profile
             most = most_at_once(requests, self._serving[role])
@@ -380,9 +382,7 @@ class Mover:
                 moved=moved,
                 ran=ran,
                 waited=waited,
-                engines=msgspec.convert(
-                    msgspec.to_builtins(self._fits), dict[str, run_files.FittedEngine]
-                ),
+                engines=dict(self._fits),
                 **spent,
             )
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.contract.measurements import Profile
+from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
 from gcore_placement.cells import Pool, Rescue, Split, decide, find_pool
 from gcore_placement.config import ReplayConfig

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from gcore_queueing.step import Engines, Groups, coresident, play
 
-from gcore_core.contract.measurements import Profile, Requests
+from gcore_core.contract.engine_profiles import Profile
+from gcore_core.contract.measurements import Requests
 from gcore_core.contract.placement import Window
 from gcore_core.controllers.keep_rate import KeepRate
 from gcore_placement.cells import Pool, Split

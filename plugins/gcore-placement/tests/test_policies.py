@@ -13,8 +13,9 @@ from gcore_placement.fixed import Colocated, Coresident, FixedSplit
 from gcore_placement.replay import Replay
 from gcore_placement.utilisation import Utilisation
 
+from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError, PlacementError
-from gcore_core.contract.measurements import Outcome, Profile, Requests
+from gcore_core.contract.measurements import Outcome, Requests
 from gcore_core.contract.placement import Decision, Device, Need, Window
 
 PROFILE = Profile(

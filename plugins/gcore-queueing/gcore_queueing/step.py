@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from gcore_core.contract.measurements import Profile, Requests
+from gcore_core.contract.engine_profiles import Profile
+from gcore_core.contract.measurements import Requests
 from gcore_core.controllers.keep_rate import KeepRate
 from gcore_queueing import events
 

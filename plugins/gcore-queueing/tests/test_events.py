@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from gcore_queueing.step import ROOM, Engines, Groups, lower_bound, play, room_of
 
-from gcore_core.contract.measurements import EngineFit, Profile
+from gcore_core.contract.engine_profiles import Profile
 from gcore_core.controllers.keep_rate import KeepRate
+from gcore_core.controllers.placement.fitting import fit_engine
 
 ENGINES = [
     Engines("split", 3, 2),
@@ -277,7 +278,7 @@ def test_a_fitted_profile_equals_that_of_the_engines() -> None:
         KeepRate(),
     )
     prior = replace(truth, base_s=1.0, running_s=0.0, cached_s=0.0)
-    fitted = EngineFit.of(played.requests(0, 0), prior).profile
+    fitted = fit_engine(played.requests(0, 0), prior).profile
     for running, cached in ((2, 1000), (40, 20_000)):
         told, true = (
             p.base_s + p.running_s * running + p.cached_s * cached for p in (fitted, truth)

@@ -16,7 +16,8 @@ import numpy as np
 from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play, room_of
 
 from gcore_core.contract.algorithms import Balancer, Work
-from gcore_core.contract.measurements import Outcome, Profile
+from gcore_core.contract.engine_profiles import Profile
+from gcore_core.contract.measurements import Outcome
 from gcore_core.contract.placement import (
     Cell,
     Decision,

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.factories import FactorySpec, build, reference_to
-from gcore_core.contract.measurements import Profile
 from gcore_core.contract.providers import Provider
 from gcore_core.kits.commands import Plugins, catalog, print_table
 from gcore_sim.cluster import ORACLE, Cluster, Row, simulate
