@@ -1,6 +1,6 @@
 """Measures on a GPU what has been written for CUDA.
 
-    python benchmarks/gpu.py [--parts learns bfloat16 ipc sleep tokens vllm] [--json] [--check]
+    python benchmarks/gpu.py [--parts learns bfloat16 ipc sleep busy tokens vllm] [--json] [--check]
 
 `tox run -e gpu` runs it, after the tests in tests/gpu. Each part is a claim with a bar, or a rate:
 
@@ -8,6 +8,7 @@ learns     the quickstart on one device: held-out accuracy before and after
 bfloat16   trainer and generator in bfloat16: how far their log-probs are apart after every push
 ipc        pushes by handles of device memory, each compared with the trainer's digests
 sleep      a torch generator gives its device memory back, and wakes with the same weights
+busy       seconds of a device's work by its own events, over those of a clock that waits for it
 tokens     tokens per second of the torch generator through plugin, worker and RPC
 vllm       the same of vLLM, in the venv of `g-core venv create vllm --cuda`
 
@@ -26,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +153,48 @@ def sleep(setting: Setting) -> list[Claim]:
     ]
 
 
+def busy(setting: Setting) -> list[Claim]:
+    """Returns how well events measure a device's work, and in how many steps a trainer reports it.
+
+    A CPU has no events; there only the steps are counted.
+    """
+    result = short_run(setting, "busy")
+    steps = sum(
+        "balance_achieved" in row["metrics"] for row in read_metrics(setting.folder / "busy")
+    )
+    claims = [Claim("busy_steps_reported", steps, "steps", len(result.versions) - 1)]
+    if setting.device == "cuda":
+        ratios = [events_over_waiting_clock() for _ in range(setting.rounds)]
+        ratio = statistics.median(ratios)
+        spread = interval(ratios, statistics.median)
+        name = "busy_events_over_waiting_clock"
+        # the host's clock has the start and the end of the work in it, the events have not
+        claims += [
+            Claim(f"{name}_least", ratio, "", 0.9, interval=spread),
+            Claim(f"{name}_most", ratio, "", 1.05, "<=", interval=spread),
+        ]
+    return claims
+
+
+def events_over_waiting_clock(passes: int = 50) -> float:
+    """Returns the seconds of some matrix products by ``DeviceClock`` over those by the host."""
+    import torch
+    from gcore_language.device_clock import DeviceClock
+
+    device = torch.device("cuda")
+    clock = DeviceClock(device)
+    matrix = torch.randn(4096, 4096, device=device)
+    torch.mm(matrix, matrix)  # the first product loads the library
+    torch.cuda.synchronize(device)
+    began_s = time.perf_counter()
+    for _ in range(passes):
+        with clock.running():
+            torch.mm(matrix, matrix)
+    torch.cuda.synchronize(device)
+    waited_s = time.perf_counter() - began_s
+    return (clock.read_s() or 0.0) / waited_s
+
+
 def rate_of(engine: str, setting: Setting) -> list[Claim]:
     """Returns the tokens per second of an engine, from the request to the last header."""
     from engine_overhead import round_of, worker
@@ -190,6 +234,7 @@ PARTS: dict[str, Callable[[Setting], list[Claim]]] = {
     "bfloat16": bfloat16,
     "ipc": ipc,
     "sleep": sleep,
+    "busy": busy,
     "tokens": tokens,
     "vllm": vllm,
 }

@@ -27,7 +27,7 @@ def gpu() -> Iterator[ModuleType]:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("part", ["learns", "bfloat16", "ipc", "sleep", "tokens", "vllm"])
+@pytest.mark.parametrize("part", ["learns", "bfloat16", "ipc", "sleep", "busy", "tokens", "vllm"])
 def test_a_part_holds_its_bars_on_cuda(part: str, gpu: ModuleType, tmp_path: Path) -> None:
     if reason := gpu.missing(part):
         pytest.skip(reason)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, load_model, save_model
 from gcore_language.packing import Batch, stand_in
@@ -65,6 +66,7 @@ class DeepSpeedEngine:
         # an engine that shares its process with another, as in tests, shares the process group too
         self._owns_group = not dist.is_initialized()
         self.ranks = Ranks(context, self.device, always_meet=self._owns_group)
+        self.clock = DeviceClock(self.device)
         self._deepspeed.init_distributed(dist_init_required=False)
         self._path = str(files.directory)
         policy = self._open(self._path)
@@ -215,9 +217,10 @@ class DeepSpeedEngine:
         For None it runs a stand-in, because ranks that share parameters must all go forward.
         """
         self._context.progress()
-        parts: tuple[Tensor, Tensor | None] = model(
-            stand_in(self.device) if batch is None else batch, entropy
-        )
+        with self.clock.running():
+            parts: tuple[Tensor, Tensor | None] = model(
+                stand_in(self.device) if batch is None else batch, entropy
+            )
         return parts
 
     @torch.no_grad()
@@ -233,8 +236,9 @@ class DeepSpeedEngine:
         for batch in batches:
             logp, entropies = self._forward(self._engine, batch, entropy)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
-            # DeepSpeed averages over the ranks, but an engine has to sum
-            self._engine.backward(value * self.ranks.count)
+            with self.clock.running():
+                # DeepSpeed averages over the ranks, but an engine has to sum
+                self._engine.backward(value * self.ranks.count)
 
     def update(self, rate: float, clip: float) -> float:
         zero = self._engine.optimizer

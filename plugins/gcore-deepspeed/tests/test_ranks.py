@@ -16,6 +16,7 @@ import pytest
 from gcore_core.testing.runs import run_together
 from tests.support import deepspeed_trainers as tools
 from tests.support import language_models as tiny
+from tests.support import lockstep_ranks
 
 pytestmark = pytest.mark.engine
 
@@ -250,3 +251,10 @@ def test_one_rank_continues_from_a_state_of_two(
         assert (
             tools.largest_difference(resumed, left(together["updates", name], "second.npz")) < 1e-5
         ), name
+
+
+def test_ranks_pack_so_that_they_wait_less_than_first_come(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    as_packed, first_come = lockstep_ranks.waits_of("deepspeed", model_dirs["qwen2"], tmp_path)
+    assert as_packed < first_come

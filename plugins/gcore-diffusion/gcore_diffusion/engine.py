@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_language.device_clock import DeviceClock
 from gcore_language.models import DTYPES, choose_device, refuse_engine
 from gcore_language.packing import Batch, Layout
 from gcore_language.policy import Entropy
@@ -49,6 +50,7 @@ class DiffusionEngine:
         self._context = context
         self.device = choose_device(config.device, context, config.threads)
         self.ranks = Ranks(context, self.device)
+        self.clock = DeviceClock(self.device)
         self.denoiser: Denoiser = open_denoiser(config, context, self.device, sampling=False)
         self._tensors = pushed_tensors(self.denoiser.module, config)
         self._parameters = [t for t in self._tensors.values() if t.requires_grad]
@@ -196,15 +198,19 @@ class DiffusionEngine:
         for rows in batches:
             if rows is None:
                 continue
-            if self._config.reference:
-                self.reference_means(rows)
-            if rows.levels is None and rows.old is None:
-                self.logprobs([rows], "policy")
-            parts = self._parts(rows)
-            if len(parts) == 1:
-                self._loss(rows, self._read(rows, parts[0]), loss).backward()
-            else:
-                self._in_parts(rows, parts, loss)
+            with self.clock.running():
+                self._accumulate(rows, loss)
+
+    def _accumulate(self, rows: Rows, loss: LossOf) -> None:
+        if self._config.reference:
+            self.reference_means(rows)
+        if rows.levels is None and rows.old is None:
+            self.logprobs([rows], "policy")
+        parts = self._parts(rows)
+        if len(parts) == 1:
+            self._loss(rows, self._read(rows, parts[0]), loss).backward()
+        else:
+            self._in_parts(rows, parts, loss)
 
     def _in_parts(self, rows: Rows, parts: Sequence[slice], loss: LossOf) -> None:
         """Adds the gradient of rows that are too many for one forward pass.

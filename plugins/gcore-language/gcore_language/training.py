@@ -29,6 +29,7 @@ from gcore_core.contract.errors import ConfigError, NonFiniteLoss
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
+from gcore_language.device_clock import DeviceClock
 from gcore_language.images import Images
 from gcore_language.lockstep import sizes_in_lockstep
 from gcore_language.packing import (
@@ -78,12 +79,14 @@ class TrainingEngine(Protocol):
     hidden_size: that of the model, to estimate what a packing costs.
     device: where batches are put.
     ranks: sums and maxima over all ranks.
+    clock: measures the engine's forward and backward passes on an accelerator.
     """
 
     layouts: frozenset[Layout]
     hidden_size: int
     device: torch.device
     ranks: Ranks
+    clock: DeviceClock
 
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
@@ -297,8 +300,7 @@ class LanguageTrainer:
         budget = self._settings.budget_tokens
         engine = self._engine
         # rows of the flat layout are short, so that micro-batches are all nearly full
-        is_flat_somewhere = engine.ranks.max([float(layout == "flat")])[0] > 0
-        if engine.ranks.count == 1 or is_flat_somewhere:
+        if engine.ranks.count == 1 or layout == "flat":
             return [list(micro_batches(part, layout, budget, engine.device)) for part in parts]
         return self._packed_in_lockstep(parts, layout)
 
@@ -354,11 +356,17 @@ class LanguageTrainer:
             batch.columns[name] = column.to(self._engine.device)
 
     def _layout(self, samples: Sequence[Sample]) -> Layout:
-        if not samples:
-            return "padded"
-        longest = max(len(s.prompt) for s in samples) + max(s.fed for s in samples)
+        """Returns this rank's layout. Flat is taken by all ranks or by none: where any has long
+        rows, all pack in lock-step.
+        """
+        own_longest = (
+            max(len(s.prompt) for s in samples) + max(s.fed for s in samples) if samples else 0
+        )
+        longest = self._engine.ranks.max([own_longest])[0]
         if "flat" in self._layouts and longest <= FLAT_ROW_TOKENS:
             return "flat"
+        if not samples:
+            return "padded"
         if self._layouts >= {"shared", "padded"}:
             return cheapest_layout(samples, self._engine.hidden_size)
         return "shared" if "shared" in self._layouts else "padded"
@@ -380,7 +388,8 @@ class LanguageTrainer:
         """Trains on the prepared records; see ``Trainer.train``.
 
         advantages: float[R], one for each prepared record.
-        Returns the metrics of the contract, those of the objective, ``actions`` and ``updates``.
+        Returns the metrics of the contract, those of the objective, ``actions`` and ``updates``; on
+        an accelerator ``busy_s``, as ``DeviceClock`` measures it.
         ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout || current policy).
         Raises ValueError when there are not as many advantages as prepared records, and
         NonFiniteLoss when a loss or a gradient's norm is not finite.
@@ -389,6 +398,7 @@ class LanguageTrainer:
         if prepared is None or len(advantages) != len(prepared.records):
             count = "none" if prepared is None else str(len(prepared.records))
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
+        self._engine.clock.forget()  # what ``prepare`` ran is not part of this
         progress = Progress(step=step)
         for batch in filter(None, prepared.all()):
             by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
@@ -418,9 +428,9 @@ class LanguageTrainer:
         metrics = progress.metrics(ranks.add_up(progress.sums), ranks.max([progress.gap])[0])
         if self._engine.device.type == "cuda":
             torch.cuda.empty_cache()  # generators that slept meanwhile take their memory again
-        # sharded ranks wait for each other inside an accelerator's kernels; the shell's clock knows
-        # processors only
-        return metrics if self._engine.device.type == "cpu" else {**metrics, "busy_s": 0.0}
+        busy_s = self._engine.clock.read_s()
+        # without ``busy_s`` the shell takes the processor time
+        return metrics if busy_s is None else {**metrics, "busy_s": busy_s}
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_language.device_clock import DeviceClock
 from gcore_language.progress import Progress
 from gcore_language.ranks import Ranks
 from gcore_language.settings import TrainerSettings
@@ -45,6 +46,7 @@ class Coin:
 
     def __init__(self, context: WorkerContext) -> None:
         self.ranks = Ranks(context, self.device)
+        self.clock = DeviceClock(self.device)
         self.logit = torch.zeros((), requires_grad=True)
         self.batches: list[list[int]] = []
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, refuse_engine
 from gcore_language.packing import Batch, Layout, stand_in
@@ -84,6 +85,7 @@ class MegatronEngine:
             {"padded"} if config.context_parallel > 1 else {"padded", "shared"}
         )
         self.ranks = Ranks(context, self.device, always_meet=not dist.is_initialized())
+        self.clock = DeviceClock(self.device)
         self._owns_groups = _join_groups(config)
         last = parallel_state.is_pipeline_last_stage()
         first_of = (
@@ -114,7 +116,7 @@ class MegatronEngine:
             1, _CHUNK_LOGITS * config.tensor_parallel // model.rows(config.tensor_parallel)
         )
         self._schedule = get_forward_backward_func()
-        self._model.config.finalize_model_grads_func = _finalize
+        self._model.config.finalize_model_grads_func = self._finalize
         if config.overlap_grad_reduce:
             self._model.config.no_sync_func = self._replicated.no_sync
 
@@ -241,16 +243,22 @@ class MegatronEngine:
 
         # the schedule requires sizes, but does not use them: stages send each other the shapes
         rows, width = batches[0].ids.shape
-        logps: list[Tensor] = self._schedule(
-            forward_step_func=forward,
-            data_iterator=(Rows(batch, self._config) for batch in batches),
-            model=self._replicated,
-            num_microbatches=len(batches),
-            seq_length=width,
-            micro_batch_size=rows,
-            forward_only=loss is None,
-        )
+        with self.clock.running():  # ``_finalize`` stops it before replicas meet
+            logps: list[Tensor] = self._schedule(
+                forward_step_func=forward,
+                data_iterator=(Rows(batch, self._config) for batch in batches),
+                model=self._replicated,
+                num_microbatches=len(batches),
+                seq_length=width,
+                micro_batch_size=rows,
+                forward_only=loss is None,
+            )
         return logps
+
+    def _finalize(self, *arguments: Any, **options: Any) -> None:
+        """Sums gradients over ranks, when all micro-batches have gone backward."""
+        self.clock.stop()
+        _finalize(*arguments, **options)
 
     def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Returns log-probs and entropies of the batch's actions, on every rank of the last stage.

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from gcore_core.testing.runs import run_together
+from tests.support import lockstep_ranks
 from tests.support import megatron_trainers as tools
 
 pytestmark = pytest.mark.engine
@@ -146,3 +147,10 @@ def test_a_split_model_trains_like_an_unsplit_one(
         assert sum(key.startswith(when + "/") for key in weights) == len(plain["steps"][step][1])
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (work / "pretrained" / name).is_file()
+
+
+def test_replicas_pack_so_that_they_wait_less_than_first_come(
+    models: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    as_packed, first_come = lockstep_ranks.waits_of("megatron", models["qwen2"][0], tmp_path)
+    assert as_packed < first_come

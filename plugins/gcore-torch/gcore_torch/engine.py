@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, load_model, refuse_engine, save_model
 from gcore_language.packing import Batch, stand_in
@@ -43,6 +44,7 @@ class TorchEngine:
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
         self.ranks = Ranks(context, self.device)
+        self.clock = DeviceClock(self.device)
         self._mesh = (
             dist.init_device_mesh(self.device.type, (self.ranks.count,))
             if self.ranks.count > 1
@@ -152,7 +154,7 @@ class TorchEngine:
         For None it runs a stand-in, because the ranks of a sharded model must all go forward.
         """
         self._context.progress()
-        with self._autocast():
+        with self._autocast(), self.clock.running():
             parts: tuple[Tensor, Tensor | None] = policy(
                 stand_in(self.device) if batch is None else batch, entropy
             )
@@ -178,7 +180,9 @@ class TorchEngine:
         """
         for batch in batches:
             logp, entropies = self._forward(self._policy, batch, entropy)
-            (logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)).backward()
+            value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
+            with self.clock.running():
+                value.backward()
 
     def update(self, rate: float, clip: float) -> float:
         """See ``TrainingEngine.update``. Returns the norm of the gradients before clipping.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gcore_core.testing.runs import run_together
-from tests.support import torch_ranks
+from tests.support import lockstep_ranks, torch_ranks
 
 
 def run_two(packing: torch_ranks.Packing, model: Path, work: Path, resume: Path) -> None:
@@ -39,3 +39,10 @@ def test_two_sharded_ranks_match_one_rank(
             np.testing.assert_allclose(values, other[key][name], atol=1e-5, err_msg=name)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (two / "pretrained" / name).is_file()
+
+
+def test_ranks_pack_so_that_they_wait_less_than_first_come(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    as_packed, first_come = lockstep_ranks.waits_of("torch", model_dirs["qwen2"], tmp_path)
+    assert as_packed < first_come
