@@ -79,7 +79,11 @@ BENCHMARKS = (
         measures=("plugins/gcore-rewards/gcore_rewards", "benchmarks/math_verify_cases.json"),
         minutes=0.5,
     ),
-    Benchmark(name="balance", measures=(BALANCE,), minutes=1),
+    Benchmark(
+        name="balance",
+        measures=(BALANCE, "plugins/gcore-language/gcore_language/lockstep.py"),
+        minutes=1,
+    ),
     Benchmark(name="handover", measures=(f"{CORE}/runtime",), minutes=0.3),
     Benchmark(name="weight_push", measures=(f"{CORE}/runtime",), minutes=3),
     Benchmark(name="swap", measures=(*TORCH, PLACEMENT, QUEUEING, SIM), minutes=6),

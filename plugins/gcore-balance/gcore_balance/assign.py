@@ -121,19 +121,6 @@ def differencing(costs: np.ndarray, bins: int) -> np.ndarray:
     return bin_of[: len(costs)]
 
 
-def two_level(costs: np.ndarray, controllers: int, ranks: int) -> np.ndarray:
-    """Puts items into controllers, then each controller's items into its ranks.
-
-    Rank j of controller i is bin i * ranks + j. The first level needs the costs of all items; the
-    second can run at each controller on its own.
-    """
-    controller = evened_out(costs, controllers)
-    bin_of = np.empty(len(costs), np.int64)
-    for i, members in enumerate(lists(controller, controllers)):
-        bin_of[members] = i * ranks + evened_out(costs[members], ranks)
-    return bin_of
-
-
 def lists(bin_of: np.ndarray, bins: int) -> list[list[int]]:
     """Returns the items of each bin, in ascending order."""
     order = np.argsort(bin_of, kind="stable")

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 from gcore_balance import assign
-from gcore_balance.lockstep import micro_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,80 +99,3 @@ def test_default_is_even_within_half_a_percent_and_methods_keep_their_ranking(re
         < imbalances["to_and_fro"]
         < imbalances["in_turn"]
     )
-
-
-def test_two_level_split_is_nearly_as_even_as_one_level(responses):
-    placed = assign.two_level(responses, 64, 4)
-    assert set(placed.tolist()) == set(range(256))
-    assert most_over_mean(responses, placed, 256) < 1.01
-    # what a controller decides alone depends on nothing but its own items
-    controller = assign.evened_out(responses, 64)
-    assert (placed // 4 == controller).all()
-    members = np.flatnonzero(controller == 17)
-    assert (placed[members] - 17 * 4 == assign.evened_out(responses[members], 4)).all()
-
-
-def test_two_level_split_accepts_fewer_items_than_ranks():
-    placed = assign.two_level(np.array([3.0, 2.0, 1.0]), 4, 2)
-    assert len(set(placed.tolist())) == 3
-    assert assign.two_level(np.zeros(0), 4, 2).size == 0
-
-
-# -- micro-batches in lock-step --------------------------------------------------------------------
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 300), max_size=40).map(
-        lambda packed: np.array(packed, np.int64)
-    ),
-    ranks=st.integers(1, 5),
-    budget=st.integers(1, 400),
-)
-def test_all_ranks_get_equally_many_micro_batches_within_the_budget(lengths, ranks, budget):
-    parts = assign.lists(assign.longest_first(lengths.astype(np.float64), ranks), ranks)
-    packed = micro_batches(lengths, lengths**2.0, parts, budget)
-    assert len({len(slots) for slots in packed}) == 1
-    assert [sorted(i for slot in slots for i in slot) for slots in packed] == parts
-    assert all(
-        len(slot) <= 1 or lengths[slot].sum() <= budget for slots in packed for slot in slots
-    )
-    for slots in packed:
-        costs = [(lengths[slot] ** 2.0).sum() for slot in slots]
-        assert costs == sorted(costs, reverse=True)
-
-
-def test_micro_batches_are_more_even_than_first_come_first_served(responses):
-    lengths = np.minimum(
-        512 + 2500 * np.exp(np.random.default_rng(1).standard_normal(2048)), 16896
-    ).astype(np.int64)
-    costs = lengths + lengths**2 / (12 * 5120)
-    parts = assign.lists(assign.evened_out(costs, 64), 64)
-    assert lost(costs, micro_batches(lengths, costs, parts, 32768)) < 1.02
-    assert lost(costs, [first_come(lengths, part, 32768) for part in parts]) > 1.15
-
-
-def lost(costs, ranks):
-    """What the ranks take together, waiting for each other in every micro-batch, over what they
-    take on average.
-    """
-    slots = max(map(len, ranks))
-    table = np.array(
-        [
-            [costs[slot].sum() for slot in slots_of_rank] + [0.0] * (slots - len(slots_of_rank))
-            for slots_of_rank in ranks
-        ]
-    )
-    return table.max(0).sum() / table.sum(1).mean()
-
-
-def first_come(lengths, items, budget):
-    batches = [[]]
-    tokens = 0
-    for item in items:
-        if batches[-1] and tokens + lengths[item] > budget:
-            batches.append([])
-            tokens = 0
-        batches[-1].append(item)
-        tokens += lengths[item]
-    return batches

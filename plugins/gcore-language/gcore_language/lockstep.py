@@ -12,8 +12,8 @@ neighbours, since rows of like width need little padding. It has two ways to cut
 Either way the costliest comes first, so that costly ones meet costly ones. Which way waits less
 depends on all ranks, so they tell each other the costs at each place and all choose the same.
 
-Rejected: the packing of ``gcore_balance.lockstep``, costliest to the cheapest micro-batch that has
-room. It mixes widths: evener, and with the padding a third dearer than full.
+Rejected: the costliest row to the cheapest micro-batch that has room. It mixes widths: evener, and
+with the padding a third dearer than full.
 """
 
 from __future__ import annotations
