@@ -22,20 +22,26 @@ import argparse
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
-from report import Claim, add_options, publish
+from quickstart_runs import (
+    RECIPE,
+    finished_rows,
+    make_policy,
+    overrides_of,
+    require_success,
+    start,
+    wall_s,
+)
+from report import Claim, add_options, publish, repeated
 
 from gcore_core.config.plan import load_plan
-from gcore_core.contract.run_files import read_metrics
-from gcore_core.run.make_model import make_model
 
-RECIPE = Path(__file__).parents[1] / "recipes/quickstart.yaml"
 DISTRIBUTIONS = ["gcore-core", "gcore-torch", "torch", "transformers", "numpy"]
 #: name -> steps between saves, whether it is killed
 WAYS = {
@@ -53,18 +59,14 @@ class Study:
 
     folder: where runs and models lie.
     steps: steps of each run.
+    changes: other overrides of the recipe; none where a result is measured.
     kills: how often a run was killed.
     """
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int, changes: Sequence[str] = ()) -> None:
         self._folder = folder
         self._steps = steps
-        settings = {
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "G_CORE_CACHE": str(folder / "cache"),
-        }
-        self._environment = {**os.environ, **settings}
+        self._changes = changes
         self.kills = 0
 
     def run(self, seed: int, way: str) -> tuple[float, float]:
@@ -76,28 +78,20 @@ class Study:
         every, killed = WAYS[way]
         directory = self._folder / f"{way}-{seed}"
         overrides = [
-            f"run.seed={seed}",
-            f"run.dir={directory}",
+            *overrides_of(seed, directory),
             f"run.steps={self._steps}",
-            f"roles.policy.model.make.config.seed={seed}",
             f"evaluation.every={self._steps}",
             f"checkpoint.every={every}",
+            *self._changes,
         ]
-        plan = load_plan(RECIPE, overrides).config
-        make_model(
-            plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None
-        )
+        make_policy(load_plan(RECIPE, overrides).config, self._folder)
         command = ["run", str(RECIPE), *overrides]
         for at in (self._steps // 3, 2 * self._steps // 3) if killed else ():
             self._start(command, directory, at)
             command = ["resume", str(directory)]
         self._start(command, directory, None)
-        rows = read_metrics(directory)
-        if rows[-1]["step"] != self._steps:
-            sys.exit(f"{directory} ended at step {rows[-1]['step']} of {self._steps}")
-        return rows[-1]["evaluation"]["greedy/exact"], rows[-1]["time_unix_s"] - rows[1][
-            "time_unix_s"
-        ]
+        rows = finished_rows(directory, self._steps)
+        return rows[-1]["evaluation"]["greedy/exact"], wall_s(rows)
 
     def _start(self, arguments: list[str], directory: Path, kill_at: int | None) -> None:
         """Runs to the end, or kills every process once step ``kill_at`` is written down.
@@ -105,33 +99,25 @@ class Study:
         arguments: those of g-core.
         """
         log = directory.with_suffix(".log")
-        with log.open("ab") as output:
-            command = [sys.executable, "-m", "gcore_core", *arguments]
-            process = subprocess.Popen(
-                command, env=self._environment, stdout=output, stderr=output, start_new_session=True
-            )
-            until_s = time.monotonic() + WAIT_S
-            while process.poll() is None and not (
-                kill_at is not None and _steps_done(directory) >= kill_at
-            ):
-                if time.monotonic() > until_s:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    sys.exit(f"{' '.join(arguments)} did not end; see {log}")
-                time.sleep(0.1)
-            if kill_at is None:
-                if process.wait():
-                    sys.exit(
-                        f"{' '.join(arguments)} ended with "
-                        f"{process.returncode}:\n{log.read_text()[-2000:]}"
-                    )
-            elif process.poll() is not None:
-                sys.exit(
-                    f"{' '.join(arguments)} ended before it was killed:\n{log.read_text()[-2000:]}"
-                )
-            else:
+        process = start(arguments, self._folder, log, own_session=True)
+        until_s = time.monotonic() + WAIT_S
+        while process.poll() is None and not (
+            kill_at is not None and _steps_done(directory) >= kill_at
+        ):
+            if time.monotonic() > until_s:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                self.kills += 1
+                sys.exit(f"{' '.join(arguments)} did not end; see {log}")
+            time.sleep(0.1)
+        if kill_at is None:
+            require_success(process, arguments, log)
+        elif process.poll() is not None:
+            sys.exit(
+                f"{' '.join(arguments)} ended before it was killed:\n{log.read_text()[-2000:]}"
+            )
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self.kills += 1
 
 
 def _steps_done(directory: Path) -> int:
@@ -149,21 +135,40 @@ def claims_of(
     kills: how often a run was killed.
     """
     spread = max(max(accuracy["none"]) - min(accuracy["none"]), LEAST_SPREAD)
-    mean = {way: statistics.mean(values) for way, values in accuracy.items()}
-    distances = {way: abs(mean[way] - mean["none"]) / spread for way in WAYS if way != "none"}
+    mean = statistics.fmean
     return [
-        *(Claim(f"accuracy_mean_{way}", value, "share, greedy") for way, value in mean.items()),
+        *(
+            repeated(f"accuracy_mean_{way}", values, mean, "share, greedy")
+            for way, values in accuracy.items()
+        ),
         *(
             Claim(f"accuracy_min_{way}", min(values), "share, greedy", 0.9)
             for way, values in accuracy.items()
         ),
+        *(
+            repeated(
+                f"accuracy_{way}_less_none",
+                [a - b for a, b in zip(accuracy[way], accuracy["none"], strict=True)],
+                mean,
+                "share, greedy",
+            )
+            for way in WAYS
+            if way != "none"
+        ),
         Claim("accuracy_between_seeds", spread, "share, largest less smallest without a save"),
         *(
-            Claim(f"accuracy_{way}_apart_over_between_seeds", v, "ratio", 1.0, "<=")
-            for way, v in distances.items()
+            Claim(
+                f"accuracy_{way}_apart_over_between_seeds",
+                abs(mean(accuracy[way]) - mean(accuracy["none"])) / spread,
+                "ratio",
+                1.0,
+                "<=",
+            )
+            for way in WAYS
+            if way != "none"
         ),
         *(
-            Claim(f"seconds_{way}", statistics.median(values), "s, all steps but one")
+            repeated(f"seconds_{way}", values, statistics.median, "s, all steps but one")
             for way, values in seconds.items()
         ),
         Claim("kills", kills, "of all processes of a run"),
@@ -176,13 +181,16 @@ def main() -> int:
     )
     parser.add_argument("--seeds", default="0:3", help="first:end, default 0:3")
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="of the recipe; for a short run"
+    )
     add_options(parser)
     args = parser.parse_args()
     first, end = map(int, args.seeds.split(":"))
     accuracy = defaultdict[str, list[float]](list)
     seconds = defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder:
-        study = Study(Path(folder), args.steps)
+        study = Study(Path(folder), args.steps, args.set)
         for seed in range(first, end):
             ways = list(WAYS)
             for way in ways[seed % 4 :] + ways[: seed % 4]:

@@ -27,6 +27,7 @@ SIM = "plugins/gcore-sim/gcore_sim"
 GENERATORS = ("plugins/gcore-vllm/gcore_vllm", "plugins/gcore-sglang/gcore_sglang")
 TRAINERS = ("plugins/gcore-megatron/gcore_megatron", "plugins/gcore-deepspeed/gcore_deepspeed")
 QUICKSTART = ("recipes/quickstart.yaml", "recipes/quickstart", ALGORITHMS, *TORCH)
+QUICKSTART_RUNS = "benchmarks/quickstart_runs.py"
 
 SCRIPT = "{python} benchmarks/{name}.py --out {out}"
 ENGINES = "{python} tests/engines/suites.py --create"
@@ -102,11 +103,13 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="quickstart",
-        measures=(CORE, *QUICKSTART, "benchmarks/trl_quickstart.py"),
+        measures=(CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/trl_quickstart.py"),
         commands=("{python} -m tox run -e bench-trl -- --out {out}",),
         minutes=10,
     ),
-    Benchmark(name="checkpoint_convergence", measures=(CORE, *QUICKSTART), minutes=12),
+    Benchmark(
+        name="checkpoint_convergence", measures=(CORE, *QUICKSTART, QUICKSTART_RUNS), minutes=12
+    ),
     Benchmark(
         name="controllers",
         measures=(CORE, SIM, "benchmarks/verl_controller.py"),

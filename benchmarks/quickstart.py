@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -31,14 +30,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quickstart_runs import (
+    RECIPE,
+    environment,
+    finished_rows,
+    make_policy,
+    overrides_of,
+    require_success,
+    start,
+    wall_s,
+)
 from report import Claim, add_options, interval, publish
 
 from gcore_core.config.plan import load_plan
-from gcore_core.contract.run_files import read_metrics
-from gcore_core.run.make_model import make_model
 
 ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "recipes/quickstart.yaml"
 DISTRIBUTIONS = ["gcore-core", "gcore-torch", "torch", "transformers", "trl", "numpy"]
 
 
@@ -89,27 +95,18 @@ class Bench:
     def __init__(self, folder: Path, trl_python: Path | None) -> None:
         self._folder = folder
         self._trl_python = trl_python
-        settings = {
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "G_CORE_CACHE": str(folder / "cache"),
-        }
-        self._environment = {**os.environ, **settings}
+        self._environment = environment(folder)
 
     def seed(self, seed: int) -> Seed:
         """Teaches a model, trains it by both and scores all weights."""
         overrides = [
-            f"run.seed={seed}",
-            f"run.dir={self._folder / f'run-{seed}'}",
-            f"roles.policy.model.make.config.seed={seed}",
+            *overrides_of(seed, self._folder / f"run-{seed}"),
             "evaluation.every=0",
             "evaluation.data=null",
         ]
         plan = load_plan(RECIPE, overrides).config
         began_s = time.perf_counter()
-        model = make_model(
-            plan["roles"]["policy"]["model"]["make"], self._folder / "cache/models", lambda *_: None
-        )
+        model = make_policy(plan, self._folder)
         teaching_s = time.perf_counter() - began_s
         trained: dict[str, Trained] = {}
         runs: list[tuple[str, Callable[[], Trained]]] = [
@@ -130,11 +127,11 @@ class Bench:
         """Trains by ``g-core run``."""
         directory = Path(plan["run"]["dir"])
         began_unix_s = time.time()
-        command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *overrides]
-        supervisor_mib = self._watched(command, directory.with_suffix(".log"))
-        rows = {row["step"]: row for row in read_metrics(directory)}
+        arguments = ["run", str(RECIPE), *overrides]
+        supervisor_mib = self._watched(arguments, directory.with_suffix(".log"))
+        rows = finished_rows(directory, plan["run"]["steps"])
         first = rows[1]
-        last = rows[plan["run"]["steps"]]
+        last = rows[-1]
         used = {
             name: value for name, value in last["metrics"].items() if name.startswith("memory_mib/")
         }
@@ -142,11 +139,11 @@ class Bench:
         return Trained(
             samples=samples_after_the_first_step(plan),
             cpu_s=last["metrics"]["cpu_seconds"] - first["metrics"]["cpu_seconds"],
-            wall_s=last["time_unix_s"] - first["time_unix_s"],
+            wall_s=wall_s(rows),
             peak_memory_mib=sum(used.values()),
             after=self._score(directory / "weights"),
             startup_s=rows[0]["time_unix_s"] - began_unix_s,
-            logprob_gap_max=max(rows[step]["metrics"]["logprob_gap_max"] for step in rows if step),
+            logprob_gap_max=max(row["metrics"]["logprob_gap_max"] for row in rows[1:]),
         )
 
     def _trl(self, plan: dict[str, Any], model: Path) -> Trained:
@@ -185,23 +182,19 @@ class Bench:
             )
         return dict(json.loads(process.stdout.splitlines()[-1]))
 
-    def _watched(self, command: Sequence[str], log: Path) -> float:
-        """Runs a command and returns the peak resident MiB of its own process.
+    def _watched(self, arguments: Sequence[str], log: Path) -> float:
+        """Runs ``g-core`` and returns the peak resident MiB of its own process.
 
         The process is looked at five times a second.
         """
         peak_mib = 0.0
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
-            while process.poll() is None:
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-                peaks = [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")]
-                peak_mib = max([peak_mib, *peaks])
-                time.sleep(0.2)
-        if process.returncode:
-            sys.exit(
-                f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()[-2000:]}"
-            )
+        process = start(arguments, self._folder, log)
+        while process.poll() is None:
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peaks = [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")]
+            peak_mib = max([peak_mib, *peaks])
+            time.sleep(0.2)
+        require_success(process, arguments, log)
         return peak_mib
 
 
