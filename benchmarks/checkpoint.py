@@ -15,8 +15,8 @@ async: ``begin_save``, then K steps; ``finish_save`` comes between two of them, 
 K is so large that the writing has time to end. stall: what the training loop waits in
 ``begin_save`` and ``finish_save``, and before an update until the state is copied. total cost: the
 K steps with a save less the K steps without, stall included. The first two rounds, which make and
-warm the staging memory, do not count; ratios of medians over the others, with the spread of the
-middle half. At the end what the last saves wrote is verified, loaded and compared bit for bit.
+warm the staging memory, do not count; ratios of medians over the others. At the end what the last
+saves wrote is verified, loaded and compared bit for bit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gcore_language.tiny import VOCABULARY, save_tokenizer
 from gcore_language.weights import to_bytes
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.engine import TorchEngine
-from report import Claim, add_options, publish
+from report import Claim, add_options, median_ratio, publish, repeated
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gcore_core.contract.context import WorkerContext
@@ -191,15 +191,15 @@ def seconds(work: Callable[[], object]) -> float:
 
 def measure(
     millions: int, rounds: int, folder: Path
-) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Returns the seconds of each part of every round that counts, and (steps, bytes) as facts."""
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Returns the seconds of each part, round by round, and (steps, bytes) as facts."""
     rig = Rig(millions, folder)
     rig.train(2)
     step_s = seconds(rig.train)
     save_s = seconds(rig.save)
     steps = max(4, math.ceil(2.5 * save_s / step_s))
     facts = {"steps": float(steps)}
-    seconds_of_part: dict[str, list[float]] = {}
+    counted: list[dict[str, float]] = []
     for i in range(rounds + WARM):
         last = i == rounds + WARM - 1
         rig.clear()
@@ -221,10 +221,9 @@ def measure(
         if last:
             rig.check(saved)
         print(f"{millions} M, round {i}: {timings_text(times)}", file=sys.stderr, flush=True)
-        for name, value in times.items():
-            seconds_of_part.setdefault(name, []).extend([value] if i >= WARM else [])
+        counted += [times] if i >= WARM else []
     rig.clear()
-    return seconds_of_part, facts
+    return counted, facts
 
 
 def timings_text(times: dict[str, float]) -> str:
@@ -233,26 +232,45 @@ def timings_text(times: dict[str, float]) -> str:
 
 
 def claims_of(
-    millions: int, seconds_of_part: dict[str, list[float]], facts: dict[str, float]
+    millions: int, rounds: list[dict[str, float]], facts: dict[str, float]
 ) -> list[Claim]:
-    """Returns the claims of one size; some bars hold from 200 million parameters on."""
-    middle = {name: statistics.median(values) for name, values in seconds_of_part.items()}
-    cost = [
-        with_save - without
-        for with_save, without in zip(
-            seconds_of_part["async"], seconds_of_part["plain"], strict=True
-        )
-    ]
+    """Returns the claims of one size; some bars hold from 200 million parameters on.
+
+    rounds: seconds of each part, round by round.
+    """
     size = f"_{millions}M"
     ratio = "ratio"
     large = millions >= 200
-    saving = middle["sync"] / middle["torch.save"]
-    stall = middle["stall"] / middle["sync"]
-    total = statistics.median(cost) / middle["sync"]
+    median = statistics.median
+    cost = [times["async"] - times["plain"] for times in rounds]
+    sync = [times["sync"] for times in rounds]
+    stall = [times["stall"] for times in rounds]
+    torch_save = [times["torch.save"] for times in rounds]
     return [
-        Claim(f"async_stall_over_sync_save{size}", stall, ratio, 0.1, "<="),
-        Claim(f"async_total_cost_over_sync_save{size}", total, ratio, 0.5 if large else None, "<="),
-        Claim(f"save_time_over_torch_save{size}", saving, ratio, 1.3 if large else None, "<="),
+        repeated(
+            f"async_stall_over_sync_save{size}",
+            list(zip(stall, sync, strict=True)),
+            median_ratio,
+            ratio,
+            0.1,
+            "<=",
+        ),
+        repeated(
+            f"async_total_cost_over_sync_save{size}",
+            list(zip(cost, sync, strict=True)),
+            median_ratio,
+            ratio,
+            0.5 if large else None,
+            "<=",
+        ),
+        repeated(
+            f"save_time_over_torch_save{size}",
+            list(zip(sync, torch_save, strict=True)),
+            median_ratio,
+            ratio,
+            1.3 if large else None,
+            "<=",
+        ),
         Claim(
             f"save_bytes_over_torch_save{size}",
             facts["bytes"] / facts["torch_bytes"],
@@ -260,22 +278,16 @@ def claims_of(
             1.3,
             "<=",
         ),
-        Claim(f"stall_ms{size}", middle["stall"] * 1000, "ms"),
-        Claim(f"sync_save_s{size}", middle["sync"], "s"),
-        Claim(f"sync_save_s_middle_half{size}", spread(seconds_of_part["sync"]), "s"),
-        Claim(f"torch_save_s{size}", middle["torch.save"], "s"),
-        Claim(f"total_cost_s{size}", statistics.median(cost), "s"),
-        Claim(f"total_cost_s_middle_half{size}", spread(cost), "s"),
-        Claim(f"step_s{size}", middle["plain"] / facts["steps"], "s"),
+        repeated(f"stall_ms{size}", [1000 * stall_s for stall_s in stall], median, "ms"),
+        repeated(f"sync_save_s{size}", sync, median, "s"),
+        repeated(f"torch_save_s{size}", torch_save, median, "s"),
+        repeated(f"total_cost_s{size}", cost, median, "s"),
+        repeated(
+            f"step_s{size}", [times["plain"] / facts["steps"] for times in rounds], median, "s"
+        ),
         Claim(f"steps_beside_a_save{size}", facts["steps"], "steps"),
         Claim(f"checkpoint_mb{size}", facts["bytes"] / 1e6, "MB"),
     ]
-
-
-def spread(values: list[float]) -> float:
-    """Returns the width of the middle half of the values."""
-    low, _, high = statistics.quantiles(values, n=4)
-    return high - low
 
 
 def main() -> int:

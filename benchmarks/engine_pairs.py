@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from report import Claim, add_options, publish
+from report import Claim, add_options, publish, repeated
 
 from gcore_core.testing.runs import RunResult, run_recipe
 
@@ -177,6 +178,7 @@ def main() -> int:
                     SHARE,
                     "<=",
                 ),
+                repeated(f"{pair} logprob_gap_median", result.gaps, statistics.median, "nats"),
                 Claim(f"{pair} seconds", seconds, "s, start included"),
             ]
     return publish("engine_pairs", claims, args, ["gcore-core", "torch", "transformers"])

@@ -78,6 +78,22 @@ def interval(
     return values[int(DRAWS * 0.025)], values[int(DRAWS * 0.975)]
 
 
+def repeated(
+    name: str,
+    rounds: Sequence[Round],
+    statistic: Callable[[Sequence[Round]], float],
+    unit: str,
+    bar: float | None = None,
+    op: str = ">=",
+) -> Claim:
+    """Returns the claim of a statistic over repetitions, with its interval.
+
+    Not for an extreme: what is drawn anew from the repetitions never lies beyond them.
+    """
+    value = statistic(rounds)
+    return Claim(name, value, unit, bar, op, interval=interval(rounds, statistic))
+
+
 def median_ratio(rounds: Sequence[tuple[float, float]]) -> float:
     """Returns the median of the first numbers over the median of the second ones."""
     return statistics.median(a for a, _ in rounds) / statistics.median(b for _, b in rounds)

@@ -2,11 +2,11 @@
 
 The commands are ``g-core --help`` and ``g-core plugins list``.
 
-    python benchmarks/startup.py [--json] [--check] [--rounds 15]
+    python benchmarks/startup.py [--json] [--check] [--rounds 15] [--runs 5]
 
 Each round starts the three commands one after the other, so that a busy machine slows all of them;
 the claims are ratios of medians. Memory is the peak resident set of a controller's process in a
-short run of real processes.
+short run of real processes; the median of some runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import Claim, add_options, interval, median_ratio, publish
+from report import Claim, add_options, median_ratio, publish, repeated
 
 import gcore_core.testing.fake
 
@@ -56,16 +56,13 @@ def measure(rounds: int) -> list[tuple[float, ...]]:
 def ratio(name: str, rounds: list[tuple[float, ...]], column: int, bar: float) -> Claim:
     """Returns the claim of a command's median seconds over those of bare Python."""
     pairs = [(seconds_of[column], seconds_of[0]) for seconds_of in rounds]
-    return Claim(
-        name, median_ratio(pairs), "ratio", bar, "<=", interval=interval(pairs, median_ratio)
-    )
+    return repeated(name, pairs, median_ratio, "ratio", bar, "<=")
 
 
 def milliseconds(name: str, rounds: list[tuple[float, ...]], column: int) -> Claim:
     """Returns the claim of a command's median milliseconds."""
     values = [seconds_of[column] * 1000 for seconds_of in rounds]
-    median = statistics.median
-    return Claim(name, median(values), "ms", interval=interval(values, median))
+    return repeated(name, values, statistics.median, "ms")
 
 
 def controller_memory_mib() -> float:
@@ -85,13 +82,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--runs", type=int, default=5, help="in which memory is measured")
     add_options(parser)
     args = parser.parse_args()
     rounds = measure(args.rounds)
+    memory_mib = [controller_memory_mib() for _ in range(args.runs)]
     claims = [
         ratio("help_over_bare_python", rounds, 1, 1.5),
         ratio("plugins_list_over_bare_python", rounds, 2, 2.0),
-        Claim("controller_memory_mib", controller_memory_mib(), "MiB, peak resident", 80, "<="),
+        repeated(
+            "controller_memory_mib", memory_mib, statistics.median, "MiB, peak resident", 80, "<="
+        ),
         milliseconds("bare_python_ms", rounds, 0),
         milliseconds("help_ms", rounds, 1),
         milliseconds("plugins_list_ms", rounds, 2),

@@ -14,11 +14,13 @@ with those it sampled before.
 Memory: the peak of the process while a swap runs, less what it holds before, over the bytes of one
     model.
 
-Then the simulator takes the seconds per GB of the largest model for 32e9 parameters in bfloat16 on
-four devices that swap at once, and 0, 30 and 60 s: 128 devices, 24 steps of the published ``drift``
-and ``bursty``. ``replay`` may choose another split every step, or every second, fourth, eighth.
-Each change of it is charged, as where engines stay awake in training. ``colocated`` changes roles
-within every step. The claims are the excess over the oracle, which pays nothing.
+Then the simulator takes 0, 30 and 60 s for a swap, and ``measured``: the seconds per GB of the
+largest model here with ``discard``, which is a rate of one CPU's memory, carried over to 32e9
+parameters in bfloat16 on four devices that swap at once. No GPU was measured. 128 devices, 24 steps
+of the published ``drift`` and ``bursty``. ``replay`` may choose another split every step, or every
+second, fourth, eighth. Each change of it is charged, as where engines stay awake in training.
+``colocated`` changes roles within every step. The claims are the excess over the oracle, which pays
+nothing; their intervals are over the steps.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from gcore_placement.fixed import Colocated
 from gcore_placement.replay import Replay
 from gcore_sim.cluster import Cluster, simulate
 from gcore_sim.workloads import Published
-from report import Claim, add_options, publish
+from report import Claim, add_options, median_ratio, publish, repeated
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import SampleRequest
@@ -224,28 +226,34 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def claims(sizes: list[int], rounds: int) -> list[Claim]:
-    """Returns the claims of every size and mode; the first has the bar."""
+    """Returns the claims of every size and mode; the first has the bar.
+
+    It is held to "keep", which only hashes; that of "discard" stands beside it.
+    """
     results = []
-    worst = 0.0
+    worst = dict.fromkeys(MODES, 0.0)
     for millions in sizes:
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder), millions)
             for mode in MODES:
                 timings = measure(Path(folder), mode, rounds)
-                copy_s = statistics.median(timings.copy_s)
-                swap_s = statistics.median(timings.swap_s)
-                again_s = statistics.median(timings.again_s)
+                swaps = list(zip(timings.swap_s, timings.copy_s, strict=True))
+                agains = list(zip(timings.again_s, timings.copy_s, strict=True))
                 name = f"{millions}M_{mode}"
-                worst = max(worst, swap_s / copy_s) if mode == "keep" else worst
+                worst[mode] = max(worst[mode], median_ratio(swaps))
                 results += [
-                    Claim(f"swap_time_over_memcpy_{name}", swap_s / copy_s, "ratio"),
-                    Claim(f"sleep_and_wake_over_memcpy_{name}", again_s / copy_s, "ratio"),
-                    Claim(f"swap_s_{name}", swap_s, "s"),
-                    Claim(f"memcpy_s_{name}", copy_s, "s"),
+                    repeated(f"swap_time_over_memcpy_{name}", swaps, median_ratio, "ratio"),
+                    repeated(f"sleep_and_wake_over_memcpy_{name}", agains, median_ratio, "ratio"),
+                    repeated(f"swap_s_{name}", timings.swap_s, statistics.median, "s"),
+                    repeated(f"memcpy_s_{name}", timings.copy_s, statistics.median, "s"),
                     Claim(f"peak_extra_memory_over_model_{name}", max(timings.extra), "ratio"),
                     Claim(f"model_gb_{name}", timings.nbytes / 1e9, "GB"),
                 ]
-    return [Claim("swap_time_over_memcpy_max", worst, "ratio", BAR, "<="), *results]
+    return [
+        Claim("swap_time_over_memcpy_max", worst["keep"], "ratio, hashing only", BAR, "<="),
+        Claim("swap_time_over_memcpy_max_discard", worst["discard"], "ratio, with the push"),
+        *results,
+    ]
 
 
 class Every:
@@ -275,13 +283,20 @@ class Every:
         return decision
 
 
-def sweep(measured_s: float) -> list[Claim]:
+def sweep(host_rate_s: float, steps: int = STEPS) -> list[Claim]:
     """Returns the excess of each policy at each price of a swap, without the first three steps.
 
-    measured_s: the seconds of a swap as measured here.
+    host_rate_s: the seconds of a swap at the rate of this machine's memory.
+    steps: of each workload.
     """
-    results = [Claim("swap_s_32e9_over_four_devices_as_measured", measured_s, "s")]
-    for name, price_s in (("0s", 0.0), ("measured", measured_s), ("30s", 30.0), ("60s", 60.0)):
+    results = [
+        Claim(
+            "swap_s_32e9_over_four_devices_as_measured",
+            host_rate_s,
+            "s, at the rate of a CPU's memory",
+        )
+    ]
+    for name, price_s in (("0s", 0.0), ("measured", host_rate_s), ("30s", 30.0), ("60s", 60.0)):
         excess: dict[str, list[float]] = {}
         for workload in ("drift", "bursty"):
             policies: dict[str, PlacementPolicy] = {
@@ -290,13 +305,13 @@ def sweep(measured_s: float) -> list[Claim]:
             policies["colocated"] = Colocated()
             cluster = Cluster(devices=128, needed=128, switch_s=price_s)
             for row in simulate(
-                cluster, Published(name=workload, steps=STEPS), policies, STEPS, seed=100
+                cluster, Published(name=workload, steps=steps), policies, steps, seed=100
             ):
                 if row.step >= 3 and row.policy in policies:
                     seconds = row.seconds + price_s * (row.moved > 0)
                     excess.setdefault(row.policy, []).append(seconds / row.best_s - 1)
         results += [
-            Claim(f"{policy}_excess_swap_{name}", statistics.mean(values), "of the oracle")
+            repeated(f"{policy}_excess_swap_{name}", values, statistics.fmean, "of the oracle")
             for policy, values in excess.items()
         ]
     return results
@@ -311,11 +326,14 @@ def main() -> int:
         "--sizes", type=int, nargs="+", choices=sorted(SIZES), default=sorted(SIZES)
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=STEPS, help="that are simulated")
     args = parser.parse_args()
     results = claims(args.sizes, args.rounds)
     values = {claim.name: claim.value for claim in results}
     largest = f"{max(args.sizes)}M_discard"
-    results += sweep(values[f"swap_s_{largest}"] / values[f"model_gb_{largest}"] * GB_A_DEVICE)
+    results += sweep(
+        values[f"swap_s_{largest}"] / values[f"model_gb_{largest}"] * GB_A_DEVICE, args.steps
+    )
     return publish(
         "swap",
         results,

@@ -41,7 +41,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from report import Claim, add_options, publish
+from report import Claim, add_options, median_ratio, publish, repeated
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec
@@ -393,22 +393,20 @@ async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Medians of one model.
+    """What the rounds of one model took.
 
     nbytes: bytes of the model.
-    push_s, copy_s: seconds of a push and of a plain copy.
+    rounds: seconds of a plain copy and of a push, round by round.
     extra_bytes: worker -> memory of the first push.
     """
 
     nbytes: int
-    push_s: float
-    copy_s: float
+    rounds: list[tuple[float, float]]
     extra_bytes: dict[str, int]
 
-    @property
-    def ratio(self) -> float:
-        """The push's speed over the plain copy's."""
-        return self.copy_s / self.push_s
+    def gb_per_second(self, taken_s: Sequence[float]) -> float:
+        """Returns the rate of the model's bytes at the median."""
+        return self.nbytes / statistics.median(taken_s) / 1e9
 
 
 def plain_copy(source: np.ndarray, target: np.ndarray) -> float:
@@ -431,9 +429,11 @@ async def measure(model: ModelConfig, rounds: int, generator: str = "TableGenera
             process.mark()
         await workers.push()
         extra = {name: process.extra() for name, process in workers.processes.items()}
-        pairs = [(await workers.push(), plain_copy(source, target)) for _ in range(rounds)]
-    push_s, copy_s = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return Measured(nbytes=nbytes, push_s=push_s, copy_s=copy_s, extra_bytes=extra)
+        pairs = []
+        for _ in range(rounds):
+            push_s = await workers.push()
+            pairs.append((plain_copy(source, target), push_s))
+    return Measured(nbytes=nbytes, rounds=pairs, extra_bytes=extra)
 
 
 def claims_of(name: str, measured: Measured, bar: float | None = None) -> list[Claim]:
@@ -441,24 +441,30 @@ def claims_of(name: str, measured: Measured, bar: float | None = None) -> list[C
 
     bar: what the push's speed over the plain copy's is held to.
     """
+    copy_s, push_s = zip(*measured.rounds, strict=True)
+    rate = measured.gb_per_second
     return [
-        Claim(f"gb_per_second_over_memcpy_{name}", measured.ratio, "ratio", bar),
-        Claim(f"gb_per_second_{name}", measured.nbytes / measured.push_s / 1e9, "GB/s"),
-        Claim(f"memcpy_gb_per_second_{name}", measured.nbytes / measured.copy_s / 1e9, "GB/s"),
+        repeated(f"gb_per_second_over_memcpy_{name}", measured.rounds, median_ratio, "ratio", bar),
+        repeated(f"gb_per_second_{name}", push_s, rate, "GB/s"),
+        repeated(f"memcpy_gb_per_second_{name}", copy_s, rate, "GB/s"),
     ]
 
 
-async def measure_all(rounds: int) -> list[Claim]:
-    """Measures every size and kind of generator."""
-    models = {name: ModelConfig(nbytes=nbytes) for name, nbytes in SIZES.items()}
+async def measure_all(rounds: int, scale: float = 1.0) -> list[Claim]:
+    """Measures every size and kind of generator.
+
+    scale: what sizes are multiplied with; the names of the claims stay.
+    """
+    sizes = {name: int(nbytes * scale) for name, nbytes in SIZES.items()}
+    models = {name: ModelConfig(nbytes=nbytes) for name, nbytes in sizes.items()}
     plain = {
         name: await measure(model, rounds, "ReadingGenerator") for name, model in models.items()
     }
     others = {
         **{f"{name}_with_loading": (model, "TableGenerator") for name, model in models.items()},
-        "1gb_fingerprinted": (ModelConfig(nbytes=SIZES["1gb"]), "FingerprintedGenerator"),
-        "1gb_large_embedding": (ModelConfig(nbytes=SIZES["1gb"], embedding=0.27), "TableGenerator"),
-        "100mb_1000_tensors": (ModelConfig(nbytes=SIZES["100mb"], tensors=1000), "TableGenerator"),
+        "1gb_fingerprinted": (ModelConfig(nbytes=sizes["1gb"]), "FingerprintedGenerator"),
+        "1gb_large_embedding": (ModelConfig(nbytes=sizes["1gb"], embedding=0.27), "TableGenerator"),
+        "100mb_1000_tensors": (ModelConfig(nbytes=sizes["100mb"], tensors=1000), "TableGenerator"),
     }
     others_measured = {
         name: await measure(model, rounds, generator) for name, (model, generator) in others.items()
@@ -488,9 +494,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--scale", type=float, default=1.0, help="of all sizes; 1 for a result")
     add_options(parser)
     args = parser.parse_args()
-    return publish("weight_push", asyncio.run(measure_all(args.rounds)), args, DISTRIBUTIONS)
+    claims = asyncio.run(measure_all(args.rounds, args.scale))
+    return publish("weight_push", claims, args, DISTRIBUTIONS)
 
 
 if __name__ == "__main__":
