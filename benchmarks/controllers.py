@@ -14,15 +14,19 @@ controller, likewise.
 
 time_<size>_inline_single_over_ours: a step that makes 256 records with <size> bytes of payload in
 all, shows them to a reward and trains on them, by one controller that the payload goes through,
-over ours. That controller is written here,
-over the same RPC, as well as such a design can be: parts of 128 KiB, which measured best, go to the
-reward while others come in, and its processes are tuned as ours are. It does nothing but move
-bytes; ours is the whole step. On both sides reward and trainer have the payload at hand and do not
-look at it. time_<size>_read_inline_single_over_ours: they do, in both designs, once each, every
-byte, and the reward checks that they are those that were made. verl_time_<size>_over_ours is the
-same with verl's single controller (verl_controller.py), by its default serialisation;
-verl_numpy_... by its other one. Without a Python that has verl the claims about it are absent, and
-so is a size whose step needs more memory than is left.
+over ours. That controller is written here, over the same RPC, as well as such a design can be:
+parts of 128 KiB, which measured best, go to the reward while others come in, and its processes are
+tuned as ours are. It does nothing but move bytes; ours is the whole step. On both sides reward and
+trainer have the payload at hand and do not look at it. verl_old_time_<size>_over_ours is the same
+with verl's old path, a single controller that verl 0.9.1 calls deprecated (verl_controller.py), by
+its default serialisation; verl_old_numpy_... by its other one.
+
+time_<size>_read_inline_single_over_ours: reward and trainer open the payload, in every design, go
+over every byte, and check that they are those that were made. verl_v1_time_<size>_read_over_ours
+is the same with verl's default path (verl_transferqueue.py) at its default settings,
+verl_v1_tuned_... at those that measured best, verl_old_... with its old path. All take turns, in
+three rounds (the part ``readers``). Without a Python that has verl the claims about it are absent,
+and so is a size whose step needs more memory than is left.
 
 controller_us_per_record_c<N>: user and system microseconds of all N controllers, over records:
 8,192 a step, 256 emulated devices (64 ranks, 192 replicas) in a few processes. header_ms_p99_c<N>:
@@ -55,7 +59,7 @@ from typing import Any
 
 import handover
 import numpy as np
-import psutil
+import verl_rival
 import xxhash
 from report import Claim, add_options, publish
 
@@ -68,7 +72,6 @@ from gcore_core.runtime.rpc.sockets import RpcNetwork
 
 PAYLOADS = {"50kB": 50_000, "3MB": 3_000_000, "100MB": 100_000_000}
 SIZES = {"0.1GB": 100_000_000, "0.5GB": 500_000_000, "1GB": 1_000_000_000, "2GB": 2_000_000_000}
-READ = "1GB"  # the size for which it is measured with reward and trainer that read it, too
 RECORDS = 256  # of a step, whatever its size is
 STEPS = 4
 GROUP = 16
@@ -332,41 +335,6 @@ def inline_single(nbytes: int, reads: bool = False) -> tuple[float, float]:
     return step_s, peak_mib
 
 
-# -- verl ------------------------------------------------------------------------------------------
-
-
-def verl(python: Path, nbytes: int, serialisation: str) -> dict[str, float] | None:
-    """Returns what verl_controller.py prints; None where a step needs more memory than there is."""
-    # measured: 6 x in the driver, the rest in workers and store
-    if 10 * nbytes + 4e9 > psutil.virtual_memory().available:
-        return None
-    settings = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.run(
-            [
-                str(python),
-                str(Path(__file__).with_name("verl_controller.py")),
-                str(nbytes),
-                str(RECORDS),
-                "2",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, **settings},
-            timeout=600,
-        )
-        lines = [line for line in process.stdout.splitlines() if line.startswith(b"{")]
-        if process.returncode or not lines:
-            errors.seek(0)
-            raise SystemExit(
-                f"verl ended with {process.returncode}:\n{errors.read()[-2000:].decode()}"
-            )
-    return dict(json.loads(lines[-1]))
-
-
-VERL = {"verl": "", "verl_numpy": "numpy"}
-
-
 def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
     """Measures the same step by ours, by one controller with payload inline, and by verl.
 
@@ -382,12 +350,8 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
             "ours": (medians(metrics, "seconds/step"), memory_mib(metrics)),
             "inline": inline_single(size),
         }
-        if name == READ:
-            metrics = with_payload(2, RECORDS // 4, 4, size // RECORDS, reads=True)
-            measured["ours_read"] = medians(metrics, "seconds/step"), memory_mib(metrics)
-            measured["inline_read"] = inline_single(size, reads=True)
-        for rival, serialisation in VERL.items() if verl_python and round_number == 0 else ():
-            if (result := verl(verl_python, size, serialisation)) is not None:
+        for rival, how in verl_rival.OLD.items() if verl_python and round_number == 0 else ():
+            if (result := verl_rival.old_path(verl_python, size, RECORDS, how)) is not None:
                 measured[rival] = result["step_s"], result["memory_mib"]
                 calls.append(result["ray_call_s"])
         for design, (step_s, peak_mib) in measured.items():
@@ -404,7 +368,7 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
     claims = []
     for name in SIZES:
         labels = {"inline": f"time_{name}_inline_single_over_ours"} | {
-            w: f"{w}_time_{name}_over_ours" for w in VERL
+            w: f"{w}_time_{name}_over_ours" for w in verl_rival.OLD
         }
         for design, label in labels.items():
             if f"{design}/{name}" in step_s:
@@ -413,10 +377,8 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
                     Claim(label, step_s[f"{design}/{name}"] / step_s[f"ours/{name}"], "ratio", bar)
                 )
     growth = peak_mib["ours/2GB"] / peak_mib["ours/0.1GB"]
-    read_ratio = step_s[f"inline_read/{READ}"] / step_s[f"ours_read/{READ}"]
     return [
         *claims,
-        Claim(f"time_{READ}_read_inline_single_over_ours", read_ratio, "ratio"),
         Claim("memory_2GB_over_0.1GB", growth, "ratio", 1.05, "<="),
         *(Claim(f"step_s_{name.replace('/', '_')}", value, "s") for name, value in step_s.items()),
         *(
@@ -429,6 +391,25 @@ def sizes(verl_python: Path | None, rounds: int) -> list[Claim]:
             else []
         ),
     ]
+
+
+def readers(verl_python: Path | None, size: str, rounds: int) -> list[Claim]:
+    """Measures a step whose payload reward and trainer open and check, by all designs in turns."""
+    nbytes = SIZES[size]
+
+    def ours() -> verl_rival.Measured:
+        metrics = with_payload(2, RECORDS // 4, 4, nbytes // RECORDS, reads=True)
+        return {"step_s": medians(metrics, "seconds/step"), "memory_mib": memory_mib(metrics)}
+
+    def inline() -> verl_rival.Measured:
+        step_s, peak_mib = inline_single(nbytes, reads=True)
+        return {"step_s": step_s, "memory_mib": peak_mib}
+
+    sides = {"ours": ours, "inline_single": inline}
+    if verl_python is not None:
+        sides |= verl_rival.verl_sides(verl_python, nbytes, RECORDS)
+    results = verl_rival.measure_readers(sides, rounds, note)
+    return verl_rival.readers_claims(results, size)
 
 
 # -- how many controllers --------------------------------------------------------------------------
@@ -569,14 +550,17 @@ def main() -> int:
     parser.add_argument("--controllers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--verl-python", type=Path, help="an interpreter that has verl")
+    parser.add_argument("--read-size", choices=SIZES, default="1GB", help="of the part readers")
+    parser.add_argument("--read-rounds", type=int, default=3, help="of the part readers")
     parser.add_argument(
-        "--parts", nargs="+", default=["payloads", "sizes", "small", "numbers", "skew"]
+        "--parts", nargs="+", default=["payloads", "sizes", "readers", "small", "numbers", "skew"]
     )
     add_options(parser)
     args = parser.parse_args()
     parts: dict[str, Callable[[], list[Claim]]] = {
         "payloads": lambda: payloads(args.rounds),
         "sizes": lambda: sizes(args.verl_python, args.rounds),
+        "readers": lambda: readers(args.verl_python, args.read_size, args.read_rounds),
         "small": small_things,
         "numbers": lambda: numbers(args.controllers, args.rounds),
         "skew": skew,

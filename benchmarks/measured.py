@@ -112,7 +112,13 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="controllers",
-        measures=(CORE, SIM, "benchmarks/verl_controller.py"),
+        measures=(
+            CORE,
+            SIM,
+            "benchmarks/verl_controller.py",
+            "benchmarks/verl_rival.py",
+            "benchmarks/verl_transferqueue.py",
+        ),
         commands=("{python} -m tox run -e bench-verl -- --out {out}",),
         minutes=60,
     ),

@@ -1,16 +1,17 @@
-"""Runs one step through verl's single controller, which carries the payload itself.
+"""Runs one step on verl's old path: its single controller, which carries the payload itself.
 
-The payload is collected from workers, then dispatched to a reward and to training.
+verl 0.9.1 calls this path deprecated; its default is that of verl_transferqueue.py. The payload is
+collected from workers, then dispatched to a reward and to training.
 
-    VERL_PYTHON benchmarks/verl_controller.py NBYTES RECORDS ROUNDS
+    VERL_PYTHON benchmarks/verl_controller.py NBYTES RECORDS ROUNDS [reads]
 
 Prints one JSON object. Runs in an environment of verl's own (``tox run -e bench-verl``), started by
-controllers.py once for each size, so that the peak memory of the driver belongs to that size.
+verl_rival.py once for each size, so that the peak memory of the driver belongs to that size.
 VERL_DATAPROTO_SERIALIZATION_METHOD=numpy chooses verl's other serialisation.
 
-Four workers make RECORDS float32 tensors of NBYTES in all and look at some of what they are sent;
-nothing else is computed. The driver does what verl's trainer does: generation, union, reward,
-union, select, update.
+Four workers make RECORDS float32 tensors of NBYTES in all and look at some of what they are sent,
+or, with ``reads``, at every byte, and check its hash; nothing else is computed. The driver does
+what verl's trainer does: generation, union, reward, union, select, update.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # Ray would leave one in t
 
 import ray  # noqa: E402
 import torch  # noqa: E402
+import xxhash  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl.single_controller.base import Worker  # noqa: E402
 from verl.single_controller.base.decorator import Dispatch, register  # noqa: E402
@@ -39,11 +41,15 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 
 @ray.remote
 class Device(Worker):
-    """A worker of verl that makes payload and looks at it."""
+    """A worker of verl that makes payload and looks at it.
 
-    def __init__(self) -> None:
+    digest: the hash of each payload that it is sent; 0: it looks at a part and hashes nothing.
+    """
+
+    def __init__(self, digest: int) -> None:
         super().__init__()
         torch.set_num_threads(1)
+        self._digest = digest
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate(self, prompts: DataProto) -> DataProto:
@@ -53,7 +59,13 @@ class Device(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def look(self, data: DataProto) -> DataProto:
-        """Returns a score of each record, which reads every 4,096th number of its payload."""
+        """Returns a score of each record, which reads every 4,096th number of its payload, or all.
+
+        Raises ValueError where a payload is not what was made.
+        """
+        for payload in data.batch["payload"].unbind() if self._digest else ():
+            if xxhash.xxh3_64_intdigest(payload.numpy()) != self._digest:
+                raise ValueError("a payload is not what was made")
         return DataProto.from_dict(tensors={"scores": data.batch["payload"][:, ::4096].sum(1)})
 
 
@@ -97,7 +109,9 @@ def call_seconds() -> float:
 
 
 def main() -> None:
-    nbytes, records, rounds = (int(word) for word in sys.argv[1:])
+    nbytes, records, rounds = (int(word) for word in sys.argv[1:4])
+    payload = torch.ones(nbytes // records // 4).numpy()
+    digest = xxhash.xxh3_64_intdigest(payload) if "reads" in sys.argv[4:] else 0
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         ray.init(
             num_cpus=WORKERS + 1,
@@ -108,7 +122,7 @@ def main() -> None:
         )
         # verl reserves 10 CPUs for each worker by default, and waits for them without a word
         pool = RayResourcePool([WORKERS], use_gpu=False, max_colocate_count=1)
-        workers = RayWorkerGroup(pool, RayClassWithInitArgs(cls=Device))
+        workers = RayWorkerGroup(pool, RayClassWithInitArgs(cls=Device, digest=digest))
         seconds = [step(workers, nbytes, records) for _ in range(rounds + 1)][1:]
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         result = {

@@ -28,6 +28,11 @@ def short(name: str, *words: str, slow: bool = False) -> object:
         short("placement_sim", "--seeds", "100:101", "--devices", "64", slow=True),
         short("engine_overhead", "--engines", "torch", "--rounds", "1", slow=True),
         short("rewards", slow=True),
+        short(
+            "controllers",
+            *("--parts", "small", "readers", "--read-size", "0.1GB", "--read-rounds", "1"),
+            slow=True,
+        ),
     ],
 )
 def test_a_benchmark_measures_its_claims(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
