@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return error.exit_code
     rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
     print_table(["at", "provider", "plugin", "distribution"], rows)
-    if placed.note:
-        print(f"note: {placed.note}")
+    for note in [*plan.notes, *filter(None, [placed.note])]:
+        print(f"note: {note}")
     print(f"{args.file}: nothing wrong found")
     return 0

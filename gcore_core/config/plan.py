@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from gcore_core import __version__
-from gcore_core.config import catalog, checks, schema, yaml_source
+from gcore_core.config import catalog, checks, default_balancer, schema, yaml_source
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
 from gcore_core.contract.errors import (
     ConfigError,
@@ -53,6 +53,7 @@ class Plan:
     lock: one entry for each loaded plugin, with its name, distribution and version.
     origins: dotted key -> where it was set; a key with a fixed default is absent.
     plugins: the loaded plugins.
+    notes: what ``g-core check`` says of defaults that depend on other values.
     """
 
     settings: JobSettings
@@ -64,6 +65,7 @@ class Plan:
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
     plugins: Plugins
+    notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -125,8 +127,13 @@ def load_plan(
     user = _normalised(source.tree)
     schema.check_containers(JobSettings, user, "")
     tree = _schema_tree(user)
-    core = _core_values(_merged(tree, user, source, {}))
-    plugins = _load_plugins(core, installed or catalog.scan(), source.file.parent)
+    merged = _merged(tree, user, source, {})
+    core = _core_values(merged)
+    installed = installed or catalog.scan()
+    balancer = default_balancer.choose(core, merged, installed)
+    if balancer is not None:
+        _take_balancer(balancer.use, core, user)
+    plugins = _load_plugins(core, installed, source.file.parent)
     parts = _parts(core, plugins)
     _require(core, user, parts, source.file)
     for path in _left_out(core, parts):
@@ -142,6 +149,8 @@ def load_plan(
     checks.no_missing(plain, provided)
     settings = msgspec.convert(plain, JobSettings)
     origins = dict(source.origins) | _fill_defaults(settings, plugins, source.file)
+    if balancer is not None:
+        origins["balance.use"] = balancer.reason
     yaml_source.resolve_paths(settings, source.file.parent)
     config = asdict(settings)
     objects = {
@@ -166,6 +175,7 @@ def load_plan(
         ),
         origins=origins,
         plugins=plugins,
+        notes=(balancer.note,) if balancer is not None and balancer.note else (),
     )
 
 
@@ -267,6 +277,13 @@ def _core_values(tree: DictConfig) -> dict[str, Any]:
                 OmegaConf.masked_copy(OmegaConf.select(tree, path), "use")
             )["use"]
     return core
+
+
+def _take_balancer(use: str, core: dict[str, Any], user: dict[str, Any]) -> None:
+    """Puts the balancer that was chosen for the user where a user would name it."""
+    core["balance"]["use"] = use
+    section = user.get("balance")
+    user["balance"] = {**(section if isinstance(section, dict) else {}), "use": use}
 
 
 def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:

@@ -23,6 +23,8 @@ POLICY = "policy"
 ROLLOUT = "rollout"
 #: The default of a value that must be given.
 MISSING = "???"
+#: A value that is chosen by others of the job.
+AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,8 @@ class Filter(Choice):
 class Balance(Choice):
     """Splits records over data-parallel ranks."""
 
-    use: str = "core/in-order"
+    # "auto": the plugin balance where the policy has several slots, else core/in-order.
+    use: str = AUTO
 
 
 @dataclass
