@@ -11,8 +11,8 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Lease, Prompt, Ref
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
 from gcore_core.runtime.shells import drawn_records
-from gcore_core.runtime.shells.prompts import prompt_digest
 from gcore_core.runtime.shells.rounds import Rounds
+from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.store.client import StoreWriter
 
 

@@ -38,7 +38,7 @@ from gcore_core.run.export import export
 from gcore_core.runtime.messages import TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
-from gcore_core.runtime.shells.prompts import open_row
+from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 

@@ -14,8 +14,8 @@ from gcore_core.contract.generator import Finished
 from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
-from gcore_core.runtime.shells.prompts import prompt_digest
 from gcore_core.runtime.shells.rounds import Rounds
+from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.store.client import StoreWriter
 
 #: (ordinal, sample). An evaluation uses ordinals below zero, so no two purposes share a key.

@@ -33,8 +33,8 @@ from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRe
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import Key, Overruns
-from gcore_core.runtime.shells.prompts import open_row
 from gcore_core.runtime.shells.role_sampler import RoleSampler
+from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.store.columns import Columns
 from gcore_core.runtime.worker_settings import DATASET_SECTIONS
