@@ -9,7 +9,9 @@ The layout; ``latest`` is the run with the highest number:
         metrics.undone.jsonl       rows of steps that were undone when the run went back to a checkpoint, as they were
         position.json              the last committed step and the ledger's state after it
         placement.jsonl            what a placement policy decided and what it came to; only of policies that move devices
+        placement.undone.jsonl     lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
+        trace.undone/              lines of steps that were undone, as they were
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
                                    their pictures, in samples/step_000020/
         logs/<process>.log
@@ -38,7 +40,9 @@ METRICS = "metrics.jsonl"
 METRICS_UNDONE = "metrics.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
+PLACEMENT_UNDONE = "placement.undone.jsonl"
 TRACE = "trace"
+TRACE_UNDONE = "trace.undone"
 SAMPLES = "samples"
 LOGS = "logs"
 WEIGHTS = "weights"

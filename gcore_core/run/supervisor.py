@@ -24,7 +24,7 @@ from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import ALIVE, Launcher, Site
 from gcore_core.contract.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
-from gcore_core.run import summary
+from gcore_core.run import journals, summary
 from gcore_core.run.checkpoint_service import Keeper
 from gcore_core.run.display import Display
 from gcore_core.run.jobs import Job, worker_specs
@@ -85,6 +85,8 @@ class Supervisor:
             alarm=display.note,
             resumed_from=job.resumed.step if job.resumed else None,
         )
+        if job.resumed:
+            journals.go_back(job.directory, job.resumed.step, display.note)
         self._waiting = set(job.names())
         self._ready = asyncio.Event()
         self._controllers = {f"controller.{shard}" for shard in range(job.shards)}
