@@ -125,16 +125,25 @@ class Replay(Rescue):
     def _compare(self, state: _State, window: Window, replayed: Any) -> _State:
         """Compares the replay of the split that ran with the time that was measured.
 
-        Returns the state with a new ``wrong`` and ``error``, and with the new mean cost of that
-        split.
+        Returns the state with a new ``wrong``, ``error`` and ``slower``, and with the new mean cost
+        of that split.
         """
         last = window.outcomes[-1] if window.outcomes else None
-        if last is None or not last.candidate:
+        if last is None or not last.candidate or last.measured_s <= 0:
             return state
         explained = replayed.exact(Split.named(last.candidate))
         error = explained / max(last.measured_s, 1e-9) - 1
+        # What the model leaves out, such as the seconds of controllers and rewards, is learned as a
+        # factor: the mean of its logarithm over the latest steps. Beyond the tolerance the model is
+        # wrong, which no factor mends.
+        limit = np.log1p(self._config.tolerance)
+        factor = np.clip(np.log(last.measured_s / max(explained, 1e-9)), -limit, limit)
+        slower = state.slower + float(factor - state.slower) / max(state.weight, 1.0)
         state = replace(
-            state, wrong=state.wrong + 1 if abs(error) > self._config.tolerance else 0, error=error
+            state,
+            wrong=state.wrong + 1 if abs(error) > self._config.tolerance else 0,
+            error=error,
+            slower=slower,
         )
         if last.work <= 0:
             return state
@@ -157,7 +166,8 @@ class Replay(Rescue):
         seen: what the decision is to report.
         weights: of the judges, if there are several; see ``Pool.awake``.
         """
-        predicted = {split.name: seconds for split, seconds in costs.items()}
+        factor = float(np.exp(state.slower))
+        predicted = {split.name: seconds * factor for split, seconds in costs.items()}
         fell_back = state.wrong >= self._config.patience and bool(state.ran)
         if fell_back:
             best = min(state.ran, key=lambda name: state.ran[name][1])
@@ -177,7 +187,7 @@ class Replay(Rescue):
                 "step's best on average"
             )
         if costs:
-            predicted.setdefault(split.name, _at(costs, split))
+            predicted.setdefault(split.name, _at(costs, split) * factor)
         seen = {**seen, "error": state.error, "wrong": state.wrong, "fell_back": fell_back}
         decision = decide(window, pool, split, weights)
         return replace(
@@ -193,6 +203,8 @@ class _State:
     weight: the sum of those steps' discounts; a candidate that was always best has this regret.
     wrong: latest steps in a row whose replay was off by more than the tolerance.
     error: by how much the latest replay was off, as a share of the measured seconds.
+    slower: logarithm of measured over replayed seconds, a mean over the latest steps; predictions
+        are corrected by it.
     ran: for each candidate that ran, how often, and its mean measured seconds per action.
     """
 
@@ -200,6 +212,7 @@ class _State:
     weight: float = 0.0
     wrong: int = 0
     error: float = 0.0
+    slower: float = 0.0
     ran: Mapping[str, tuple[int, float]]
 
     @classmethod
@@ -212,6 +225,7 @@ class _State:
             weight=float(state.get("weight", 0.0)),
             wrong=int(state.get("wrong", 0)),
             error=float(state.get("error", 0.0)),
+            slower=float(state.get("slower", 0.0)),
             ran={
                 name: (int(count), float(mean))
                 for name, (count, mean) in state.get("ran", {}).items()
@@ -225,6 +239,7 @@ class _State:
             "weight": self.weight,
             "wrong": self.wrong,
             "error": self.error,
+            "slower": self.slower,
             "ran": {name: [count, mean] for name, (count, mean) in self.ran.items()},
         }
 
@@ -233,13 +248,17 @@ class _State:
 
         costs: seconds of each candidate in that step.
         discount: what earlier steps count for from now on, between 0 and 1.
-        A candidate without a regret so far, as after the pool has changed, gets that of its
-        neighbours.
+        A split without a regret so far, as after the pool has changed, gets that of its neighbours.
+        Another mode is taken to have done in earlier steps as it does in this one.
         """
         least = min(costs.values())
-        regrets_so_far = {
-            split: _at(self.regrets, split) if self.regrets else 0.0 for split in costs
-        }
+
+        def so_far(split: Split, cost: float) -> float:
+            if split in self.regrets or (split.mode == "split" and self.regrets):
+                return _at(self.regrets, split)
+            return self.weight * cost / least
+
+        regrets_so_far = {split: so_far(split, cost) for split, cost in costs.items()}
         regrets = {
             split: discount * regrets_so_far[split] + cost / least for split, cost in costs.items()
         }

@@ -169,6 +169,28 @@ def test_persistently_wrong_predictions_fall_back_to_the_best_split_that_ran() -
     assert "regret" in recovered.reason
 
 
+def test_predictions_make_up_for_seconds_that_the_model_leaves_out() -> None:
+    policy, state = Replay(ReplayConfig(modes=["split"])), {}
+    plain = policy.revise(None, window(8))
+    last = Outcome(step=0, candidate="split 3", predicted_s=1.0, measured_s=1.0)
+    replayed_s = 1 + policy.revise(None, window(8, outcomes=(last,))).seen["error"]
+    for step in range(1, 6):
+        last = replace(last, step=step, measured_s=1.2 * replayed_s)
+        decision = policy.revise(None, window(8, outcomes=(last,), state=state))
+        state = decision.state
+    assert decision.predicted_s == pytest.approx(
+        {name: 1.2 * seconds for name, seconds in plain.predicted_s.items()}
+    )
+    assert decision.chosen == plain.chosen
+
+
+def test_a_mode_that_becomes_possible_later_is_not_held_back_by_earlier_steps() -> None:
+    policy, state = Replay(ReplayConfig()), {}
+    for step in range(1, 9):
+        state = policy.revise(None, window(2, step=step, state=state)).state
+    assert policy.revise(None, window(2, step=9, switch_s=0.0, state=state)).mode == "colocated"
+
+
 def test_learned_state_survives_a_change_of_pool_size() -> None:
     first = Replay(ReplayConfig()).revise(None, window(16))
     smaller = Replay(ReplayConfig()).revise(None, window(8, state=first.state))
