@@ -32,8 +32,8 @@ LEAST_SHARE = 0.002
 #: Numbers of sequences at once that are tried, besides the most requests that a replica had.
 PLACES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 #: A number of places is refused where this share of the requests would have ended before it began.
-IMPOSSIBLE = 0.02
-#: The largest number of places is taken whose misfit is at most this many times the least one.
+IMPOSSIBLE = 0.05
+#: Numbers of places whose misfit is at most this many times the least one count as alike.
 ALIKE = 1.1
 #: Requests by which the number of places is chosen.
 TRIED = 1024
@@ -67,7 +67,7 @@ def fit_engine(
     most = _most_at_once(requests)
     seen = max(most, known.max_running if known else 1)
     # A replica that never had more requests than it was known to run tells nothing about places.
-    places = _choose_places(requests, most) if most == seen else seen
+    places = _choose_places(requests, most, known) if most == seen else seen
     running = replace(requests, start_s=_begin_of(requests, places))
     running = running.take(running.end_s > running.start_s)
     counts = _count_terms(running)
@@ -105,30 +105,42 @@ def fit_engine(
 # -- how many run at once --------------------------------------------------------------------------
 
 
-def _choose_places(requests: Requests, most: int) -> int:
+def _choose_places(requests: Requests, most: int, known: Profile | None) -> int:
     """Returns how many sequences a replica runs at once, as the requests tell.
 
     Each number is tried: requests beyond it wait for one of the others to end. With the right
     number, seconds follow from what runs; with a larger one, some requests take longer than their
-    work, because they waited, and with a smaller one some take less. Where numbers fit alike the
-    largest is taken, so where nobody waited it is ``most``.
+    work, because they waited, and with a smaller one some take less. Where several numbers fit
+    alike, the earlier fit's is kept if it is one of them. Otherwise the largest is taken, so where
+    nobody waited it is ``most``.
 
     most: the most requests that a replica had at once.
+    known: the profile of the earlier steps.
     """
     part = _some_batches(requests)
+    earlier = known.max_running if known else most
     misfits: dict[int, float] = {}
-    for places in sorted({*(n for n in PLACES if n < most), most}):
+    for places in sorted({*(n for n in PLACES if n < most), min(earlier, most), most}):
         running = replace(part, start_s=_begin_of(part, places))
         is_possible = running.end_s > running.start_s
-        if 1 - is_possible.mean() > IMPOSSIBLE:
-            continue
-        running = running.take(is_possible)
-        counts = _count_terms(running)
-        table = counts / (running.end_s - running.start_s)[:, None]
-        terms = _solve(table, np.zeros(len(TERMS)), None, 1.0).terms
-        misfits[places] = float(((table @ terms - 1) ** 2).mean())
-    least = min(misfits.values(), default=0.0)
-    return max((n for n, misfit in misfits.items() if misfit <= ALIKE * least), default=most)
+        if 1 - is_possible.mean() <= IMPOSSIBLE:
+            misfits[places] = _misfit(running.take(is_possible))
+    bound = ALIKE * min(misfits.values(), default=0.0)
+    alike = [places for places, misfit in misfits.items() if misfit <= bound]
+    return earlier if earlier in alike else max(alike, default=most)
+
+
+def _misfit(running: Requests) -> float:
+    """Returns by what factor the best terms miss a request's seconds: its logarithm, on average.
+
+    A factor beyond e counts as e, so that a few requests that the engine took out of turn do not
+    decide.
+    """
+    counts = _count_terms(running)
+    took_s = running.end_s - running.start_s
+    terms = _solve(counts / took_s[:, None], np.zeros(len(TERMS)), None, 1.0).terms
+    factors = np.maximum(counts @ terms, 1e-12) / took_s
+    return float(np.minimum(np.abs(np.log(factors)), 1).mean())
 
 
 def _begin_of(requests: Requests, places: int) -> np.ndarray:
