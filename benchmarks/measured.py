@@ -28,6 +28,14 @@ GENERATORS = ("plugins/gcore-vllm/gcore_vllm", "plugins/gcore-sglang/gcore_sglan
 TRAINERS = ("plugins/gcore-megatron/gcore_megatron", "plugins/gcore-deepspeed/gcore_deepspeed")
 QUICKSTART = ("recipes/quickstart.yaml", "recipes/quickstart", ALGORITHMS, *TORCH)
 QUICKSTART_RUNS = "benchmarks/quickstart_runs.py"
+REAL = (
+    CORE,
+    *TORCH,
+    PLACEMENT,
+    QUEUEING,
+    "plugins/gcore-genrm/gcore_genrm",
+    "benchmarks/countdown.py",
+)
 
 SCRIPT = "{python} benchmarks/{name}.py --out {out}"
 ENGINES = "{python} tests/engines/suites.py --create"
@@ -123,6 +131,13 @@ BENCHMARKS = (
         minutes=60,
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=40),
+    Benchmark(name="placement_real", measures=REAL, minutes=15),
+    Benchmark(
+        name="placement_real_vllm",
+        measures=("benchmarks/placement_real.py", *REAL, GENERATORS[0]),
+        commands=(f"{ENGINES} --engines vllm", SCRIPT),
+        minutes=12,
+    ),
     Benchmark(
         name="engine_overhead",
         measures=(CORE, *TORCH, *GENERATORS, "benchmarks/bare_engines.py"),

@@ -456,7 +456,8 @@ def measure(args: argparse.Namespace, at: Path, devices: Devices) -> list[Paired
     return paired
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the benchmark with these command-line words; None: those of this process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
     parser.add_argument("--engines", choices=("torch", "vllm"), default="torch")
@@ -465,7 +466,7 @@ def main() -> int:
     parser.add_argument("--policies", nargs="+", metavar="NAME", help="replay and some others")
     parser.add_argument("--short", action="store_true", help="ten steps of three policies")
     parser.add_argument("--keep", type=Path, help="leave the runs here")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     vllm = args.engines == "vllm"
     args.steps = args.steps or (10 if args.short else 20 if vllm else 60)
     args.rounds = args.rounds or (1 if args.short or vllm else 2)

@@ -12,7 +12,7 @@ from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import place
 
 RECIPE = Path(__file__).parents[2] / "recipes/judge.yaml"
-DEVICES = ["cluster.devices=2"]
+DEVICES = ["cluster.devices=2", "roles.rollout.slots=2", "roles.judge.slots=2"]
 
 
 @pytest.fixture
