@@ -81,3 +81,56 @@ def test_the_alarm_comes_behind_the_limit_and_ends_with_the_work(tmp_path: Path)
     with overruns.watch(keys((4, 0)), 3.0):
         assert alarms == [3.0 + GRACE_S]
     assert alarms == [3.0 + GRACE_S, 0]
+
+
+# -- coroutines ------------------------------------------------------------------------------------
+
+
+def blocks(path: Path, *calls: list[Key]) -> Overruns:
+    """Returns what the next process knows when one of these coroutines stops its event loop."""
+    before = Overruns(path)
+    waiting = [before.watch_waiting(work) for work in calls]
+    for block in waiting:
+        block.__enter__()
+    note = path.read_bytes()
+    del waiting, block  # which leaves the blocks; a process that dies does not
+    path.write_bytes(note)
+    return Overruns(path, ENDED_HUNG)
+
+
+def test_a_coroutine_that_stops_its_process_twice_alone_is_asked_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    note = tmp_path / "note"
+    first = blocks(note, BATCH[:2])
+    assert first.suspects(BATCH[:2]) and first.parts(BATCH[:2]) == [[0, 1]]
+    assert blocks(note, BATCH[:2]).parts(BATCH[:2]) == []
+    assert "rewards.slow: ended the process while 4/0, 4/1 were scored" in caplog.text
+
+
+def test_coroutines_that_were_in_the_same_process_are_scored_group_by_group(
+    tmp_path: Path,
+) -> None:
+    overruns = blocks(tmp_path / "note", BATCH[:2], BATCH[2:])
+    assert overruns.parts(BATCH) == [[0, 1], [2]]
+
+
+def test_an_alarm_is_not_held_against_coroutines(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    before = Overruns(note)
+    with before.watch_waiting(keys((9, 0))), before.watch(keys((4, 0)), 1.0):
+        left = note.read_bytes()
+    note.write_bytes(left)
+    overruns = Overruns(note, ENDED_BY_ALARM)
+    assert overruns.parts(keys((4, 0), (9, 0))) == [[1]]
+    assert not overruns.suspects(keys((9, 0)))
+
+
+def test_coroutines_that_end_leave_nothing_in_the_note(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    first = Overruns(note)
+    with first.watch_waiting(BATCH[:2]), first.watch_waiting(BATCH[2:]):
+        pass
+    overruns = Overruns(note, ENDED_HUNG)
+    assert not overruns.suspects(BATCH)
+    assert overruns.parts(BATCH) == [[0, 1, 2]]

@@ -4,6 +4,10 @@ A function that holds the interpreter's lock, such as a regular expression, lets
 its process run: not the time limit, and not the answer that the records have timed out. So a scorer
 notes what it begins, and asks the kernel to end its process by an alarm. The process that takes its
 place reads the note.
+
+A coroutine that computes in place of waiting does the same to the event loop. Many run at a time
+and may wait long, so no alarm is set for them: such a process no longer answers, and its agent ends
+it.
 """
 
 from __future__ import annotations
@@ -47,11 +51,13 @@ class _Note(msgspec.Struct):
     """Holds what one process leaves to the next.
 
     running: what the plain function that runs now was called with; empty where none runs.
+    waiting: what the coroutines that have not returned were called with.
     suspects: what a process ended with, among the work of other groups or for the first time.
     over: what ended a process by itself, or used up its time.
     """
 
     running: list[Key] = []
+    waiting: list[Key] = []
     suspects: list[Key] = []
     over: list[Key] = []
 
@@ -88,8 +94,10 @@ class Overruns:
     def _judge(self, ending: str) -> None:
         """Decides what the work that the earlier process did not finish is."""
         note = self._note
-        running = note.running
+        # An alarm is set for a plain function alone; whatever runs may have stopped the event loop.
+        running = note.running + (note.waiting if ending == ENDED_HUNG else [])
         note.running = []
+        note.waiting = []
         if not running or ending not in (ENDED_BY_ALARM, ENDED_HUNG):
             return
         is_alone = len({key.ordinal for key in running}) == 1
@@ -111,6 +119,10 @@ class Overruns:
     def _is_over(self, key: Key) -> bool:
         """Returns whether this work has used up its time."""
         return key in self._note.over
+
+    def suspects(self, keys: Collection[Key]) -> bool:
+        """Returns whether any of this work is a suspect, which is to be scored alone."""
+        return any(key in self._note.suspects for key in keys)
 
     def parts(self, keys: Sequence[Key]) -> list[list[int]]:
         """Divides work into calls: the indexes of ``keys`` of each call.
@@ -145,8 +157,24 @@ class Overruns:
         finally:
             self._set_alarm(0)
             self._note.running = []
-            self._note.suspects = [key for key in self._note.suspects if key not in keys]
-            self._write()
+            self._clear(keys)
+
+    @contextlib.contextmanager
+    def watch_waiting(self, keys: Collection[Key]) -> Iterator[None]:
+        """Notes that a coroutine does this work in the block, beside others."""
+        self._note.waiting = [*self._note.waiting, *keys]
+        self._write()
+        try:
+            yield
+        finally:
+            for key in keys:
+                self._note.waiting.remove(key)
+            self._clear(keys)
+
+    def _clear(self, keys: Collection[Key]) -> None:
+        """Notes that work has ended, well or not, without its process."""
+        self._note.suspects = [key for key in self._note.suspects if key not in keys]
+        self._write()
 
     def _write(self) -> None:
         if self._path is not None:

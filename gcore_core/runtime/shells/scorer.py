@@ -97,6 +97,7 @@ class ScorerShell:
         self._overruns = overruns or Overruns()
         self._providers = providers or {}
         self._turn = asyncio.Lock()  # of rewards that run in the thread, one at a time
+        self._alone = asyncio.Lock()  # of coroutines that may have stopped an earlier process
 
     def register(self, service: Service) -> None:
         service.add(SCORE, self.score)
@@ -178,16 +179,23 @@ class ScorerShell:
         call.progress()
         return scores
 
-    async def _score_waiting(self, reward: NamedScorer, records: list[ScoredRecord]) -> Any:
+    async def _score_waiting(
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
+    ) -> Any:
         """Calls a scorer that is a coroutine.
 
-        It waits for others, so its calls overlap, and one that takes too long is cancelled.
+        It waits for others, so its calls overlap, and one that takes too long is cancelled. Calls
+        that may have stopped an earlier process run one after the other, so that it can be told
+        which one does.
         """
-        try:
-            async with _limit(None if reward.sampler else reward.timeout_s):
-                return await cast(AsyncScorer, reward.scorer).score(records)
-        except _OutOfTimeError:
-            return [_overran(reward)] * len(records)
+        is_suspect = self._overruns.suspects(keys)
+        async with self._alone if is_suspect else contextlib.nullcontext():
+            with self._overruns.watch_waiting(keys):
+                try:
+                    async with _limit(None if reward.sampler else reward.timeout_s):
+                        return await cast(AsyncScorer, reward.scorer).score(records)
+                except _OutOfTimeError:
+                    return [_overran(reward)] * len(records)
 
     async def _score_in_turn(
         self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
@@ -218,7 +226,7 @@ class ScorerShell:
         """
         try:
             if inspect.iscoroutinefunction(reward.scorer.score):
-                answer = await self._score_waiting(reward, records)
+                answer = await self._score_waiting(reward, records, keys)
             else:
                 answer = await self._score_in_turn(reward, records, keys)
             scores = list(answer) if isinstance(answer, Iterable) else answer
