@@ -21,6 +21,7 @@ from gcore_core.runtime.messages import RESTART_EXIT_CODE, ScoreRequest
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.overruns import Overruns
 from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
@@ -229,7 +230,9 @@ class Waits:
         return ones(records)
 
 
-def waiting(bench: Bench, reward: Waits, **settings: object) -> ScorerShell:
+def waiting(
+    bench: Bench, reward: Waits, overruns: Overruns | None = None, **settings: object
+) -> ScorerShell:
     named = NamedScorer(name="waits", scorer=reward, **{"timeout_s": 60.0, **settings})  # type: ignore[arg-type]
     reader = StoreReader(bench.directory, "node0", SECRET)
     return ScorerShell(
@@ -238,7 +241,31 @@ def waiting(bench: Bench, reward: Waits, **settings: object) -> ScorerShell:
         reader,
         ThreadCompute(),
         bench.given_up.append,
+        overruns,
     )
+
+
+async def test_coroutines_that_may_have_stopped_a_process_run_one_at_a_time(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """So the next process that stops knows which of them it was."""
+    running: list[int] = []
+    most: list[int] = []
+
+    async def count() -> None:
+        running.append(1)
+        for _ in range(20):  # time for any other call to begin
+            await asyncio.sleep(0)
+            most.append(len(running))
+        running.pop()
+
+    class Suspicious(Overruns):
+        def suspects(self, keys: object) -> bool:
+            return True
+
+    shell = waiting(bench, Waits(count), Suspicious(tmp_path / "note"))
+    await asyncio.gather(*(bench.ask(shell) for _ in range(3)))
+    assert max(most) == 1
 
 
 async def test_calls_of_a_reward_that_waits_overlap(bench: Bench) -> None:
