@@ -24,6 +24,8 @@ replay_throughput_over_colocated  records a second; all policies run the same re
 prediction_error_median           |predicted / measured - 1| of replay's rollouts
 explained_error_median            the same once the step's lengths are known: what the model of the
                                   cluster misses, without what changed from one step to the next
+<policy>_simulated_over_measured  seconds of rollouts by the queueing model, which knows lengths and
+                                  fitted profiles, over those that were measured
 
 The first three steps of a run are left out: nothing is measured before them, and replay compiles
 its model. Intervals draw steps, the same ones of every policy.
@@ -46,12 +48,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from engine_pairs import interpreter
+from gcore_queueing.step import Engines, Groups, play
 from report import Claim, add_options, interval, publish
 
 from gcore_core.contract import run_files
 from gcore_core.contract.order import row_of
+from gcore_core.controllers.keep_rate import KeepRate
 
 HERE = Path(__file__).resolve().parent
 DEVICES = 4
@@ -90,11 +95,13 @@ def lengths(mean: float, count: int) -> list[int]:
     return [min(max(round(scale * length), 2), LONGEST) for length in raw]
 
 
-def rows(steps: int, rising: bool) -> list[dict[str, str]]:
-    """Returns the dataset: its rows lie so that a run visits them in the order of the load."""
+def load(steps: int, rising: bool) -> list[tuple[list[int], list[int]]]:
+    """Returns for each step the tokens of each group's answers, and of its verdicts.
+
+    rising: whether the judge's share of them grows.
+    """
     chance = random.Random(SEED)
-    total = steps * GROUPS
-    rows: list[dict[str, str]] = [{}] * total
+    loads = []
     for step in range(steps):
         share = step / max(steps - 1, 1)
         x = share if rising else 1 - share
@@ -102,13 +109,24 @@ def rows(steps: int, rising: bool) -> list[dict[str, str]]:
         verdicts = lengths(VERDICT[0] * (VERDICT[1] / VERDICT[0]) ** x, GROUPS)
         chance.shuffle(answers)
         chance.shuffle(verdicts)
-        for group in range(GROUPS):
+        loads.append((answers, verdicts))
+    return loads
+
+
+def rows(steps: int, rising: bool) -> list[dict[str, str]]:
+    """Returns the dataset: its rows lie so that a run visits them in the order of the load."""
+    chance = random.Random(SEED)
+    total = steps * GROUPS
+    rows: list[dict[str, str]] = [{}] * total
+    ordinal = 0
+    for answers, verdicts in load(steps, rising):
+        for answer, verdict in zip(answers, verdicts, strict=True):
             words = [f"w{chance.randint(1, LONGEST)}" for _ in range(PROMPT - 1)]
-            row = row_of(step * GROUPS + group, total, SEED)[1]
-            rows[row] = {
-                "prompt": " ".join([*words, f"w{answers[group]}"]),
-                "verdict": f"w{verdicts[group]}",
+            rows[row_of(ordinal, total, SEED)[1]] = {
+                "prompt": " ".join([*words, f"w{answer}"]),
+                "verdict": f"w{verdict}",
             }
+            ordinal += 1
     return rows
 
 
@@ -241,20 +259,20 @@ class Step:
     rollout_s: of its rollout.
     predicted_s: of its rollout, as predicted; None without a prediction.
     explained: by how much replay's model was off once the lengths were known, as a share.
+    simulated_s: of its rollout, by the queueing model with the profiles that the run has fitted.
     moved: devices that changed roles.
-    judges: devices that judge.
     """
 
     whole_s: float
     rollout_s: float
     predicted_s: float | None
     explained: float | None
+    simulated_s: float
     moved: int
-    judges: int
 
 
-def run(directory: Path, settings: Mapping[str, Any], devices: Devices) -> list[Step]:
-    """Runs a job with each engine held to its device; returns its steps but the first.
+def run(directory: Path, settings: Mapping[str, Any], devices: Devices) -> None:
+    """Runs a job with each engine held to its device, into ``directory / "run"``.
 
     Raises RuntimeError with its output when it fails.
     """
@@ -279,7 +297,6 @@ def run(directory: Path, settings: Mapping[str, Any], devices: Devices) -> list[
             process.wait()
     if process.returncode:
         raise RuntimeError(f"{directory}: {(directory / 'output').read_text()[-3000:]}")
-    return read(run_dir)
 
 
 def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> None:
@@ -291,8 +308,11 @@ def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-def read(run_dir: Path) -> list[Step]:
-    """Reads the steps of a run, without the first ones."""
+def read(run_dir: Path, loads: Sequence[tuple[list[int], list[int]]]) -> list[Step]:
+    """Reads the steps of a run, without the first ones.
+
+    loads: what the steps had to do, as ``load`` returns it.
+    """
     decisions, outcomes = run_files.read_placement(run_dir)
     whole_s = {
         row["step"] - 1: row["metrics"]["seconds/step"]
@@ -302,18 +322,45 @@ def read(run_dir: Path) -> list[Step]:
     steps = []
     for step in sorted(outcomes)[START:]:
         decision = decisions[step]
+        outcome = outcomes[step]
         after = decisions.get(step + 1)
         steps.append(
             Step(
                 whole_s=whole_s[step],
-                rollout_s=outcomes[step].measured_s,
+                rollout_s=outcome.measured_s,
                 predicted_s=decision.predicted_s.get(decision.chosen),
                 explained=after.seen.get("error") if after else None,
-                moved=outcomes[step].moved,
-                judges=len(decision.cells["judge"]),
+                simulated_s=simulate(*loads[step], decision, outcome),
+                moved=outcome.moved,
             )
         )
     return steps
+
+
+def simulate(
+    answers: Sequence[int],
+    verdicts: Sequence[int],
+    decision: run_files.Decided,
+    outcome: run_files.Measured,
+) -> float:
+    """Returns the seconds that the queueing model gives a rollout.
+
+    It knows all lengths, who was awake where, and the profiles that are fitted to this step and to
+    those before.
+    """
+    policy = np.repeat(np.array(answers, float)[:, None], SAMPLES, axis=1)
+    groups = Groups(
+        policy=policy,
+        judge=np.repeat(np.array(verdicts, float)[:, None], SAMPLES, axis=1),
+        policy_prompt=np.full(policy.shape, float(PROMPT)),
+        judge_prompt=policy,
+        kept=np.ones(GROUPS, bool),
+    )
+    mode = "colocated" if decision.mode == "colocated" else "split"
+    engines = Engines(mode, len(decision.cells["rollout"]), len(decision.cells["judge"]))
+    profiles = (outcome.engines["rollout"].profile, outcome.engines["judge"].profile)
+    rate = KeepRate(rates=(1.0,) * 4, is_known=True)
+    return play(groups, engines, profiles, GROUPS, rate, outcome.turns_s / 2).seconds
 
 
 # -- claims ----------------------------------------------------------------------------------------
@@ -402,6 +449,11 @@ def claims_of(steps: Sequence[Paired]) -> list[Claim]:
         def over_replay(steps: Sequence[Paired], name: str = name) -> float:
             return seconds(steps, name) / seconds(steps, "replay")
 
+        def over_measured(steps: Sequence[Paired], name: str = name) -> float:
+            return statistics.fmean(step[name].simulated_s for step in steps) / statistics.fmean(
+                step[name].rollout_s for step in steps
+            )
+
         claims += [
             Claim(f"{name}_step_s", seconds(steps, name), "s"),
             Claim(
@@ -411,6 +463,12 @@ def claims_of(steps: Sequence[Paired]) -> list[Claim]:
                 interval=interval(steps, over_replay),
             ),
             Claim(f"{name}_moved_devices", moved[name] / len(steps), "a step"),
+            Claim(
+                f"{name}_simulated_over_measured",
+                over_measured(steps),
+                "of the rollout",
+                interval=interval(steps, over_measured),
+            ),
         ]
     best_each = statistics.fmean(
         min(step[name].whole_s for name in names if name.startswith("split_")) for step in steps
@@ -423,7 +481,7 @@ def claims_of(steps: Sequence[Paired]) -> list[Claim]:
 
 def measure(args: argparse.Namespace, at: Path, devices: Devices) -> list[Paired]:
     """Runs all policies in each round; returns all steps, each of every policy."""
-    python = interpreter("vllm") if args.engines == "vllm" else ""
+    python = args.python or (interpreter("vllm") if args.engines == "vllm" else "")
     role = engine(args.engines, python)
     policies = placements(sleeps=args.engines != "vllm")
     if names := args.policies or (SHORT if args.short else ()):
@@ -435,11 +493,13 @@ def measure(args: argparse.Namespace, at: Path, devices: Devices) -> list[Paired
             directory = at / f"{number}_{name}"
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True)
-            lines = [json.dumps(row) for row in rows(args.steps, rising=number % 2 == 0)]
+            rising = number % 2 == 0
+            lines = [json.dumps(row) for row in rows(args.steps, rising)]
             (directory / "rows.jsonl").write_text("\n".join(lines) + "\n")
             began_s = time.monotonic()
-            of_policy[name] = run(directory, job(directory, placement, args.steps, role), devices)
+            run(directory, job(directory, placement, args.steps, role), devices)
             took_s = time.monotonic() - began_s
+            of_policy[name] = read(directory / "run", load(args.steps, rising))
             mean_s = statistics.fmean(step.whole_s for step in of_policy[name])
             print(
                 f"round {number}, {name}: {mean_s:.3f} s a step, {took_s:.0f} s in all",
@@ -463,6 +523,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--engines", choices=("torch", "vllm"), default="torch")
     parser.add_argument("--steps", type=int, help="default: 60 with torch, 20 with vllm")
     parser.add_argument("--rounds", type=int, help="default: 2 with torch, 1 with vllm")
+    parser.add_argument("--python", help="interpreter with vLLM; default: that of the venv vllm")
     parser.add_argument("--policies", nargs="+", metavar="NAME", help="replay and some others")
     parser.add_argument("--short", action="store_true", help="ten steps of three policies")
     parser.add_argument("--keep", type=Path, help="leave the runs here")
