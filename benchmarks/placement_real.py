@@ -319,6 +319,10 @@ def read(run_dir: Path, loads: Sequence[tuple[list[int], list[int]]]) -> list[St
         for row in run_files.read_metrics(run_dir)
         if "seconds/step" in row["metrics"]
     }
+    judging = {
+        step: {index for cell in decision.cells["judge"] for index in cell}
+        for step, decision in decisions.items()
+    }
     steps = []
     for step in sorted(outcomes)[START:]:
         decision = decisions[step]
@@ -331,7 +335,8 @@ def read(run_dir: Path, loads: Sequence[tuple[list[int], list[int]]]) -> list[St
                 predicted_s=decision.predicted_s.get(decision.chosen),
                 explained=after.seen.get("error") if after else None,
                 simulated_s=simulate(*loads[step], decision, outcome),
-                moved=outcome.moved,
+                # An engine that cannot sleep moves when it is asked, or no longer.
+                moved=max(outcome.moved, len(judging[step] ^ judging[step - 1])),
             )
         )
     return steps

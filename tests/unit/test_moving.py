@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.contract import engine_profiles, measurements
+from gcore_core.contract import engine_profiles, measurements, run_files
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.placement import Device
+from gcore_core.controllers.placement import journal
 from gcore_core.controllers.placement.lead import Last, Mover
 from gcore_core.controllers.placement.sleepers import Sleepers
 from gcore_core.runtime.worker_settings import PlacementFacts
@@ -124,20 +125,22 @@ def test_left_over_groups_are_used_by_the_next_step_if_the_objective_allows(
     )
 
 
-def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> None:
+def mover(saved: dict[str, Any], directory: str = "") -> Mover:
+    """The lead's mover, of a run that begins or, with what was saved, is resumed."""
     facts = PlacementFacts(
         devices=[Device(index=0, kind="cpu", node="n")],
         slots={"rollout": 1},
         needs={},
         engines={"rollout": [[0]]},
         sleeps=[],
+        directory=directory,
     )
+    told = SimpleNamespace(placement=facts, state={"placement": saved})
+    context: Any = SimpleNamespace(facts=told, placement=object())
+    return Mover(context, {}, Sleepers({}, (), ()))
 
-    def mover(saved: dict[str, Any]) -> Mover:
-        told = SimpleNamespace(placement=facts, state={"placement": saved})
-        context: Any = SimpleNamespace(facts=told, placement=object())
-        return Mover(context, {}, Sleepers({}, (), ()))
 
+def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> None:
     before = mover({"policy": {"weight": 0.5}})
     before._outcomes = [
         measurements.Outcome(
@@ -151,6 +154,33 @@ def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> 
         measurements.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),
     )
     assert window.profiles == {"rollout": engine_profiles.Profile(base_s=0.5)}
+
+
+def test_a_new_run_begins_with_the_profiles_that_the_run_before_has_fitted(
+    tmp_path: Path,
+) -> None:
+    runs = {name: tmp_path / name for name in ("001", "002", "003", "latest", "mine")}
+    for directory in runs.values():
+        directory.mkdir()
+    for number, base_s in (("001", 0.1), ("002", 0.2)):
+        for step in range(3):
+            fit = engine_profiles.EngineFit(
+                profile=engine_profiles.Profile(base_s=base_s + step), requests=70
+            )
+            line = run_files.Measured(step=step, measured_s=1.0, engines={"rollout": fit})
+            journal.append(runs[number], line)
+
+    def known(directory: Path) -> dict[str, float]:
+        profiles = mover({}, str(directory))._make_window(0, Last()).profiles
+        return {role: profile.base_s for role, profile in profiles.items()}
+
+    assert known(runs["003"]) == {"rollout": 2.2}
+    assert known(runs["002"]) == {"rollout": 2.1}
+    assert known(runs["001"]) == {}, "no run was before"
+    assert known(runs["mine"]) == {}, "beside a directory of one's own there may be anything"
+    with (runs["002"] / run_files.PLACEMENT).open("ab") as file:
+        file.write(b"not json\n")
+    assert known(runs["003"]) == {"rollout": 2.1}, "a damaged journal is passed over"
 
 
 async def test_only_replicas_that_are_woken_count_as_moved() -> None:

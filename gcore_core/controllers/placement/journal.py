@@ -10,8 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from gcore_core.contract.engine_profiles import Profile
+from gcore_core.contract.errors import DataError
 from gcore_core.contract.placement import Decision, Partition
-from gcore_core.contract.run_files import PLACEMENT, Decided, Measured
+from gcore_core.contract.run_files import PLACEMENT, Decided, Measured, read_placement
 
 
 def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
@@ -44,3 +46,32 @@ def append(directory: Path, line: Decided | Measured) -> None:
     """Adds a line to the journal of a run's directory."""
     with (directory / PLACEMENT).open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
+
+
+def profiles_of_earlier_run(directory: Path) -> dict[str, Profile]:
+    """Returns role -> the last profile that an earlier run of the same name has fitted.
+
+    That run is the latest of those beside this one (``runs/<name>/<NNN>``) that have fitted any.
+    Returns {} where there is none, and for a directory that is not numbered, beside which are
+    strangers.
+
+    directory: that of this run.
+    """
+    if not directory.name.isdecimal():
+        return {}
+    numbers = {
+        int(path.parent.name): path.parent
+        for path in directory.parent.glob(f"[0-9]*/{PLACEMENT}")
+        if path.parent.name.isdecimal()
+    }
+    for number in sorted(numbers, reverse=True):
+        if number >= int(directory.name):
+            continue
+        try:
+            outcomes = read_placement(numbers[number])[1]
+        except DataError:  # of another version, or damaged: a prior is not worth an error
+            continue
+        for step in sorted(outcomes, reverse=True):
+            if fits := outcomes[step].engines:
+                return {role: fit.profile for role, fit in fits.items() if fit.requests}
+    return {}

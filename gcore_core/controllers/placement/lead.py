@@ -112,7 +112,12 @@ class Mover:
         self._switch_s: float | None = None
         # Seconds spent on changes of roles: before the step begins, and within it.
         self._boundary_s = self._turns_s = 0.0
-        self._profiles = msgspec.convert(saved.get("profiles", {}), dict[str, Profile])
+        # What an earlier run has fitted is a better guess than the roofline of another model.
+        directory = self._facts.directory
+        self._priors = journal.profiles_of_earlier_run(Path(directory)) if directory else {}
+        self._profiles = self._priors | msgspec.convert(
+            saved.get("profiles", {}), dict[str, Profile]
+        )
         self._fits = msgspec.convert(saved.get("fits", {}), dict[str, EngineFit])
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
@@ -272,7 +277,8 @@ class Mover:
     def _learn(self, last: Last) -> None:
         """Updates each role's engine profile and its most requests at once, from the rollout."""
         for role, requests in last.measured.items():
-            fit = fit_engine(requests, Profile(), self._fits.get(role))
+            prior = self._priors.get(role, Profile())
+            fit = fit_engine(requests, prior, self._fits.get(role))
             self._fits[role] = fit
             self._profiles[role] = fit.profile
             most = most_at_once(requests, self._serving[role])
