@@ -38,6 +38,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -536,6 +537,8 @@ def main(words: Sequence[str] | None = None) -> int:
     vllm = args.engines == "vllm"
     args.steps = args.steps or (10 if args.short else 20 if vllm else 60)
     args.rounds = args.rounds or (1 if args.short or vllm else 2)
+    # A benchmark that is told to end removes its groups and ends its run, as one that fails does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("placement_real: told to end"))
     devices = Devices()
     try:
         with tempfile.TemporaryDirectory() as temporary:
