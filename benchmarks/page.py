@@ -36,8 +36,8 @@ HEAD = """\
 
 Each table is the file of the same name in `benchmarks/results`. `tox run -e results` measures those
 again that are **stale**: code that they measure has changed since. An interval holds 95% of
-bootstrap draws of the repetitions; where there is none, none was computed. *missed* marks a claim
-that does not hold its bar.
+bootstrap draws of the repetitions (rounds, draws or seeds). What was measured once, a count and the
+worst of all repetitions have none. *missed* marks a claim that does not hold its bar.
 """
 FIGURE = re.compile(
     r"(?P<number>[\d,]*\d(?:\.\d+)?)(?P<percent>\s?%)?(?P<words>[^\d<\n]{0,12})"

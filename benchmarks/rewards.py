@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ from typing import Any
 from gcore_rewards.config import MathConfig, VerifierConfig
 from gcore_rewards.expressions import MathReward
 from gcore_rewards.verifiers import Numeric
-from report import Claim, add_options, publish
+from report import Claim, add_options, publish, repeated
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
@@ -93,9 +94,10 @@ def score(reward: Scorer, values: dict[str, Any]) -> float | None:
         return None
 
 
-def share(cases: Sequence[Case], reward: str) -> float:
-    """In how many of the cases a reward says what is expected."""
-    return sum(getattr(case, reward) == case.expected for case in cases) / len(cases)
+def agreement(name: str, cases: Sequence[Case], reward: str, bar: float | None = None) -> Claim:
+    """Returns in how many of the cases a reward says what is expected; interval over the cases."""
+    agreed = [getattr(case, reward) == case.expected for case in cases]
+    return repeated(name, agreed, statistics.fmean, "share of the cases", bar)
 
 
 def claims(cases: Sequence[Case], case_s: float) -> list[Claim]:
@@ -104,15 +106,15 @@ def claims(cases: Sequence[Case], case_s: float) -> list[Claim]:
     wrong = [case for case in numbers if case.is_false_positive]
     plain = [case for case in wrong if "expr" in case.values["forms"]]
     return [
-        Claim("math_agreement", share(comparable, "math"), "share of the cases", 0.99),
+        agreement("math_agreement", comparable, "math", 0.99),
         Claim("math_cases", len(comparable), "cases"),
-        Claim("math_agreement_all", share(cases, "math"), "share of the cases"),
+        agreement("math_agreement_all", cases, "math"),
         Claim("math_cases_all", len(cases), "cases"),
         Claim("math_refused", sum(case.math is None for case in cases), "cases"),
         Claim("math_ms", 1000 * case_s, "ms a comparison"),
         Claim("numeric_false_positives", len(plain), "cases", 0, "<="),
         Claim("numeric_right_but_not_latex", len(wrong) - len(plain), "cases"),
-        Claim("numeric_agreement", share(numbers, "numeric"), "share of the cases"),
+        agreement("numeric_agreement", numbers, "numeric"),
         Claim("numeric_cases", len(numbers), "cases"),
     ]
 
