@@ -25,8 +25,9 @@ from gcore_core.contract.measurements import Requests
 TERMS = ("base_s", "running_s", "cached_s", "prefill_s")
 #: Requests that are needed to fit the terms one by one. With fewer, the prior is only scaled.
 LEAST = 64
-#: By how much the standard errors of a fit grow until the next step: their squares double.
-DRIFT = 1.4
+#: By how much the standard errors of a fit grow until the next step: their squares by a fifth, so
+#: that a fit remembers some five steps.
+DRIFT = 1.1
 #: No standard error is below this share of a request's seconds: engines are not as regular as that.
 LEAST_SHARE = 0.002
 #: Numbers of sequences at once that are tried, besides the most requests that a replica had.
