@@ -35,7 +35,7 @@ from gcore_core.controllers import keep_rate
 # The core's own rule of oversampling, compiled. Compiled code can call only compiled functions, so
 # ``covers`` is replaced by its compiled form among the globals that the rule sees.
 _RULE = (keep_rate.groups_missing, keep_rate.covers)
-_groups_missing = njit(
+groups_missing = njit(
     FunctionType(
         keep_rate.groups_missing.__code__, {**vars(keep_rate), "covers": njit(keep_rate.covers)}
     )
@@ -240,7 +240,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
         for i in range(abreast):
             _set(dealt[shard], i, (i - shard * abreast // shards) % abreast / (2 * abreast))
 
-    issue = min(_groups_missing(needed, 0, 0, 0, rule), groups)
+    issue = min(groups_missing(needed, 0, 0, 0, rule), groups)
     while True:
         for request in range(issued * samples, (issued + issue) * samples):
             times[0, POLICY, request] = now
@@ -429,7 +429,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
                 in_flight = in_flight - 1
                 kept = kept + keep[group]
                 if not in_turn or in_flight == 0:
-                    more = _groups_missing(needed, kept, finished, in_flight + issue, rule)
+                    more = groups_missing(needed, kept, finished, in_flight + issue, rule)
                     issue = min(issue + more, groups - issued)
         if running[i, 0] + running[i, 1] == 0:
             # exactly 0 again, without what rounding left
@@ -600,11 +600,10 @@ def _compiled_once(rule: int) -> Callable[..., Played]:
     return compiled
 
 
-play = _compiled_once(
-    zlib.crc32(
-        b"".join(
-            function.__code__.co_code + repr(function.__code__.co_consts).encode()
-            for function in _RULE
-        )
+#: Changes with the code of the rule of oversampling.
+RULE_CHECKSUM = zlib.crc32(
+    b"".join(
+        function.__code__.co_code + repr(function.__code__.co_consts).encode() for function in _RULE
     )
 )
+play = _compiled_once(RULE_CHECKSUM)

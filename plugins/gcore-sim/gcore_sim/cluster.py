@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from gcore_queueing import stepping
 from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play, room_of
 
 from gcore_core.contract.algorithms import Balancer, Work
@@ -29,13 +30,29 @@ from gcore_core.contract.placement import (
 )
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 from gcore_sim.config import TrainerConfig
-from gcore_sim.workloads import Workload
+from gcore_sim.workloads import INSTRUCTIONS, Workload
 
 ORACLE = "oracle"
 #: Names of the two roles that a simulated run has.
 _POLICY = "rollout"
 _JUDGE = "judge"
 _SYNC_S = 10.0  # a push of weights and the wake after it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """How the engines behave, where policies are told something else.
+
+    They follow the second model, ``gcore_queueing.stepping``, which no policy carries.
+
+    profiles: those that the engines have; ``Cluster.profiles`` are what policies are told.
+    factors: by which stretches of steps take longer or shorter; see ``stepping.slowness``.
+    instructions: tokens that all prompts of the judge begin with.
+    """
+
+    profiles: tuple[Profile, Profile]
+    factors: tuple[np.ndarray, ...]
+    instructions: float = INSTRUCTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +66,7 @@ class Cluster:
     shards: controllers that share a step's groups.
     profiles: cost profiles of the policy's engines and of the judge's, in this order.
     trainer: the terms of what training costs.
+    truth: how the engines behave, if not as ``profiles`` and the model of the policies say.
     """
 
     devices: int
@@ -58,6 +76,7 @@ class Cluster:
     shards: int = 1
     profiles: tuple[Profile, Profile] = field(default_factory=lambda: (Profile(), Profile()))
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    truth: Truth | None = None
 
     @property
     def replicas(self) -> int:
@@ -179,12 +198,14 @@ def simulate(
     for step in range(steps):
         # Five times the groups that are needed, so that enough of them teach.
         groups = workload.groups(step, round(cluster.needed * 5 + 64), seed)
-        plays = _Plays(cluster, groups, rate)
+        plays = _Plays(cluster, groups, rate, seed * steps + step)
         decided = {name: trial.decide(step) for name, trial in trials.items()}
         played = {name: plays.of(decision) for name, (decision, _, _) in decided.items()}
         judges, best = plays.best()
         bound_s = lower_bound(
-            groups.take(np.arange(best.issued)), cluster.replicas, cluster.profiles
+            groups.take(np.arange(best.issued)),
+            cluster.replicas,
+            cluster.truth.profiles if cluster.truth else cluster.profiles,
         )
         facts: dict[str, Any] = {
             "best_s": best.seconds,
@@ -237,10 +258,12 @@ def _cells(decision: Decision) -> set[Cell]:
 class _Plays:
     """Plays one step's groups on any engines, and remembers the result for each of them."""
 
-    def __init__(self, cluster: Cluster, groups: Groups, rate: KeepRate) -> None:
+    def __init__(self, cluster: Cluster, groups: Groups, rate: KeepRate, seed: int) -> None:
+        """seed: of what the engines' luck is drawn from, where there is a ``Cluster.truth``."""
         self._cluster = cluster
         self._groups = groups
         self._rate = rate
+        self._seed = seed
         self._played: dict[Engines, Played] = {}
 
     def of(self, decision: Decision) -> Played:
@@ -291,22 +314,42 @@ class _Plays:
     def _play(self, engines: Engines) -> Played:
         """Returns the rollout on these engines; plays it when it was not played before."""
         if engines not in self._played:
-            cluster = self._cluster
-            profiles = self._cluster.profiles
-            if engines.mode == "coresident":
-                profiles = coresident(profiles)
-            dealing = room_of(cluster.shards), cluster.shards
-            played = play(
-                self._groups,
-                engines,
-                profiles,
-                cluster.needed,
-                self._rate,
-                cluster.switch_s,
-                dealing,
-            )
-            self._played[engines] = played
+            play_once = self._play_truth if self._cluster.truth else self._play_model
+            self._played[engines] = play_once(engines)
         return self._played[engines]
+
+    def _play_model(self, engines: Engines) -> Played:
+        """Returns the rollout on the model that policies carry too."""
+        cluster = self._cluster
+        profiles = cluster.profiles
+        if engines.mode == "coresident":
+            profiles = coresident(profiles)
+        dealing = room_of(cluster.shards), cluster.shards
+        return play(
+            self._groups,
+            engines,
+            profiles,
+            cluster.needed,
+            self._rate,
+            cluster.switch_s,
+            dealing,
+        )
+
+    def _play_truth(self, engines: Engines) -> Played:
+        """Returns the rollout on the second model."""
+        cluster = self._cluster
+        assert cluster.truth is not None
+        return stepping.play(
+            self._groups,
+            engines,
+            cluster.truth.profiles,
+            cluster.needed,
+            self._rate,
+            cluster.switch_s,
+            factors=cluster.truth.factors,
+            instructions=cluster.truth.instructions,
+            seed=self._seed,
+        )
 
 
 def train_s(cluster: Cluster, played: Played, balancer: Balancer | None) -> float:
