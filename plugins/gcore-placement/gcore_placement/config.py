@@ -85,6 +85,10 @@ class ReplayConfig:
     """How far the next step's best split is expected to lie from that of the latest steps, at least
     0: a standard deviation, in log-odds of the judges' share.
     """
+    correction: float = 0.0
+    """How fast the replay learns by how much engines are slower than their profiles: weight of the
+    latest step, from 0 (profiles are taken as they are) to 1 (earlier steps do not count).
+    """
     draws: int = 3
     """How often a step is replayed, at least 1, each time with other groups drawn from it."""
     largest: int = 64
@@ -110,6 +114,11 @@ class ReplayConfig:
             0 <= self.discount < 1,
             "discount",
             f"must be at least 0 and below 1, is {self.discount:g}",
+        )
+        _require(
+            0 <= self.correction <= 1,
+            "correction",
+            f"must be from 0 to 1, is {self.correction:g}",
         )
         _require(self.caution >= 0, "caution", f"must not be negative, is {self.caution:g}")
         for name in ("draws", "splits", "patience"):

@@ -64,9 +64,9 @@ class Replay(Rescue):
         )  # numba: only where there is something to replay
 
         replayed = Replayed(window, pool, self._config)
-        splits = self._candidates(window, pool)
-        costs = replayed.costs(splits, _NEAR)
-        state = _State.read(window.state).after(costs, self._config.discount)
+        state = self._correct(_State.read(window.state), window, replayed)
+        costs = replayed.costs(self._candidates(window, pool), _NEAR)
+        state = state.after(costs, self._config.discount)
         state = self._compare(state, window, replayed)
         return self._choose(window, pool, state, costs, replayed.seen, replayed.weights)
 
@@ -121,6 +121,18 @@ class Replay(Rescue):
         if pool.shared() and "coresident" in self._config.modes:
             candidates.append(Split("coresident"))
         return candidates
+
+    def _correct(self, state: _State, window: Window, replayed: Any) -> _State:
+        """Has the replay's engines be as fast as requests were served; returns the new ``paces``.
+
+        A profile may be wrong, and engines do what no profile says: they stall, and throw sequences
+        out. What all this does to a role is one factor on its seconds.
+        """
+        last = window.outcomes[-1] if window.outcomes else None
+        if last is None or not last.candidate or not self._config.correction:
+            return state
+        split = Split.named(last.candidate)
+        return replace(state, paces=replayed.correct(split, state.paces, self._config.correction))
 
     def _compare(self, state: _State, window: Window, replayed: Any) -> _State:
         """Compares the replay of the split that ran with the time that was measured.
@@ -188,7 +200,13 @@ class Replay(Rescue):
             )
         if costs:
             predicted.setdefault(split.name, _at(costs, split) * factor)
-        seen = {**seen, "error": state.error, "wrong": state.wrong, "fell_back": fell_back}
+        seen = {
+            **seen,
+            "paces": list(state.paces),
+            "error": state.error,
+            "wrong": state.wrong,
+            "fell_back": fell_back,
+        }
         decision = decide(window, pool, split, weights)
         return replace(
             decision, predicted_s=predicted, reason=reason, seen=seen, state=state.plain()
@@ -205,6 +223,7 @@ class _State:
     error: by how much the latest replay was off, as a share of the measured seconds.
     slower: logarithm of measured over replayed seconds, a mean over the latest steps; predictions
         are corrected by it.
+    paces: factors on the seconds of the policy's profile and of the judge's.
     ran: for each candidate that ran, how often, and its mean measured seconds per action.
     """
 
@@ -213,6 +232,7 @@ class _State:
     wrong: int = 0
     error: float = 0.0
     slower: float = 0.0
+    paces: tuple[float, float] = (1.0, 1.0)
     ran: Mapping[str, tuple[int, float]]
 
     @classmethod
@@ -226,6 +246,7 @@ class _State:
             wrong=int(state.get("wrong", 0)),
             error=float(state.get("error", 0.0)),
             slower=float(state.get("slower", 0.0)),
+            paces=tuple(state.get("paces", (1.0, 1.0))),
             ran={
                 name: (int(count), float(mean))
                 for name, (count, mean) in state.get("ran", {}).items()
@@ -240,6 +261,7 @@ class _State:
             "wrong": self.wrong,
             "error": self.error,
             "slower": self.slower,
+            "paces": list(self.paces),
             "ran": {name: [count, mean] for name, (count, mean) in self.ran.items()},
         }
 

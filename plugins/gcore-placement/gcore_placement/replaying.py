@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gcore_queueing.step import Engines, Groups, coresident, play
+from gcore_queueing.step import Engines, Groups, Played, coresident, play
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.measurements import Requests
@@ -15,6 +15,11 @@ from gcore_core.contract.placement import Window
 from gcore_core.controllers.keep_rate import KeepRate
 from gcore_placement.cells import Pool, Split
 from gcore_placement.config import ReplayConfig
+
+#: How often a step is replayed to find how much slower engines are than their profiles.
+_CORRECTIONS = 3
+#: Largest factor by which engines may be slower, or faster.
+_FURTHEST = 10.0
 
 
 class Replayed:
@@ -27,6 +32,7 @@ class Replayed:
     """
 
     def __init__(self, window: Window, pool: Pool, config: ReplayConfig) -> None:
+        """Takes the latest step of the window, and engines as fast as its profiles say."""
         present = [judge for judge in pool.judges if judge in window.requests]
         policy, judged = lengths(
             window.requests[pool.policy], [window.requests[judge] for judge in present]
@@ -45,6 +51,11 @@ class Replayed:
         self.weights = dict(zip(present, work[1:], strict=True))
         # The model has one judge: it gets the profile of the one that has the most work.
         self._profiles = profiles[0], profiles[1 + int(np.argmax(work[1:]))]
+        # Seconds that each record, and then all that judges wrote about it, was served.
+        judged_s = np.zeros(len(policy))
+        for requests in judged:
+            np.add.at(judged_s, requests.parent, requests.end_s - requests.start_s)
+        self._served_s = table(policy, policy.end_s - policy.start_s), table(policy, judged_s)
         self.seen: dict[str, Any] = {
             "policy_requests": len(policy),
             "judge_requests": sum(map(len, judged)),
@@ -54,6 +65,31 @@ class Replayed:
             "work_share": sum(work[1:]) / max(sum(work), 1e-12),
         }
 
+    def correct(self, split: Split, paces: Sequence[float], weight: float) -> tuple[float, float]:
+        """Has engines be slower, or faster, than their profiles; returns by which factors.
+
+        The factors are those of the policy and of the judge with which the step, replayed under the
+        split that ran, serves its requests in as many seconds as were measured. How full engines
+        are depends on both, so the replay is repeated with the factors that it gave.
+
+        paces: the factors of earlier steps.
+        weight: how much this step's factors count, from 0 to 1; the earlier ones count the rest.
+        """
+        told = self._profiles
+        latest = np.array(paces, float)
+        for _ in range(_CORRECTIONS):
+            self._profiles = slower(told[0], latest[0]), slower(told[1], latest[1])
+            cells, count = self._part()
+            played = self._played(split, np.arange(len(self._groups))[:count], cells)
+            for role, measured_s in enumerate(self._served_s):
+                replayed_s = float((played.times[2, role] - played.times[1, role]).sum())
+                if replayed_s > 0 and measured_s[:count].sum() > 0:
+                    latest[role] *= float(measured_s[:count].sum()) / replayed_s
+            latest = np.clip(latest, 1 / _FURTHEST, _FURTHEST)
+        mixed = np.exp(weight * np.log(latest) + (1 - weight) * np.log(np.array(paces, float)))
+        self._profiles = slower(told[0], mixed[0]), slower(told[1], mixed[1])
+        return float(mixed[0]), float(mixed[1])
+
     def costs(self, splits: Sequence[Split], near: float) -> dict[Split, float]:
         """Returns the mean seconds of each candidate over several draws of groups.
 
@@ -61,8 +97,7 @@ class Replayed:
         other draws. For the rest the first draw's seconds are scaled by the factor by which the
         other draws changed the sum of the near ones.
         """
-        cells = min(len(self._pool.cells), self._largest)
-        count = max(round(len(self._groups) * cells / len(self._pool.cells)), 1)
+        cells, count = self._part()
         draws = [self._random.integers(0, len(self._groups), count) for _ in range(self._draws)]
         first = {split: self._play(split, draws[0], cells) for split in splits}
         close = [split for split, cost in first.items() if cost <= near * min(first.values())]
@@ -79,12 +114,20 @@ class Replayed:
         Where the cluster is larger than what is replayed, a part of the groups is played on a part
         of the cells.
         """
-        cells = min(len(self._pool.cells), self._largest)
-        count = max(round(len(self._groups) * cells / len(self._pool.cells)), 1)
+        cells, count = self._part()
         return self._play(split, np.arange(len(self._groups))[:count], cells)
 
+    def _part(self) -> tuple[int, int]:
+        """Returns how many cells are replayed, and how many groups have as much work for each."""
+        cells = min(len(self._pool.cells), self._largest)
+        return cells, max(round(len(self._groups) * cells / len(self._pool.cells)), 1)
+
     def _play(self, split: Split, which: np.ndarray, cells: int) -> float:
-        """Returns the seconds of a rollout of groups of the latest step under a split.
+        """Returns the seconds of a rollout; see ``_played``."""
+        return self._played(split, which, cells).seconds
+
+    def _played(self, split: Split, which: np.ndarray, cells: int) -> Played:
+        """Returns a rollout of groups of the latest step under a split.
 
         which: int64[groups], their indexes.
         cells: number of cells on which they are played.
@@ -105,7 +148,7 @@ class Replayed:
         # All groups are taken as kept and as needed, so that none is issued beyond those drawn.
         everything = replace(groups, kept=np.ones(len(groups), bool))
         rate = KeepRate(rates=(1.0,) * 4, is_known=True)
-        return play(everything, engines, profiles, len(groups), rate, self._switch_s).seconds
+        return play(everything, engines, profiles, len(groups), rate, self._switch_s)
 
 
 def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
@@ -118,6 +161,26 @@ def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
     policy: the requests of the latest step.
     judges: for each judge its requests, whose ``parent`` is an index into those of the policy.
     """
+    verdict_tokens = np.zeros(len(policy))
+    judge_prompt = np.zeros(len(policy))
+    for requests in judges:
+        np.add.at(verdict_tokens, requests.parent, requests.actions)
+        np.add.at(judge_prompt, requests.parent, requests.prompt)
+
+    ordinals, place = np.unique(policy.group, return_inverse=True)
+    kept = np.zeros(len(ordinals), bool)
+    kept[place] = policy.kept
+    return Groups(
+        policy=table(policy, policy.actions),
+        judge=table(policy, verdict_tokens),
+        policy_prompt=table(policy, policy.prompt),
+        judge_prompt=table(policy, judge_prompt),
+        kept=kept,
+    )
+
+
+def table(policy: Requests, values: np.ndarray) -> np.ndarray:
+    """Returns one value for each of the policy's requests as a table; see ``as_groups``."""
     ordinals, place = np.unique(policy.group, return_inverse=True)
     first = np.argsort(place, kind="stable")
     counts = np.bincount(place)
@@ -126,26 +189,19 @@ def as_groups(policy: Requests, judges: Sequence[Requests]) -> Groups:
     sample = np.empty(len(policy), np.int64)
     sample[first] = np.arange(len(policy)) - np.repeat(np.cumsum(counts) - counts, counts)
     shape = len(ordinals), int(counts.max())
-    verdict_tokens = np.zeros(len(policy))
-    judge_prompt = np.zeros(len(policy))
-    for requests in judges:
-        np.add.at(verdict_tokens, requests.parent, requests.actions)
-        np.add.at(judge_prompt, requests.parent, requests.prompt)
+    filled = np.zeros(shape)
+    filled[place, sample] = values
+    return filled
 
-    def table(values: np.ndarray) -> np.ndarray:
-        """Returns one value for each request as a table; see ``as_groups``."""
-        filled = np.zeros(shape)
-        filled[place, sample] = values
-        return filled
 
-    kept = np.zeros(len(ordinals), bool)
-    kept[place] = policy.kept
-    return Groups(
-        policy=table(policy.actions),
-        judge=table(verdict_tokens),
-        policy_prompt=table(policy.prompt),
-        judge_prompt=table(judge_prompt),
-        kept=kept,
+def slower(profile: Profile, factor: float) -> Profile:
+    """Returns a profile whose seconds are all multiplied with a factor."""
+    return replace(
+        profile,
+        base_s=profile.base_s * factor,
+        running_s=profile.running_s * factor,
+        cached_s=profile.cached_s * factor,
+        prefill_s=profile.prefill_s * factor,
     )
 
 

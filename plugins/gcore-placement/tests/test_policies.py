@@ -11,12 +11,15 @@ from gcore_placement.cells import Split, find_pool
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 from gcore_placement.fixed import Colocated, Coresident, FixedSplit
 from gcore_placement.replay import Replay
+from gcore_placement.replaying import as_groups, slower
 from gcore_placement.utilisation import Utilisation
+from gcore_queueing.step import Engines, play
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.contract.measurements import Outcome, Requests
 from gcore_core.contract.placement import Decision, Device, Need, Window
+from gcore_core.controllers.keep_rate import KeepRate
 
 PROFILE = Profile(
     base_s=0.01, running_s=1e-4, cached_s=1e-7, prefill_s=1e-5, max_running=16, cache_tokens=10**6
@@ -350,3 +353,44 @@ def test_an_invalid_setting_is_refused(make: type, words: str) -> None:
 def test_a_candidate_can_be_looked_up_by_its_name() -> None:
     for split in (Split("split", 12), Split("colocated"), Split("coresident")):
         assert Split.named(split.name) == split
+
+
+def measured_window(judge_slower: float) -> Window:
+    """A step that ran under split 4, on engines whose judge is slower than its profile says."""
+    told = window(16)
+    groups = as_groups(told.requests["rollout"], [told.requests["judge"]])
+    profiles = PROFILE, slower(PROFILE, judge_slower)
+    rate = KeepRate(rates=(1.0,) * 4, is_known=True)
+    played = play(groups, Engines("split", 12, 4), profiles, len(groups), rate)
+    outcome = Outcome(
+        step=0, candidate="split 4", predicted_s=None, measured_s=played.seconds, work=1.0
+    )
+    requests = {"rollout": played.requests(0, 0), "judge": played.requests(1, 0)}
+    return replace(told, requests=requests, outcomes=(outcome,))
+
+
+@pytest.mark.parametrize("judge_slower", [0.5, 1.0, 3.0])
+def test_replay_learns_from_requests_by_how_much_engines_miss_their_profiles(
+    judge_slower: float,
+) -> None:
+    decision = Replay(ReplayConfig(correction=1.0)).revise(None, measured_window(judge_slower))
+    assert decision.seen["paces"] == pytest.approx([1.0, judge_slower], rel=0.1)
+    assert abs(decision.seen["error"]) < 0.05
+
+
+def test_replay_gives_a_judge_more_that_is_slower_than_its_profile_says() -> None:
+    told = measured_window(3.0)
+    corrected = Replay(ReplayConfig(correction=0.5)).revise(None, told)
+    as_told = Replay(ReplayConfig()).revise(None, told)
+    assert judges(corrected) > judges(as_told)
+    assert as_told.seen["paces"] == [1.0, 1.0]
+
+
+def test_corrections_of_earlier_steps_are_kept_and_fade() -> None:
+    state = {"paces": [1.0, 4.0]}
+    told = replace(measured_window(1.0), state=state)
+    paces = [
+        Replay(ReplayConfig(correction=weight)).revise(None, told).seen["paces"][1]
+        for weight in (0.0, 0.5, 1.0)
+    ]
+    assert paces == pytest.approx([4.0, 2.0, 1.0], rel=0.1)
