@@ -97,7 +97,11 @@ BENCHMARKS = (
     Benchmark(name="weight_push", measures=(f"{CORE}/runtime",), minutes=3),
     Benchmark(name="swap", measures=(*TORCH, PLACEMENT, QUEUEING, SIM), minutes=6),
     Benchmark(name="checkpoint", measures=(f"{CORE}/run", *TORCH), minutes=15),
-    Benchmark(name="placement_sim", measures=(PLACEMENT, QUEUEING, SIM, BALANCE), minutes=30),
+    Benchmark(
+        name="placement_sim",
+        measures=(PLACEMENT, QUEUEING, SIM, BALANCE, "benchmarks/vllm_steps.json"),
+        minutes=30,
+    ),
     Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py"), minutes=9),
     Benchmark(
         name="digits",
