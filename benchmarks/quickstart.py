@@ -12,13 +12,25 @@ one thread. The weights that each leaves are scored alike, in a fresh process
 
 samples per CPU-second: samples of all steps but the first, over the user and system seconds that
 *all* processes of the run took from the end of the first step to the end of the last; over all
-seeds. Peak memory is the sum of the peak resident sets of a run's processes, the largest of the
-seeds; pages that processes share are counted in each.
+seeds. samples_per_cpu_second_over_trl compares the two as they come: TRL generates once for two
+updates, and then runs the policy forward over all of a step's samples for the log-probs before the
+updates; ours does so for the second update's half of them.
+
+..._same_forwards: with one update a step, where neither runs the policy forward but to sample and
+to train: the same number of forward passes for each sample on both sides.
+
+..._uncovered_model: with a model and records that our fast path for short records of the Llama
+family does not cover (uncovered_model.py): a GPT-NeoX, records of about 1,024 tokens.
+
+Peak memory is the largest sum, over a run's processes, of their proportional resident sets (PSS):
+a page that several processes share counts once. It is looked at twice a second. Pages of shared
+memory count, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -26,10 +38,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+import uncovered_model
 from quickstart_runs import (
     RECIPE,
     environment,
@@ -45,6 +59,23 @@ from report import Claim, add_options, interval, publish
 from gcore_core.config.plan import load_plan
 
 ROOT = Path(__file__).parents[1]
+WATCH_S = 0.5  # between two looks at a run's memory
+#: One update a step: neither side needs log-probs from before it. Half as long as the recipe.
+SAME_FORWARDS = ("controller.config.minibatches=1", "run.steps=60")
+UNCOVERED = (
+    "run.steps=3",
+    "controller.config.prompts=4",
+    "advantage.config.group_size=4",
+    f"roles.rollout.config.max_new_tokens={uncovered_model.MAX_NEW_TOKENS}",
+    f"roles.policy.model.make.path={uncovered_model.__file__}",
+    *(
+        f"{where}.config.path={uncovered_model.__file__}"
+        for where in ("rewards.exact", "rewards.worked")
+    ),
+    "roles.policy.model.make.name=make",
+    "rewards.exact.config.name=digit_share",
+    "rewards.worked.config.name=digit_share",
+)
 DISTRIBUTIONS = ["gcore-core", "gcore-torch", "torch", "transformers", "trl", "numpy"]
 
 
@@ -55,8 +86,8 @@ class Trained:
     samples: records that were trained on.
     cpu_s: processor seconds of all processes.
     wall_s: seconds.
-    peak_memory_mib: sum of the peak resident sets of all processes.
-    after: what the final weights score.
+    peak_memory_mib: largest sum of the proportional resident sets of all processes.
+    after: what the final weights score; empty: they were not scored.
     startup_s: seconds until the first step begins; 0: not measured.
     logprob_gap_max: largest difference of a log-prob between generator and trainer, in nats.
     """
@@ -65,7 +96,7 @@ class Trained:
     cpu_s: float
     wall_s: float
     peak_memory_mib: float
-    after: dict[str, float]
+    after: dict[str, float] = field(default_factory=dict)
     startup_s: float = 0.0
     logprob_gap_max: float = 0.0
 
@@ -96,6 +127,7 @@ class Bench:
         self._folder = folder
         self._trl_python = trl_python
         self._environment = environment(folder)
+        self.has_trl = trl_python is not None
 
     def seed(self, seed: int) -> Seed:
         """Teaches a model, trains it by both and scores all weights."""
@@ -108,62 +140,99 @@ class Bench:
         began_s = time.perf_counter()
         model = make_policy(plan, self._folder)
         teaching_s = time.perf_counter() - began_s
-        trained: dict[str, Trained] = {}
-        runs: list[tuple[str, Callable[[], Trained]]] = [
-            ("ours", lambda: self._ours(plan, overrides))
-        ]
-        if self._trl_python is not None:
-            runs.insert(1 - seed % 2, ("trl", lambda: self._trl(plan, model)))
-        for name, run in runs:
-            trained[name] = run()
+        trained = self._turns(plan, overrides, model, seed)
+        scored = {
+            name: replace(run, after=self._score(where)) for name, (run, where) in trained.items()
+        }
         return Seed(
             before=self._score(model),
             teaching_s=teaching_s,
-            ours=trained["ours"],
-            trl=trained.get("trl"),
+            ours=scored["ours"],
+            trl=scored.get("trl"),
         )
 
-    def _ours(self, plan: dict[str, Any], overrides: Sequence[str]) -> Trained:
+    def pair(self, label: str, number: int, changes: Sequence[str]) -> tuple[Trained, Trained]:
+        """Trains by both with other settings; returns (ours, TRL's), neither scored.
+
+        label: names the runs' folders.
+        number: of the round, whose seed it is.
+        """
+        overrides = [
+            f"run.seed={number}",
+            f"run.dir={self._folder / f'{label}-{number}'}",
+            "evaluation.every=0",
+            "evaluation.data=null",
+            *changes,
+        ]
+        plan = load_plan(RECIPE, overrides).config
+        trained = self._turns(plan, overrides, make_policy(plan, self._folder), number)
+        return trained["ours"][0], trained["trl"][0]
+
+    def uncovered_data(self) -> str:
+        """Writes the other model's prompts and returns the override that names them."""
+        path = self._folder / "uncovered.jsonl"
+        uncovered_model.write_rows(path, 64)
+        return f"data.config.path={path}"
+
+    def _turns(
+        self, plan: dict[str, Any], overrides: Sequence[str], model: Path, number: int
+    ) -> dict[str, tuple[Trained, Path]]:
+        """Trains by both, TRL first where the number is odd; returns runs and their weights."""
+        runs: list[tuple[str, Callable[[], tuple[Trained, Path]]]] = [
+            ("ours", lambda: self._ours(plan, overrides))
+        ]
+        if self.has_trl:
+            runs.insert(1 - number % 2, ("trl", lambda: self._trl(plan, model)))
+        return {name: run() for name, run in runs}
+
+    def _ours(self, plan: dict[str, Any], overrides: Sequence[str]) -> tuple[Trained, Path]:
         """Trains by ``g-core run``."""
         directory = Path(plan["run"]["dir"])
         began_unix_s = time.time()
         arguments = ["run", str(RECIPE), *overrides]
-        supervisor_mib = self._watched(arguments, directory.with_suffix(".log"))
+        log = directory.with_suffix(".log")
+        process = start(arguments, self._folder, log)
+        peak_mib = watched_mib(process)
+        require_success(process, arguments, log)
         rows = finished_rows(directory, plan["run"]["steps"])
         first = rows[1]
         last = rows[-1]
-        used = {
-            name: value for name, value in last["metrics"].items() if name.startswith("memory_mib/")
-        }
-        used.setdefault("memory_mib/supervisor", supervisor_mib)
-        return Trained(
+        trained = Trained(
             samples=samples_after_the_first_step(plan),
             cpu_s=last["metrics"]["cpu_seconds"] - first["metrics"]["cpu_seconds"],
             wall_s=wall_s(rows),
-            peak_memory_mib=sum(used.values()),
-            after=self._score(directory / "weights"),
+            peak_memory_mib=peak_mib,
             startup_s=rows[0]["time_unix_s"] - began_unix_s,
             logprob_gap_max=max(row["metrics"]["logprob_gap_max"] for row in rows[1:]),
         )
+        return trained, directory / "weights"
 
-    def _trl(self, plan: dict[str, Any], model: Path) -> Trained:
+    def _trl(self, plan: dict[str, Any], model: Path) -> tuple[Trained, Path]:
         """Trains by TRL's GRPOTrainer."""
-        output = self._folder / f"trl-{plan['run']['seed']}"
+        output = Path(f"{plan['run']['dir']}-trl")
         output.mkdir()
-        arguments = [
+        command = [
+            str(self._trl_python),
             str(ROOT / "benchmarks/trl_quickstart.py"),
             str(model),
             str(output),
             json.dumps(trl_settings(plan)),
         ]
-        result = self._last_line([str(self._trl_python), *arguments])
-        return Trained(
+        log = output.with_suffix(".log")
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, env=self._environment, stdout=file, stderr=file)
+        peak_mib = watched_mib(process)
+        if process.returncode:
+            sys.exit(f"TRL ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+        last = [line for line in log.read_text().splitlines() if line.startswith('{"cpu_s"')][-1]
+        result = json.loads(last)
+        trained = Trained(
             samples=samples_after_the_first_step(plan),
             cpu_s=result["cpu_s"],
             wall_s=result["wall_s"],
-            peak_memory_mib=result["peak_memory_mib"],
-            after=self._score(output / "weights"),
+            peak_memory_mib=peak_mib,
         )
+        return trained, output / "weights"
 
     def _score(self, model: Path) -> dict[str, float]:
         """Scores a model in a fresh process."""
@@ -182,20 +251,25 @@ class Bench:
             )
         return dict(json.loads(process.stdout.splitlines()[-1]))
 
-    def _watched(self, arguments: Sequence[str], log: Path) -> float:
-        """Runs ``g-core`` and returns the peak resident MiB of its own process.
 
-        The process is looked at five times a second.
-        """
-        peak_mib = 0.0
-        process = start(arguments, self._folder, log)
-        while process.poll() is None:
-            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            peaks = [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")]
-            peak_mib = max([peak_mib, *peaks])
-            time.sleep(0.2)
-        require_success(process, arguments, log)
-        return peak_mib
+def watched_mib(process: subprocess.Popen[bytes]) -> float:
+    """Waits for a process and returns the peak MiB of it and all that it has started."""
+    peak_mib = 0.0
+    root = psutil.Process(process.pid)
+    while process.poll() is None:
+        peak_mib = max(peak_mib, tree_mib(root))
+        time.sleep(WATCH_S)
+    return peak_mib
+
+
+def tree_mib(root: psutil.Process) -> float:
+    """Returns the sum of the proportional resident sets of a process and its descendants."""
+    total = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += process.memory_full_info().pss / 2**20
+    return total
 
 
 def samples_after_the_first_step(plan: dict[str, Any]) -> int:
@@ -224,6 +298,7 @@ def trl_settings(plan: dict[str, Any]) -> dict[str, Any]:
         sys.exit(f"trl_quickstart.py is written for a recipe with {', '.join(unmet)}")
     return {
         "data": plan["data"]["config"]["path"],
+        "reward": plan["rewards"]["exact"]["config"]["name"],
         "seed": plan["run"]["seed"],
         "steps": plan["run"]["steps"],
         "prompts": steps["prompts"],
@@ -249,6 +324,28 @@ def rate(runs: Sequence[Trained]) -> float:
 def rate_over_trl(pairs: Sequence[tuple[Trained, Trained]]) -> float:
     """Returns our samples per CPU-second over TRL's, of pairs (ours, TRL's)."""
     return rate([ours for ours, _ in pairs]) / rate([trl for _, trl in pairs])
+
+
+def memory_over_trl(pairs: Sequence[tuple[Trained, Trained]]) -> float:
+    """Returns our largest peak of memory over TRL's, of pairs (ours, TRL's)."""
+    return max(a.peak_memory_mib for a, _ in pairs) / max(b.peak_memory_mib for _, b in pairs)
+
+
+def pair_claims(
+    name: str, pairs: Sequence[tuple[Trained, Trained]], bar: float | None
+) -> list[Claim]:
+    """Returns the claims about pairs (ours, TRL's) whose settings have this name."""
+    return [
+        Claim(
+            f"samples_per_cpu_second_over_trl_{name}",
+            rate_over_trl(pairs),
+            "ratio",
+            bar,
+            interval=interval(pairs, rate_over_trl),
+        ),
+        Claim(f"samples_per_cpu_second_{name}", rate([a for a, _ in pairs]), "samples/CPU-s"),
+        Claim(f"trl_samples_per_cpu_second_{name}", rate([b for _, b in pairs]), "samples/CPU-s"),
+    ]
 
 
 def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
@@ -302,7 +399,7 @@ def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
                 "samples_per_cpu_second_over_trl",
                 rate_over_trl(pairs),
                 "ratio",
-                1.3,
+                2.0,
                 interval=interval(pairs, rate_over_trl),
             ),
             Claim(
@@ -311,7 +408,15 @@ def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
                 "share, greedy",
             ),
             Claim(
-                "trl_peak_memory_mib", max(run.peak_memory_mib for run in trl), "MiB, one process"
+                "trl_peak_memory_mib", max(run.peak_memory_mib for run in trl), "MiB, all processes"
+            ),
+            Claim(
+                "peak_memory_over_trl",
+                memory_over_trl(pairs),
+                "ratio",
+                1.5,
+                "<=",
+                interval=interval(pairs, memory_over_trl),
             ),
             Claim(
                 "trl_wall_seconds",
@@ -322,12 +427,36 @@ def claims_of(seeds: Sequence[Seed]) -> list[Claim]:
     return claims
 
 
+PARTS = ("quickstart", "same_forwards", "uncovered_model")
+
+
+def measure(bench: Bench, parts: Sequence[str], seeds: range, rounds: range) -> list[Claim]:
+    """Measures parts and returns their claims; those that compare with TRL only where it is."""
+    claims = []
+    if "quickstart" in parts:
+        claims += claims_of([bench.seed(seed) for seed in seeds])
+    if "same_forwards" in parts and bench.has_trl:
+        pairs = [bench.pair("same_forwards", number, SAME_FORWARDS) for number in rounds]
+        claims += pair_claims("same_forwards", pairs, None)
+    if "uncovered_model" in parts and bench.has_trl:
+        changes = (*UNCOVERED, bench.uncovered_data())
+        pairs = [bench.pair("uncovered_model", number, changes) for number in rounds]
+        claims += pair_claims("uncovered_model", pairs, 1.0)
+    return claims
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", default="0:3", help="first:end, default 0:3")
     parser.add_argument("--trl-python", type=Path, default=ROOT / ".tox/bench-trl/bin/python")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="with other settings and the other model"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all of them"
+    )
     parser.add_argument("--keep", type=Path, help="a new folder in which runs and models stay")
     add_options(parser)
     args = parser.parse_args()
@@ -338,8 +467,8 @@ def main() -> int:
             args.keep.mkdir(parents=True)
             folder = args.keep.resolve()
         bench = Bench(folder, args.trl_python if args.trl_python.exists() else None)
-        seeds = [bench.seed(seed) for seed in range(first, end)]
-    return publish("quickstart", claims_of(seeds), args, DISTRIBUTIONS)
+        claims = measure(bench, args.parts, range(first, end), range(args.rounds))
+    return publish("quickstart", claims, args, DISTRIBUTIONS)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 
     python benchmarks/trl_quickstart.py MODEL_DIRECTORY OUTPUT_DIRECTORY SETTINGS_JSON
 
-Run by benchmarks/quickstart.py, in any environment that has TRL 1.16. The last line of its output
-is a JSON object. One iteration is one generation of prompts x group_size samples and the updates
-made with it; the clock (user and system seconds of this process and its children) runs from the end
-of the first iteration to the end of the last.
+Run by benchmarks/quickstart.py, in any environment that has TRL 1.16; its other settings and its
+other model (uncovered_model.py) are trained so, too. The last line of its output is a JSON object.
+One iteration is one generation of prompts x group_size samples and the updates made with it; the
+clock (user and system seconds of this process and its children) runs from the end of the first
+iteration to the end of the last.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +22,16 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from uncovered_model import digit_share_of
+
+
+def digit_share_reward(end: int) -> Callable[..., list[float]]:
+    """Returns the reward function of uncovered_model.py for TRL."""
+
+    def digit_share(completions: list[str], **_: object) -> list[float]:
+        return list(map(digit_share_of, completions))
+
+    return digit_share
 
 
 def exact_reward(end: int) -> Callable[..., list[float]]:
@@ -38,6 +48,10 @@ def exact_reward(end: int) -> Callable[..., list[float]]:
         return [float(end in ids and text[-2:] == total) for text, ids, total in rows]
 
     return exact
+
+
+#: By the name of the recipe's reward: from the end token to TRL's reward function.
+REWARDS = {"exact": exact_reward, "digit_share": digit_share_reward}
 
 
 class Clock(TrainerCallback):
@@ -137,7 +151,7 @@ def main() -> int:
     clock = Clock(settings["minibatches"], settings["steps"] * settings["minibatches"])
     trainer = GRPOTrainer(
         model=model,
-        reward_funcs=exact_reward(tokenizer.eos_token_id),
+        reward_funcs=REWARDS[settings["reward"]](tokenizer.eos_token_id),
         args=grpo_config(settings, output),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
@@ -150,7 +164,6 @@ def main() -> int:
     result = {
         "cpu_s": clock.cpu_s[1] - clock.cpu_s[0],
         "wall_s": clock.wall_s[1] - clock.wall_s[0],
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     print(json.dumps(result))
     return 0
