@@ -223,7 +223,11 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 
 #: benchmarks whose short form is elsewhere, and where
-ELSEWHERE = {"house": "tests/unit/test_house.py"}
+ELSEWHERE = {
+    "house": "tests/unit/test_house.py",
+    "placement_real": "tests/integration/test_placement_real.py",
+    "placement_real_vllm": "tests/integration/test_placement_real.py",
+}
 #: benchmarks that have no short form yet
 WITHOUT = {"placement_emulated"}
 
