@@ -135,7 +135,7 @@ BENCHMARKS = (
         minutes=60,
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=40),
-    Benchmark(name="placement_real", measures=REAL, minutes=15),
+    Benchmark(name="placement_real", measures=REAL, minutes=18),
     Benchmark(
         name="placement_real_vllm",
         measures=("benchmarks/placement_real.py", *REAL, GENERATORS[0]),

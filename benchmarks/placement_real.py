@@ -405,7 +405,7 @@ def explained_error(steps: Sequence[Paired]) -> float:
 
 
 def claims_of(steps: Sequence[Paired]) -> list[Claim]:
-    """Returns the claims. Raises RuntimeError when replay moved nothing, or a split something."""
+    """Returns the claims. Raises RuntimeError when a fixed split moved something."""
     names = list(steps[0])
     moved = {name: sum(step[name].moved for step in steps) for name in names}
     if any(moved[name] for name in names if name.startswith("split_")):
@@ -495,7 +495,10 @@ def measure(args: argparse.Namespace, at: Path, devices: Devices) -> list[Paired
     paired: list[Paired] = []
     for number in range(args.rounds):
         of_policy: dict[str, list[Step]] = {}
-        for name, placement in policies.items():
+        # There and back, so that a machine that slows down favours nobody.
+        order = list(policies)[:: 1 if number % 2 == 0 else -1]
+        for name in order:
+            placement = policies[name]
             directory = at / f"{number}_{name}"
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir(parents=True)
@@ -515,10 +518,8 @@ def measure(args: argparse.Namespace, at: Path, devices: Devices) -> list[Paired
         counts = {name: len(steps) for name, steps in of_policy.items()}
         if len(set(counts.values())) != 1:
             raise RuntimeError(f"policies have unlike numbers of steps: {counts}")
-        paired += [
-            dict(zip(of_policy, steps, strict=True))
-            for steps in zip(*of_policy.values(), strict=True)
-        ]
+        runs = [of_policy[name] for name in policies]
+        paired += [dict(zip(policies, steps, strict=True)) for steps in zip(*runs, strict=True)]
     return paired
 
 
