@@ -16,6 +16,7 @@ from gcore_core.controllers.window.dealing import deal
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
+from gcore_core.runtime.rpc.resting import Pace, resting
 from gcore_core.runtime.rpc.retry import PATIENT
 
 
@@ -53,15 +54,17 @@ class Drawing:
         replicas = await self._placement.sampling()
         fixed = facts.run.deterministic or len(replicas) == 1
         scoring = Scoring(self._context, ledger, round_.purpose, self._placement)
+        pace = Pace(sum(len(lease.samples) for lease in leases))
         lanes = deal(leases, len(replicas), facts.shard, facts.shards, fixed)
         tasks = [
             asyncio.ensure_future(
-                self._work_off(ledger, replicas[replica], round_, waiting, scoring)
+                self._work_off(ledger, replicas[replica], round_, waiting, scoring, pace)
             )
             for replica, waiting in lanes
         ]
         try:
-            await asyncio.gather(*tasks)  # the first failure ends all
+            with resting(pace):
+                await asyncio.gather(*tasks)  # the first failure ends all
             await self._placement.judging()
             await scoring.finish()
         finally:
@@ -76,18 +79,20 @@ class Drawing:
         round_: Round,
         waiting: deque[list[Lease]],
         scoring: Scoring,
+        pace: Pace,
     ) -> None:
         """Works off one lane: gives the replica one part after the other.
 
         What the replica does not finish goes back into the queue.
 
         waiting: the lane's queue of parts, which other lanes may share.
+        pace: is told of every record that has come.
         """
         lost = 0
         while waiting:
             leases = waiting.popleft()
             try:
-                await self._draw_part(ledger, replica, round_, leases, scoring)
+                await self._draw_part(ledger, replica, round_, leases, scoring, pace)
             except (WorkerDied, DeadlineExceeded):
                 if unfinished := ledger.lost(leases):
                     waiting.append(unfinished)
@@ -99,7 +104,13 @@ class Drawing:
                 )  # another lane may take the part meanwhile
 
     async def _draw_part(
-        self, ledger: Ledger, replica: Peer, round_: Round, leases: list[Lease], scoring: Scoring
+        self,
+        ledger: Ledger,
+        replica: Peer,
+        round_: Round,
+        leases: list[Lease],
+        scoring: Scoring,
+        pace: Pace,
     ) -> None:
         """Draws one part.
 
@@ -116,3 +127,4 @@ class Drawing:
                 fresh = [header for header in headers if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
                 scoring.add(fresh)
+                pace.left -= len(fresh)

@@ -13,10 +13,11 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import SCORE, TRAIN, ScoreRequest
+from gcore_core.runtime.rpc.resting import present_rest_s
 from gcore_core.runtime.rpc.retry import insist_anew
 
-# Seconds for which a request waits for further records. Sending a request costs as much as the work
-# for twenty records.
+# Seconds for which a request waits for further records, unless the event loop rests for longer and
+# so gets them together. Sending a request costs as much as the work for twenty records.
 WAIT_S = 0.005
 # The most records in one request. A reward's time limit counts for all of them together.
 MOST = 64
@@ -53,7 +54,7 @@ class Scoring:
             self._waiting = []
             self._task = asyncio.ensure_future(self._score(self._waiting))
             self._tasks.add(self._task)
-        # The task waits ``WAIT_S`` and then sends this very list, so what is added until then goes
+        # The task waits and then sends this very list, so what is added until then goes
         # with it.
         self._waiting += headers
 
@@ -71,7 +72,9 @@ class Scoring:
             task.cancel()
 
     async def _score(self, headers: list[Header]) -> None:
-        await asyncio.sleep(WAIT_S)
+        # In an event loop that rests, what came in a rest is taken in one turn, and that turn ends
+        # here: a timer would only wake the loop once more.
+        await asyncio.sleep(0 if present_rest_s() > WAIT_S else WAIT_S)
         if headers is self._waiting:  # else ``add`` has begun another list meanwhile
             self._task = None
         await self._open.wait()

@@ -35,6 +35,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
 from gcore_core.runtime.process.spawn import read_spec
+from gcore_core.runtime.rpc.resting import RestingLoop
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
@@ -73,7 +74,7 @@ class Worker:
         self._compute = compute
         self._give_up = give_up
         self._set_alarm = set_alarm
-        self._service = Service(spec.name)
+        self._service = Service(spec.name, network.deadlines)
         self._closing: list[Callable[[], Any]] = []  # called at the worker's end
         self._versions = handshake.versions(spec.versions.plugins)
 
@@ -309,7 +310,8 @@ def main() -> None:
     )
     code = 0
     try:
-        asyncio.run(_main(spec, lifeline))
+        with asyncio.Runner(loop_factory=RestingLoop) as runner:
+            runner.run(_main(spec, lifeline))
     except Exception:  # isolation point: it was reported and logged
         code = 1
     logging.shutdown()

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gcore_core.contract.deadlines import Deadlines
+from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import ContractError, GcoreError
 from gcore_core.contract.launching import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc import wire
+from gcore_core.runtime.rpc.resting import urgent
 from gcore_core.runtime.rpc.service import Body, RemoteFailure, decoded, from_wire
 
 _FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
@@ -45,10 +46,14 @@ class CallingPeer(ABC):
     ) -> Reply:
         name = endpoint.name
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as answers:
-            async for kind, body in answers:
-                if kind == wire.REPLY:
-                    return decoded(endpoint.reply_decoder, body, f"reply to {name!r}", self.name)
+        # Records come late by a rest and nobody is the worse for it; anything else is waited for.
+        pace = contextlib.nullcontext() if endpoint.wait is Wait.WORK else urgent()
+        with pace:
+            async with contextlib.aclosing(self._exchange(name, request, limit_s)) as answers:
+                async for kind, body in answers:
+                    if kind == wire.REPLY:
+                        what = f"reply to {name!r}"
+                        return decoded(endpoint.reply_decoder, body, what, self.name)
         raise ContractError(f"{name} gave no reply", where=self.name)
 
     async def stream(

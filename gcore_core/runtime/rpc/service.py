@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import ContractError, GcoreError, WorkerError, error_types
 from gcore_core.contract.launching import ALIVE, Endpoint, Item, Reply, Request, StreamEndpoint
 
@@ -19,6 +20,9 @@ T = TypeVar("T")
 Body = bytes | bytearray | memoryview | msgspec.Raw
 MESSAGE_LIMIT_BYTES = 64 << 20
 PROGRESS_S = 1.0  # a request shows progress no more often; no deadline may be that short
+# Of its deadline, after how much a request on records shows progress again. Hundreds of them are
+# open at a time in a rollout, and each sign is a message.
+PROGRESS_SHARE = 0.05
 
 _TEXT_LIMIT = 4000  # characters of one text of an error on the wire
 
@@ -41,10 +45,12 @@ class Call:
     """Lets a handler show the progress of its request.
 
     report: sends a sign of progress to the caller.
+    every_s: seconds between two signs, at least.
     """
 
     def __init__(self, report: Callable[[], None]) -> None:
         self._report = report
+        self.every_s = PROGRESS_S
         self._loop = asyncio.get_running_loop()
         # The caller knows that it began now: a request of less than a second sends no sign.
         self._last_s = self._loop.time()
@@ -52,7 +58,7 @@ class Call:
     def progress(self) -> None:
         """Extends the caller's deadline. Any thread may call it, as often as it likes."""
         now_s = self._loop.time()
-        if now_s - self._last_s >= PROGRESS_S:
+        if now_s - self._last_s >= self.every_s:
             self._last_s = now_s
             self._loop.call_soon_threadsafe(self._report)
 
@@ -67,12 +73,17 @@ class Service:
     A handler is ``async def handler(request, call) -> reply``, or an async generator of items.
     Requests are decoded against their type before the handler sees them, so a malformed one is
     refused with its path. Every service answers ``ALIVE``.
+
+    deadlines: those of its callers, which say how often a request must show progress; None: it does
+        so every ``PROGRESS_S``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, deadlines: Deadlines | None = None) -> None:
         self.name = name
+        self._deadlines = deadlines
+        # endpoint -> its decoder, its handler, seconds between two signs of progress
         self._handlers: dict[
-            str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any, Call], Any]]
+            str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any, Call], Any], float]
         ] = {}
         self._running: set[Call] = set()
         self._clock = time.monotonic  # the event loop's own from the first request on
@@ -92,7 +103,10 @@ class Service:
         handler: Callable[[Any, Call], Any],
     ) -> None:
         """Serves an endpoint. A handler that was added before under the same name is replaced."""
-        self._handlers[endpoint.name] = endpoint.request_decoder, handler
+        every_s = PROGRESS_S
+        if self._deadlines is not None and endpoint.wait is Wait.WORK:
+            every_s = max(PROGRESS_S, PROGRESS_SHARE * self._deadlines.seconds(Wait.WORK))
+        self._handlers[endpoint.name] = endpoint.request_decoder, handler, every_s
 
     def progress(self) -> None:
         """Extends the deadline of every running request.
@@ -115,7 +129,7 @@ class Service:
         if method == ALIVE.name:
             return encode(None)
         try:
-            decoder, handler = self._handlers[method]
+            decoder, handler, call.every_s = self._handlers[method]
         except KeyError:
             raise ContractError(f"no method {method!r}", where=self.name) from None
         request = decoded(decoder, body, f"request {method!r}", self.name)

@@ -22,8 +22,10 @@ import errno
 import hmac
 import itertools
 import logging
+import math
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -217,8 +219,7 @@ class RpcPeer(CallingPeer):
     def __init__(self, name: str, network: RpcNetwork) -> None:
         super().__init__(name, network)
         self._address = network.addresses[name]
-        # call number -> its frames that nobody has read yet, or why there will be none
-        self._calls: dict[int, asyncio.Queue[Frame | GcoreError]] = {}
+        self._calls: dict[int, _Inbox] = {}  # by the call's number
         self._ids = itertools.count(1)
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -233,17 +234,14 @@ class RpcPeer(CallingPeer):
         body = _fitting(encode(request), f"a request of {method}", self.name)
         connection = self._connection or await self._connected()
         number = next(self._ids)
-        inbox = asyncio.Queue[Frame | GcoreError]()
+        inbox = _Inbox(deadline_s, partial(self._expired, method, deadline_s))
         self._calls[number] = inbox
         connection.put(Frame(number, wire.CALL, method, body))
         is_over = False  # at the server: there is nothing to cancel
         n_items = 0
         try:
             while not is_over:
-                if inbox.empty():
-                    frame = await self._next(inbox, method, deadline_s)
-                else:
-                    frame = inbox.get_nowait()
+                frame = await inbox.next()
                 if isinstance(frame, GcoreError):
                     is_over = isinstance(frame, WorkerDied)
                     raise frame
@@ -251,39 +249,24 @@ class RpcPeer(CallingPeer):
                     is_over = True
                     raise self._raised(method, frame.body)
                 is_over = frame.kind == wire.REPLY
-                if frame.kind != wire.PROGRESS:
-                    yield frame.kind, frame.body
+                yield frame.kind, frame.body
                 if frame.kind == wire.ITEM:
                     n_items += 1
                     if n_items % (WINDOW_ITEMS // 2) == 0:
                         connection.put(Frame(number, wire.TAKEN))
         finally:
             del self._calls[number]
+            inbox.close()
             if not is_over:
                 connection.put(Frame(number, wire.CANCEL))
 
-    async def _next(
-        self, inbox: asyncio.Queue[Frame | GcoreError], method: str, deadline_s: float
-    ) -> Frame | GcoreError:
-        """Returns the call's next frame, or a DeadlineExceeded.
-
-        That is returned when no frame comes for ``deadline_s``.
-        """
-
-        def expire() -> None:
-            what = f"no sign of progress for {deadline_s:g} s in {method}"
-            self._network.expired(self.name, what)
-            inbox.put_nowait(
-                DeadlineExceeded(
-                    what, where=self.name, todo="raise run.patience_s if the work may take longer"
-                )
-            )
-
-        timer = asyncio.get_running_loop().call_later(deadline_s, expire)
-        try:
-            return await inbox.get()
-        finally:
-            timer.cancel()
+    def _expired(self, method: str, deadline_s: float) -> DeadlineExceeded:
+        """Tells the network of a deadline that expired; returns the caller's error."""
+        what = f"no sign of progress for {deadline_s:g} s in {method}"
+        self._network.expired(self.name, what)
+        return DeadlineExceeded(
+            what, where=self.name, todo="raise run.patience_s if the work may take longer"
+        )
 
     async def _connected(self) -> Connection:
         if self._connecting is None or self._connecting.done():
@@ -350,14 +333,18 @@ class RpcPeer(CallingPeer):
 
     def _take(self, message: bytes | bytearray) -> None:
         for frame in decoded(_FRAMES, message, "frames", self.name):
-            if frame.call in self._calls:
-                self._calls[frame.call].put_nowait(frame)
+            if (inbox := self._calls.get(frame.call)) is None:
+                continue  # the caller has given the call up
+            if frame.kind == wire.PROGRESS:
+                inbox.progress()
+            else:
+                inbox.put(frame)
 
     def _lost(self, why: str) -> None:
         self._connection = None
         why = why or "the connection ended"
         for inbox in self._calls.values():
-            inbox.put_nowait(
+            inbox.put(
                 WorkerDied("the process is gone", where=self.name, why=why, process=self.name)
             )
 
@@ -367,6 +354,65 @@ class RpcPeer(CallingPeer):
             self._connecting.cancel()
         if self._connection is not None:
             await self._connection.close()
+
+
+class _Inbox:
+    """Holds what has come for one call and was not read yet, and watches the call's deadline.
+
+    A sign of progress wakes nobody, and the timer is set again only when it goes off, so neither
+    costs anything where a call has many items.
+
+    deadline_s: seconds without a frame, while the reader waits, after which the call has failed.
+    expire: makes the error of such a call.
+    """
+
+    def __init__(self, deadline_s: float, expire: Callable[[], GcoreError]) -> None:
+        self._deadline_s = deadline_s
+        self._expire = expire
+        self._loop = asyncio.get_running_loop()
+        self._unread = deque[Frame | GcoreError]()
+        self._reader: asyncio.Future[None] | None = None  # while it waits
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0  # when the last frame came, or the reader began to wait
+
+    def put(self, answer: Frame | GcoreError) -> None:
+        """Adds a frame, or why there will be none."""
+        self._unread.append(answer)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def progress(self) -> None:
+        """Puts the deadline off."""
+        self._heard_s = self._loop.time()
+
+    async def next(self) -> Frame | GcoreError:
+        """Returns what came first, and waits for it; a DeadlineExceeded when nothing comes."""
+        if not self._unread:
+            self.progress()
+            if self._timer is None and math.isfinite(self._deadline_s):
+                self._timer = self._loop.call_later(self._deadline_s, self._look)
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return self._unread.popleft()
+
+    def _look(self) -> None:
+        """Ends the call if nothing came in time, else sets the timer again."""
+        self._timer = None
+        if self._reader is None:
+            return  # the reader is busy; ``next`` sets the timer again
+        expires_s = self._heard_s + self._deadline_s
+        if self._loop.time() < expires_s:
+            self._timer = self._loop.call_at(expires_s, self._look)
+        elif not self._reader.done():
+            self.put(self._expire())
+
+    def close(self) -> None:
+        """Ends the watch."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _ignore_expired(peer: str, what: str) -> None:
