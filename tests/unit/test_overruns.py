@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,30 @@ def test_coroutines_that_end_leave_nothing_in_the_note(tmp_path: Path) -> None:
     overruns = Overruns(note, ENDED_HUNG)
     assert not overruns.suspects(BATCH)
     assert overruns.parts(BATCH) == [[0, 1, 2]]
+
+
+def test_work_that_ended_in_time_is_no_suspect_of_a_process_that_hangs_later(
+    tmp_path: Path,
+) -> None:
+    before = Overruns(tmp_path / "note")
+    with before.watch(keys((4, 0)), 10.0):
+        pass
+    assert Overruns(tmp_path / "note", ENDED_HUNG).parts(keys((4, 0), (5, 0))) == [[0, 1]]
+
+
+def test_a_call_writes_its_note_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written behind the call is one byte, however much is over."""
+    overruns = Overruns(tmp_path / "note")
+    overruns.add_over([key for ordinal in range(300) for key in keys((ordinal, 0))])
+    nbytes: list[int] = []
+    pwrite = os.pwrite
+
+    def counted(file: int, content: bytes, at: int) -> int:
+        nbytes.append(len(content))
+        return pwrite(file, content, at)
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    with overruns.watch(keys((1000, 0)), 10.0):
+        assert len(nbytes) == 1
+    assert nbytes[1:] == [1]
+    assert (tmp_path / "note").stat().st_mode & 0o777 == 0o600

@@ -96,7 +96,12 @@ class DrawnRecords:
     async def take(self, finished: list[Finished]) -> None:
         """Stores the records among these that run here, and tells those who wait for them."""
         records = [record for record in finished if _key(record) in self._running]
-        headers = {_key(record): _header(record) for record in records}
+        # The records of a group share their prompt.
+        prompts = {id(record.request.prompt): record.request.prompt for record in records}
+        digests = {name: prompt_digest(prompt) for name, prompt in prompts.items()}
+        headers = {
+            _key(record): _header(record, digests[id(record.request.prompt)]) for record in records
+        }
         unkept = [record for record in records if record.status != FAILED]
         while unkept:
             step = max(self._running[_key(record)] for record in unkept)
@@ -166,7 +171,11 @@ def _check_size(header: Header) -> None:
         )
 
 
-def _header(record: Finished) -> Header:
+def _header(record: Finished, digest: int | None = None) -> Header:
+    """Makes a record's header.
+
+    digest: of its prompt, where it is known already.
+    """
     request = record.request
     columns = record.columns
     return Header(
@@ -181,5 +190,5 @@ def _header(record: Finished) -> Header:
         status=record.status,
         reason=short_reason(record.reason),
         cost=record.cost,
-        prompt_digest=prompt_digest(request.prompt),
+        prompt_digest=prompt_digest(request.prompt) if digest is None else digest,
     )

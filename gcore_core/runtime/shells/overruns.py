@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 GRACE_S = 2.0
 #: How much of what is over is kept: the latest, so that the note stays small.
 _KEPT = 1024
+#: The first byte of a note: whether what it calls running still runs. When a plain function returns
+#: only this byte is written, so that a call writes its note once.
+_BUSY = b"1"
+_IDLE = b"0"
 
 
 class Key(NamedTuple):
@@ -84,11 +88,13 @@ class Overruns:
         """
         self._path = path
         self._set_alarm = set_alarm
+        self._file = -1  # the note, once it has been written
         self._note = _Note()
         if path is not None and path.exists():
             # A process that was killed while it wrote has left half a note, which says nothing.
             with contextlib.suppress(msgspec.DecodeError):
-                self._note = msgspec.json.decode(path.read_bytes(), type=_Note)
+                self._note = _read(path.read_bytes())
+        self._over = set(self._note.over)
         self._judge(ending)
 
     def _judge(self, ending: str) -> None:
@@ -118,7 +124,7 @@ class Overruns:
 
     def _is_over(self, key: Key) -> bool:
         """Returns whether this work has used up its time."""
-        return key in self._note.over
+        return key in self._over
 
     def suspects(self, keys: Collection[Key]) -> bool:
         """Returns whether any of this work is a suspect, which is to be scored alone."""
@@ -144,6 +150,7 @@ class Overruns:
     def add_over(self, keys: Sequence[Key]) -> None:
         """Notes work that used up its time, although other code could run meanwhile."""
         self._note.over = [*self._note.over, *keys][-_KEPT:]
+        self._over = set(self._note.over)
         self._write()
 
     @contextlib.contextmanager
@@ -157,7 +164,10 @@ class Overruns:
         finally:
             self._set_alarm(0)
             self._note.running = []
-            self._clear(keys)
+            if self._note.suspects:
+                self._clear(keys)
+            elif self._file >= 0:
+                os.pwrite(self._file, _IDLE, 0)  # the note stays as it is, but nothing runs
 
     @contextlib.contextmanager
     def watch_waiting(self, keys: Collection[Key]) -> Iterator[None]:
@@ -178,9 +188,19 @@ class Overruns:
 
     def _write(self) -> None:
         if self._path is not None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(self._note))
+            if self._file < 0:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.ftruncate(self._file, 0)
+            runs = _BUSY if self._note.running else _IDLE
+            os.pwrite(self._file, runs + msgspec.json.encode(self._note), 0)
+
+
+def _read(content: bytes) -> _Note:
+    """Decodes a note. Raises msgspec.DecodeError for half a note."""
+    note = msgspec.json.decode(content[1:], type=_Note)
+    if content[:1] == _IDLE:
+        note.running = []
+    return note
 
 
 def set_alarm(seconds: float) -> None:

@@ -106,10 +106,14 @@ class ScorerShell:
         """Scores of records: of every reward of this worker that the request wants."""
         name = "train" if request.purpose == TRAIN else "evaluation"
         contents = await self._store.records(request.headers)
-        records = [
-            _record(header, content, self._prompt(header, name))
-            for header, content in zip(request.headers, contents, strict=True)
-        ]
+        # The records of a group share a row: it is opened, and its digest taken, once.
+        prompts: dict[tuple[int, int], Prompt] = {}
+        records = []
+        for header, content in zip(request.headers, contents, strict=True):
+            row = header.row, header.prompt_digest
+            if row not in prompts:
+                prompts[row] = self._prompt(header, name)
+            records.append(_record(header, content, prompts[row]))
         rewards = [
             reward
             for reward in self._scorers
