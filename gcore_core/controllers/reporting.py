@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.contract.launching import Traffic
 from gcore_core.contract.records import TRUNCATED, Header, StepReport
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
 from gcore_core.runtime.messages import STEP_END, StepEnd
+from gcore_core.runtime.rpc.resting import latest_delays_s
 from gcore_core.runtime.rpc.retry import insist
 
 
@@ -78,6 +80,9 @@ class Reporting:
             "actions": sums["length"][0],
             "controller/messages": float(self._before.messages - before.messages),
         }
+        if delays_s := latest_delays_s():
+            name = f"loop_delay_ms_p99/controller.{self._context.facts.shard}"
+            shard_counts[name] = 1000 * float(np.percentile(delays_s, 99))
         return ShardReport(sums, shard_counts, *_of(evaluated))
 
     async def begin(self, version: int, evaluated: Evaluated | None) -> None:

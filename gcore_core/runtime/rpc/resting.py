@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import selectors
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ LONGEST_REST_S = 0.1
 URGENT_REST_S = 0.005
 #: From this share of its records on, a draw rests in proportion to what is left.
 TAIL_SHARE = 0.05
+_DELAYS = 1 << 14  # that are kept for a report
 
 
 @dataclass
@@ -54,7 +56,18 @@ class RestingLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._draws: list[Pace] = []
         self._n_urgent = 0
-        super().__init__(_RestingSelector(self.rest_s))
+        self._selecting = _RestingSelector(self.rest_s)
+        super().__init__(self._selecting)
+
+    def take_delays_s(self) -> list[float]:
+        """Returns how long the loop looked at nothing new, each time since this was called last.
+
+        An event that comes meanwhile waits until the end of it: a turn's work and the rest behind
+        it. Only the latest ``_DELAYS`` are kept.
+        """
+        delays_s = list(self._selecting.delays_s)
+        self._selecting.delays_s.clear()
+        return delays_s
 
     def rest_s(self) -> float:
         """Returns how long the loop may sleep now whatever happens; 0: not at all."""
@@ -88,11 +101,14 @@ class _RestingSelector(selectors.DefaultSelector):
     """Sleeps before it waits for events.
 
     rest_s: says how long, each time.
+    delays_s: the times from the end of one look to the beginning of the next.
     """
 
     def __init__(self, rest_s: Callable[[], float]) -> None:
         super().__init__()
         self._rest_s = rest_s
+        self.delays_s = deque[float](maxlen=_DELAYS)
+        self._looked_s = time.perf_counter()
 
     def select(self, timeout: float | None = None) -> Any:
         # With a timeout of 0 the loop has something to do and only looks what else has come.
@@ -101,7 +117,10 @@ class _RestingSelector(selectors.DefaultSelector):
                 rest_s = min(rest_s, timeout)
                 timeout -= rest_s
             time.sleep(rest_s)
-        return super().select(timeout)
+        self.delays_s.append(time.perf_counter() - self._looked_s)
+        events = super().select(timeout)
+        self._looked_s = time.perf_counter()
+        return events
 
 
 def resting(pace: Pace) -> contextlib.AbstractContextManager[None]:
@@ -114,6 +133,12 @@ def urgent() -> contextlib.AbstractContextManager[None]:
     """Keeps the running event loop from long rests, inside the block."""
     loop = asyncio.get_running_loop()
     return loop.urgent() if isinstance(loop, RestingLoop) else contextlib.nullcontext()
+
+
+def latest_delays_s() -> list[float]:
+    """Returns ``RestingLoop.take_delays_s`` of the running event loop; of another one nothing."""
+    loop = asyncio.get_running_loop()
+    return loop.take_delays_s() if isinstance(loop, RestingLoop) else []
 
 
 def present_rest_s() -> float:
