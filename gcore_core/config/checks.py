@@ -75,6 +75,7 @@ def run(
         *_follows(settings),
         *_workers(settings),
         *_cluster(settings),
+        *_owned_replicas(settings, objects),
         *_judges(settings, provided),
     ]
     problems += _uncalled(settings, provided)
@@ -190,6 +191,26 @@ def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str
                 f"roles.{name}.slots: {role.slots} slots cannot be divided into replicas of "
                 f"{size} slots each."
             )
+
+
+def _owned_replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
+    """Every controller has a replica to own, in a run that lets them own any."""
+    if settings.controller.replicas != "owned":
+        return
+    if settings.run.deterministic:
+        yield (
+            'controller.replicas: "owned" cannot be had with run.deterministic, in which every '
+            'replica hears every controller; choose "shared".'
+        )
+    role = settings.roles.get(ROLLOUT)
+    count = role.slots // replica_slots(objects.get(f"roles.{ROLLOUT}")) if role else 0
+    if role and count < settings.controller.shards:
+        yield (
+            f'controller.replicas: with "owned" each of {settings.controller.shards} controllers '
+            f"needs a replica of its own, and roles.{ROLLOUT} has {count}; "
+            f"set controller.shards to at most {count}, raise roles.{ROLLOUT}.slots, "
+            'or choose "shared".'
+        )
 
 
 def _workers(settings: JobSettings) -> Iterator[str]:

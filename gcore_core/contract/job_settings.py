@@ -123,6 +123,7 @@ class Controller(Choice):
 
     use: str = "core/sync"
     shards: int = _at_least(1, default=1)
+    replicas: str = _one_of("shared", "owned")
 
 
 @dataclass

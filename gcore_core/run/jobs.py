@@ -223,6 +223,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         shard=shard,
         rows=dict(job.rows),
         replicas=job.workers(ROLLOUT) if ROLLOUT in settings.roles else [],
+        owns_replicas=_owns_replicas(job),
         ranks=_data_parallel(job),
         scorers={
             f"{worker}.{shard % job.scorer_count(rewards)}": rewards
@@ -251,6 +252,11 @@ def _facts(job: Job, shard: int) -> JobFacts:
         state=state,
         carried=resumed.carried if resumed else [],
     )
+
+
+def _owns_replicas(job: Job) -> bool:
+    """Whether each controller asks its own part of the replicas only."""
+    return job.plan.settings.controller.replicas == "owned"
 
 
 def _is_of_groups(job: Job, reward: str) -> bool:

@@ -129,6 +129,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
 
     rows: size of the datasets "train" and "evaluation".
     replicas: peer names of generator replicas.
+    owns_replicas: this shard asks its own part of them only.
     ranks: peer names of the workers of each data-parallel trainer rank.
     scorers: peer name -> the rewards it hosts.
     rewards: how each counts.
@@ -150,6 +151,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     shard: int
     rows: dict[str, int]
     replicas: list[str]
+    owns_replicas: bool = False
     ranks: list[list[str]]
     scorers: dict[str, list[str]]
     rewards: dict[str, Reward]

@@ -185,6 +185,7 @@ class SimulatedJob:
     level: "record" or "group", of that reward.
     placement: a policy that moves devices between ``replicas`` cells, which both roles have.
     rests: whether generators sleep while the trainer works.
+    owns_replicas: whether each shard asks its own replicas only.
     annotators: workers of a role from whose column the trainer learns.
     stop_after: the lead is told to stop when this step has been reported; -1: never.
     resumed: the checkpoint that the run goes on from.
@@ -212,6 +213,7 @@ class SimulatedJob:
     level: str = "record"
     placement: FactorySpec | None = None
     rests: bool = False
+    owns_replicas: bool = False
     annotators: int = 0
     checkpoint_every: int = 0
     evaluate_every: int = 0
@@ -589,6 +591,7 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         shards=job.shards,
         rows={"train": 16, "evaluation": 16},
         replicas=[f"rollout.{i}" for i in range(job.replicas)],
+        owns_replicas=job.owns_replicas,
         ranks=[[f"policy.{i}"] for i in range(job.ranks)],
         scorers={f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)}
         | ({"asker.0": ["asked"]} if job.judges else {}),

@@ -397,12 +397,31 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
     )
 
 
+def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
+    file = job("")
+    owned = ["controller.replicas=owned", "roles.rollout.slots=2"]
+    assert load_plan(file, [*owned, "controller.shards=2"]).settings.controller.replicas == "owned"
+    assert message(file, *owned, "controller.shards=3") == (
+        'controller.replicas: with "owned" each of 3 controllers needs a replica of its own, and '
+        "roles.rollout has 2; set controller.shards to at most 2, raise roles.rollout.slots, or "
+        'choose "shared".'
+    )
+    assert message(file, *owned, "run.deterministic=true") == (
+        'controller.replicas: "owned" cannot be had with run.deterministic, in which every replica '
+        'hears every controller; choose "shared".'
+    )
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("run.steps=0", "run.steps: must be at least 1, not 0."),
         ("controller.shards=0", "controller.shards: must be at least 1, not 0."),
         ("roles.rollout.slots=0", "roles.rollout.slots: must be at least 1, not 0."),
+        (
+            "controller.replicas=mine",
+            "controller.replicas: must be one of shared, owned, not ",
+        ),
         (
             "placement.sleep_in_training=on",
             "placement.sleep_in_training: must be one of auto, always, never, not ",

@@ -10,11 +10,13 @@ import resource
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from gcore_core.contract.launching import Endpoint
@@ -59,6 +61,24 @@ def test_shards_with_few_groups_each_use_different_replicas(prompts: int, tmp_pa
     asked = [told.asked(f"controller.{shard}", "generate") for shard in range(4)]
     assert [len(replicas) for replicas in asked] == [3] * 4
     assert len(set.union(*asked)) == 12
+
+
+def test_shards_that_own_replicas_ask_no_others(tmp_path: Path) -> None:
+    told = listened(tmp_path / "store", shards=4, replicas=9, prompts=32, owns_replicas=True)
+    asked = [told.asked(f"controller.{shard}", "generate") for shard in range(4)]
+    assert asked == [{f"rollout.{replica}" for replica in range(shard, 9, 4)} for shard in range(4)]
+
+
+@pytest.mark.parametrize("replicas", [1, 4, 6])
+def test_owning_replicas_changes_nothing_in_what_is_trained(replicas: int, tmp_path: Path) -> None:
+    """Also where there are fewer replicas than shards, which a placement may leave awake."""
+    job = SimulatedJob(shards=4, replicas=replicas)
+    shared, owned = (
+        run_virtual(simulate(replace(job, owns_replicas=owns), tmp_path / f"{owns}"))
+        for owns in (False, True)
+    )
+    assert owned.batches == shared.batches
+    assert all(np.array_equal(a, b) for a, b in zip(owned.logits, shared.logits, strict=True))
 
 
 class Slow(Listening):

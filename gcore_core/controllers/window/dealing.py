@@ -22,6 +22,15 @@ def lanes_of(shards: int) -> int:
     return max(1, LANES // shards)
 
 
+def owned_by(shard: int, shards: int, replicas: int) -> list[int]:
+    """Returns the numbers of the replicas that a shard owns.
+
+    Every shard owns as many, to within one. Where there are fewer replicas than shards, which a
+    placement policy may leave awake, several shards own the same one.
+    """
+    return list(range(shard, replicas, shards)) or [shard % replicas]
+
+
 def deal(
     leases: list[Lease], replicas: int, shard: int, shards: int, fixed: bool
 ) -> list[tuple[int, deque[list[Lease]]]]:

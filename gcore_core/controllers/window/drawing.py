@@ -12,7 +12,7 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window.dealing import deal
+from gcore_core.controllers.window.dealing import deal, owned_by
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
@@ -52,10 +52,16 @@ class Drawing:
         """
         facts = self._context.facts
         replicas = await self._placement.sampling()
+        shard = facts.shard
+        shards = facts.shards
+        if facts.owns_replicas:
+            replicas = [replicas[i] for i in owned_by(shard, shards, len(replicas))]
+            shard = 0  # alone with its own
+            shards = 1
         fixed = facts.run.deterministic or len(replicas) == 1
         scoring = Scoring(self._context, ledger, round_.purpose, self._placement)
         pace = Pace(sum(len(lease.samples) for lease in leases))
-        lanes = deal(leases, len(replicas), facts.shard, facts.shards, fixed)
+        lanes = deal(leases, len(replicas), shard, shards, fixed)
         tasks = [
             asyncio.ensure_future(
                 self._work_off(ledger, replicas[replica], round_, waiting, scoring, pace)
