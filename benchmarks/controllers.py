@@ -1,6 +1,7 @@
 """Measures the bytes, memory and processor time of controllers, as payload and their number grow.
 
     python benchmarks/controllers.py [--json] [--check] [--controllers 1 4 16 64] [--rounds 2]
+    [--parts PART ...]
     [--verl-python PYTHON]
 
 Everything of ours is ``g-core run`` with real processes, sockets, controllers, store and pushes;
@@ -33,6 +34,8 @@ controller_us_per_record_c<N>: user and system microseconds of all N controllers
 99th percentile of the time from a lease leaving a controller to its records' headers arriving
 there; generation takes none. controller_messages_c<N>: messages of all controllers in a step.
 
+The part "saturation" is saturation.py's, which says what it measures.
+
 skewed_shard_time_over_even: seconds of a step, on virtual time, with one shard of 8 whose prompts
 are four times as long, over those with every prompt longer, by as much in all.
 """
@@ -62,6 +65,7 @@ import numpy as np
 import verl_rival
 import xxhash
 from report import Claim, add_options, publish
+from saturation import RATES, Saturation
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.launching import Endpoint, StreamEndpoint
@@ -78,6 +82,7 @@ GROUP = 16
 PROMPTS = 512
 SKEWED = 8
 FACTOR = 4
+PARTS = ["payloads", "sizes", "readers", "small", "numbers", "skew", "saturation"]
 DISTRIBUTIONS = ["gcore-core", "gcore-sim", "msgspec", "numpy", "xxhash"]
 Metrics = list[dict[str, float]]  # of each step, from the state before the first one on
 
@@ -528,6 +533,31 @@ def skew() -> list[Claim]:
     ]
 
 
+# -- what one controller can carry -----------------------------------------------------------------
+
+
+def saturation(short: bool) -> list[Claim]:
+    """Measures controllers at the pace of engines; see saturation.py.
+
+    short: whether to measure as little as possible.
+    """
+
+    def run(plan: dict[str, Any]) -> Metrics:
+        with ran(plan) as directory:
+            return metrics_of(directory)
+
+    measures = Saturation(
+        job=job,
+        run=run,
+        inline_s=lambda nbytes: inline_single(nbytes)[0],
+        note=note,
+        steps=1 if short else 3,
+        devices=RATES[:1] if short else RATES,
+        counts=(2,) if short else (4, 16, 64),
+    )
+    return measures.claims() + measures.with_2048_each(2 if short else 64)
+
+
 # -- all -------------------------------------------------------------------------------------------
 
 
@@ -552,8 +582,11 @@ def main() -> int:
     parser.add_argument("--verl-python", type=Path, help="an interpreter that has verl")
     parser.add_argument("--read-size", choices=SIZES, default="1GB", help="of the part readers")
     parser.add_argument("--read-rounds", type=int, default=3, help="of the part readers")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
-        "--parts", nargs="+", default=["payloads", "sizes", "readers", "small", "numbers", "skew"]
+        "--short",
+        action="store_true",
+        help="saturation with few controllers, slow engines, one step",
     )
     add_options(parser)
     args = parser.parse_args()
@@ -564,6 +597,7 @@ def main() -> int:
         "small": small_things,
         "numbers": lambda: numbers(args.controllers, args.rounds),
         "skew": skew,
+        "saturation": lambda: saturation(args.short),
     }
     claims = [claim for name in args.parts for claim in parts[name]()]
     return publish("controllers", claims, args, DISTRIBUTIONS)
