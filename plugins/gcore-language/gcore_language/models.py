@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def load_model(
 
     Raises DataError when transformers cannot load it.
     """
+    _import_without_sklearn()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
@@ -59,6 +61,23 @@ def load_model(
     # action like any other
     model.get_input_embeddings().padding_idx = None
     return model.eval()
+
+
+def _import_without_sklearn() -> None:
+    """Imports transformers' generation as if scikit-learn were not installed.
+
+    Where it is, transformers imports it for assisted generation, which nothing here does: 30 MiB
+    for each process.
+    """
+    from transformers import utils
+
+    is_installed = utils.is_sklearn_available
+    utils.is_sklearn_available = lambda: False
+    try:
+        # imported once, with the answer of this moment
+        importlib.import_module("transformers.generation.candidate_generator")
+    finally:
+        utils.is_sklearn_available = is_installed
 
 
 def choose_device(name: str, context: WorkerContext, threads: int) -> torch.device:
