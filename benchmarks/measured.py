@@ -127,6 +127,7 @@ BENCHMARKS = (
         measures=(
             CORE,
             SIM,
+            "benchmarks/saturation.py",
             "benchmarks/verl_controller.py",
             "benchmarks/verl_rival.py",
             "benchmarks/verl_transferqueue.py",

@@ -46,6 +46,15 @@ def _no_part_is_lighter_than_the_mean(values: Mapping[str, float]) -> bool:
     return all(value >= 1 for name, value in values.items() if "_ranks_" in name)
 
 
+def _a_share_is_cost_times_rate(values: Mapping[str, float]) -> bool:
+    """Whether one controller is busy for what its records cost, at the rate at which they come."""
+    point = "c1_at_64_devices"
+    us_a_second = (
+        values[f"controller_us_per_record_{point}"] * values[f"records_per_second_{point}"]
+    )
+    return math.isclose(values[f"busiest_controller_share_{point}"], us_a_second / 1e6)
+
+
 def _ratios_are_those_of_rates(values: Mapping[str, float]) -> bool:
     """Whether a push over a copy is what both rates say."""
     sizes = [name.removeprefix("memcpy_") for name in values if name.startswith("memcpy_")]
@@ -168,6 +177,12 @@ SMALL = (
             "controllers",
             *("--parts", "small", "readers", "--read-size", "0.1GB", "--read-rounds", "1"),
             fact=lambda values: bool(values),
+            slow=True,
+        ),
+        short(
+            "controllers",
+            *("--parts", "small", "saturation", "--short"),
+            fact=_a_share_is_cost_times_rate,
             slow=True,
         ),
         short(
