@@ -270,17 +270,14 @@ class _State:
 
         costs: seconds of each candidate in that step.
         discount: what earlier steps count for from now on, between 0 and 1.
-        A split without a regret so far, as after the pool has changed, gets that of its neighbours.
-        Another mode is taken to have done in earlier steps as it does in this one.
+        A candidate without a regret so far, as after the pool has changed, gets that of its
+        neighbours. A mode that becomes possible gets the worst: it has to do well for some steps,
+        since the first fits of engines are rough, and a mode that runs does not show how splits do.
         """
         least = min(costs.values())
-
-        def so_far(split: Split, cost: float) -> float:
-            if split in self.regrets or (split.mode == "split" and self.regrets):
-                return _at(self.regrets, split)
-            return self.weight * cost / least
-
-        regrets_so_far = {split: so_far(split, cost) for split, cost in costs.items()}
+        regrets_so_far = {
+            split: _at(self.regrets, split) if self.regrets else 0.0 for split in costs
+        }
         regrets = {
             split: discount * regrets_so_far[split] + cost / least for split, cost in costs.items()
         }

@@ -187,13 +187,6 @@ def test_predictions_make_up_for_seconds_that_the_model_leaves_out() -> None:
     assert decision.chosen == plain.chosen
 
 
-def test_a_mode_that_becomes_possible_later_is_not_held_back_by_earlier_steps() -> None:
-    policy, state = Replay(ReplayConfig()), {}
-    for step in range(1, 9):
-        state = policy.revise(None, window(2, step=step, state=state)).state
-    assert policy.revise(None, window(2, step=9, switch_s=0.0, state=state)).mode == "colocated"
-
-
 def test_learned_state_survives_a_change_of_pool_size() -> None:
     first = Replay(ReplayConfig()).revise(None, window(16))
     smaller = Replay(ReplayConfig()).revise(None, window(8, state=first.state))
