@@ -25,7 +25,7 @@ without the ability.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -122,6 +122,18 @@ class CountsGroups(Protocol):
         """
 
 
+@runtime_checkable
+class NamesMeters(Protocol):
+    """Says that a placement policy looks at ``Window.used``, and who reads it."""
+
+    def meters(self) -> Mapping[str, str]:
+        """Returns kind of device -> the factory of a meter, ``"module:attribute"``.
+
+        It is as in ``Device.kind``; see ``gcore_core.contract.metering``. Without the method:
+        empty. Nothing is read then.
+        """
+
+
 # -- how the core asks -----------------------------------------------------------------------------
 
 
@@ -166,6 +178,14 @@ def groups_per_step(config: Any) -> int:
     return config.groups_per_step() if isinstance(config, CountsGroups) else 0
 
 
+def meter_of(config: Any, kind: str) -> str:
+    """Returns the factory of the meter that a placement policy wants read; "" for none.
+
+    kind: of the devices.
+    """
+    return config.meters().get(kind, "") if isinstance(config, NamesMeters) else ""
+
+
 # -- what looks like an ability and is none --------------------------------------------------------
 
 
@@ -204,6 +224,7 @@ ABILITIES = (
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
+    _ability(NamesMeters, "placement"),
 )
 _NEAR_EDITS = 2
 

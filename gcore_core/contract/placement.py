@@ -91,6 +91,8 @@ class Window:
     filled: share of a role's places, in the latest rollout, that were taken. A replica has as many
         places as the most requests that one of the role's replicas was ever seen to have at once,
         but no more than its profile's ``max_running``.
+    used: share of the time of a role's devices, in the latest rollout, in which they were in use as
+        a meter reads it, from 0 to 1. It is empty unless the policy's config names meters.
     switch_s: seconds that a change of roles took the last time; None before the first one.
     outcomes: what earlier decisions came to, oldest first.
     state: ``Decision.state`` of the latest decision.
@@ -107,6 +109,7 @@ class Window:
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     busy: Mapping[str, float] = field(default_factory=dict)
     filled: Mapping[str, float] = field(default_factory=dict)
+    used: Mapping[str, float] = field(default_factory=dict)
     switch_s: float | None = None
     outcomes: tuple[Outcome, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)

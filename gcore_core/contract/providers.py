@@ -172,7 +172,10 @@ class RoleProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementProvider(Provider):
-    """Describes a policy that decides which devices each role has in each phase."""
+    """Describes a policy that decides which devices each role has in each phase.
+
+    Ability of its config: ``meters``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ class ControllerContext:
     judges: generator role that rewards ask -> its replicas.
     annotators: role that gives columns -> its workers.
     placement: the policy that moves devices between generators; none where nothing moves.
+    agent: the node's agent, where it reads how long devices are in use.
     stopping: set in the lead when the run is to end early, its state saved.
     """
 
@@ -56,6 +57,7 @@ class ControllerContext:
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
     placement: PlacementPolicy | None = None
+    agent: Peer | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -99,6 +101,7 @@ def make_context(
     It is a factory like any other, so that a worker needs only its name; it takes no ``config``.
     """
     supervisor = network.peer("supervisor")
+    placed = facts.placement
     return ControllerContext(
         facts=facts,
         traffic=network.traffic,
@@ -118,4 +121,5 @@ def make_context(
             role: [network.peer(name) for name in names] for role, names in facts.annotators.items()
         },
         placement=build(factories["placement"]) if "placement" in factories else None,
+        agent=network.peer(placed.agent) if placed and placed.meter else None,
     )

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import replica_slots
+from gcore_core.contract.abilities import meter_of, replica_slots
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.factories import build
+from gcore_core.contract.factories import build, import_attribute
+from gcore_core.contract.metering import Meter
 from gcore_core.contract.placement import Device, Need, Partition, PlacementPolicy, Window
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
+from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import PlacementFacts
 
 
@@ -31,6 +33,7 @@ class Placed:
     sleeps: roles whose backend can sleep.
     resting: of ``sleeps``, the generators that sleep while the trainer works.
     provider: the policy's provider, as in ``placement.use``.
+    meter: the factory of the meter that the policy wants read in each rollout; "": none.
     """
 
     workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
@@ -39,6 +42,7 @@ class Placed:
     sleeps: Sequence[str] = ()
     resting: Sequence[str] = ()
     provider: str = ""
+    meter: str = ""
 
     @property
     def note(self) -> str:
@@ -65,6 +69,8 @@ class Placed:
             needed=groups_per_step,
             directory=directory,
             provider=self.provider,
+            meter=self.meter,
+            agent=AGENT,
         )
 
 
@@ -101,14 +107,29 @@ def place(plan: Plan) -> Placed:
         )
     sleeps = [role for role, need in needs.items() if need.sleeps]
     resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
+    moves = decision.engines is not None
+    kind = next((device.kind for device in window.devices), "")
+    meter = meter_of(plan.objects.get("placement"), kind)
+    if moves and meter:
+        _try_meter(meter, window.devices)
     return Placed(
         workers=workers,
         window=window,
-        moves=decision.engines is not None,
+        moves=moves,
         provider=provider,
+        meter=meter,
         sleeps=sleeps,
         resting=resting,
     )
+
+
+def _try_meter(factory: str, devices: Sequence[Device]) -> None:
+    """Makes a meter, asks it once and closes it: it raises ConfigError where it cannot read."""
+    meter: Meter = import_attribute(factory)()
+    try:
+        meter.used_s({device.index: () for device in devices})
+    finally:
+        meter.close()
 
 
 def _resting(

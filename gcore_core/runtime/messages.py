@@ -611,6 +611,29 @@ class UsageReply(Message):
     notes: list[str] = []  # what the person who runs it should read, each once
 
 
+class MeterRequest(Message):
+    """Asks how long devices were in use.
+
+    meter: the factory of the ``Meter`` that reads it; the agent makes one at the first request.
+    workers: name of a worker -> the indexes of its devices.
+    """
+
+    meter: str
+    workers: dict[str, list[int]]
+
+
+class MeterReply(Message):
+    """Tells how long devices were in use.
+
+    used_s: device index -> seconds of full use, see ``Meter.used_s``. Devices that have no living
+        worker on this node, or that cannot be read, are left out.
+    clock_s: the node's clock at the reading, of which differences alone mean something.
+    """
+
+    used_s: dict[int, float]
+    clock_s: float
+
+
 # of the supervisor
 HELLO = Endpoint("hello", Hello, Nothing, Wait.EVER)
 FAILED = Endpoint("failed", RemoteFailure, Nothing)
@@ -621,6 +644,7 @@ PUBLISHED = Endpoint("published", Published, Nothing)
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 USAGE = Endpoint("usage", Nothing, UsageReply)
+METER = Endpoint("meter", MeterRequest, MeterReply)
 KILL = Endpoint("kill", KillRequest, Nothing)
 # of the lead
 STOP_RUN = Endpoint("stop_run", Nothing, Nothing)

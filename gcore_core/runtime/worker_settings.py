@@ -112,6 +112,8 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     needed: groups that a step must keep.
     directory: the run's, for the journal; empty: none is kept.
     provider: the policy's, as in ``placement.use``.
+    meter: the factory of the meter that the policy wants read; "": none is.
+    agent: peer name of the node's agent, which reads it.
     """
 
     devices: list[Device]
@@ -122,6 +124,8 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     needed: int = 0
     directory: str = ""
     provider: str = ""
+    meter: str = ""
+    agent: str = ""
 
 
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):

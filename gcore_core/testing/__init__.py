@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.filter import FilterContract
     from gcore_core.testing.contracts.generator import GeneratorContract
     from gcore_core.testing.contracts.launcher import LauncherContract
+    from gcore_core.testing.contracts.meter import MeterContract
     from gcore_core.testing.contracts.objective import ObjectiveContract
     from gcore_core.testing.contracts.placement import PlacementPolicyContract
     from gcore_core.testing.contracts.plugin import PluginContract
@@ -37,6 +38,7 @@ _HOMES = {
     "FilterContract": "filter",
     "GeneratorContract": "generator",
     "LauncherContract": "launcher",
+    "MeterContract": "meter",
     "NotClaimed": "base",
     "ObjectiveContract": "objective",
     "PlacementPolicyContract": "placement",
@@ -58,6 +60,7 @@ __all__ = [
     "FilterContract",
     "GeneratorContract",
     "LauncherContract",
+    "MeterContract",
     "NotClaimed",
     "ObjectiveContract",
     "PlacementPolicyContract",

@@ -475,6 +475,20 @@ class FakeBalancer:
         return indexes_of
 
 
+class FakeMeter:
+    """Counts a second of use a call, for every device that has a worker."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def used_s(self, devices: Mapping[int, Sequence[int]]) -> dict[int, float]:
+        self._calls += 1
+        return dict.fromkeys(devices, float(self._calls))
+
+    def close(self) -> None:
+        pass
+
+
 @hookimpl
 def gcore_generators() -> Iterable[p.GeneratorProvider]:
     yield p.GeneratorProvider(

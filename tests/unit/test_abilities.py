@@ -43,6 +43,9 @@ class Talkative:
     def groups_per_step(self) -> int:
         return 32
 
+    def meters(self) -> dict[str, str]:
+        return {"cpu": "mine:Meter"}
+
 
 def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     silent = Silent()
@@ -54,6 +57,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.shows_images(None) is False
     assert abilities.updates_per_step(silent) == 1
     assert abilities.groups_per_step(silent) == 0
+    assert abilities.meter_of(silent, "cpu") == ""
 
 
 def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
@@ -66,10 +70,12 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     assert abilities.shows_images(talkative) is True
     assert abilities.updates_per_step(talkative) == 6
     assert abilities.groups_per_step(talkative) == 32
+    assert abilities.meter_of(talkative, "cpu") == "mine:Meter"
+    assert abilities.meter_of(talkative, "cuda") == ""
 
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
-    assert len(ABILITIES) == 8
+    assert len(ABILITIES) == 9
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 
@@ -89,6 +95,7 @@ def config_with(name: str, value: Any) -> type:
         ("dataset", "show_images", "shows_images"),
         ("controller", "updates_pre_step", "updates_per_step"),
         ("controller", "group_per_step", "groups_per_step"),
+        ("placement", "meter", "meters"),
     ],
 )
 def test_a_method_within_two_edits_of_an_ability_is_a_near_miss(

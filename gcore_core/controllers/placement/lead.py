@@ -68,6 +68,7 @@ class Last:
         generators were put to sleep.
     pushing_s: seconds from the decision to the start of the rollout.
     monitoring_s: seconds of work for sending the measurements to the lead and reading them there.
+    used: device index -> share of the rollout in which it was in use; empty where nobody asks.
     """
 
     measured: Mapping[str, Requests] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Last:
     training_s: float = 0.0
     pushing_s: float = 0.0
     monitoring_s: float = 0.0
+    used: Mapping[int, float] = field(default_factory=dict)
 
 
 class Mover:
@@ -302,6 +304,7 @@ class Mover:
             profiles=dict(self._profiles),
             busy={role: 1 - share for role, share in idle.items()},
             filled=self._measure_filled(last),
+            used=self._measure_used(last),
             switch_s=self._switch_s,
             outcomes=tuple(self._outcomes[-_OUTCOMES:]),
             state=self.state(),
@@ -313,6 +316,16 @@ class Mover:
         for role, requests in last.measured.items():
             places = min(self._most_at_once[role], self._profiles[role].max_running)
             shares[role] = filled_share(requests, self._serving[role], last.rollout_s, places)
+        return shares
+
+    def _measure_used(self, last: Last) -> dict[str, float]:
+        """Returns role -> share in which its devices were in use; see ``Window.used``."""
+        shares = {}
+        for role, replicas in self._serving.items():
+            indexes = {index for i in replicas for index in self._facts.engines[role][i]}
+            used = [last.used[index] for index in sorted(indexes) if index in last.used]
+            if used:
+                shares[role] = sum(used) / len(used)
         return shares
 
     def state(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.placement.gauge import Gauge
 from gcore_core.controllers.placement.lead import Awake, Last, Mover
 from gcore_core.controllers.placement.measurements import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
@@ -45,11 +46,23 @@ class PlacementShard:
         self._sleepers = Sleepers(self._peers, able, resting)
         moves = self._facts is not None and self._agree.lead
         self._mover = Mover(context, everybody, self._sleepers) if moves else None
+        self._gauge = self._make_gauge(context) if moves else None
         self._metrics: dict[str, float] = {}
         self._records: list[Record] = []
         self._arranged_s = self._began_s = self._ended_s = 0.0
         self._judging = False  # in turns: whether the cells serve the judges now
         self._rescued = False  # whether a judge was helped in this rollout
+
+    def _make_gauge(self, context: ControllerContext) -> Gauge | None:
+        """Makes what measures the use of the generators' devices; None where nobody asks."""
+        if context.agent is None or self._facts is None:
+            return None
+        workers = {
+            peer.name: devices
+            for role, peers in self._peers.items()
+            for peer, devices in zip(peers, self._facts.engines[role], strict=True)
+        }
+        return Gauge(context.agent, self._facts.meter, workers)
 
     @property
     def replicas(self) -> list[Peer]:
@@ -61,11 +74,15 @@ class PlacementShard:
         self._began_s = asyncio.get_running_loop().time()
         self._records = []
         self._rescued = False
+        if self._gauge is not None:
+            self._gauge.begin()
 
     def end_rollout(self, records: Iterable[Record]) -> None:
         """Keeps the time and the records of the rollout, from which ``decide`` measures it."""
         self._ended_s = asyncio.get_running_loop().time()
         self._records = list(records)
+        if self._gauge is not None:
+            self._gauge.end()
 
     async def rest(self) -> None:
         """Gives the trainer the memory of replicas that may sleep, until ``decide``.
@@ -111,6 +128,7 @@ class PlacementShard:
                 training_s=trained_s - self._ended_s - self._sleepers.rest_s,
                 pushing_s=self._began_s - self._arranged_s,
                 monitoring_s=packing_s + time.perf_counter() - unpacking_began_s,
+                used=await self._gauge.shares() if self._gauge is not None else {},
             )
             awake = await cast(Mover, self._mover).decide(step, release_before, last)
             return [msgspec.msgpack.encode(awake)] * self._agree.shards

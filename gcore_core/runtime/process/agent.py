@@ -27,10 +27,13 @@ from gcore_core.runtime.messages import (
     ENDED_HUNG,
     EXITS,
     KILL,
+    METER,
     RESTART_EXIT_CODE,
     SPAWN,
     USAGE,
     KillRequest,
+    MeterReply,
+    MeterRequest,
     Nothing,
     SpawnRequest,
     UsageReply,
@@ -38,6 +41,7 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process.leftovers import Record
+from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
@@ -92,6 +96,7 @@ class Agent:
         self._files = SharedFiles()
         self._record = Record(spec.record)
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._metering = Metering()
         self._stopping = False
 
     def register(self, service: Service) -> None:
@@ -99,6 +104,7 @@ class Agent:
         service.add(SPAWN, self.spawn)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
+        service.add(METER, self.meter)
         service.add(KILL, self.kill)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
@@ -203,6 +209,11 @@ class Agent:
                 cpu_s[name], memory_mib[name] = process_usage(pid)
         return UsageReply(cpu_s, memory_mib, self.slabs.notes())
 
+    async def meter(self, request: MeterRequest, call: Call) -> MeterReply:
+        """Reads how long the devices of living workers were in use."""
+        pids = {name: process.pid for name, process in self._workers.items()}
+        return await self._metering.read(request, pids)
+
     async def kill(self, request: KillRequest, call: Call) -> Nothing:
         """Ends a worker that hangs; nothing happens where it has ended already."""
         process = self._workers.get(request.name)
@@ -214,6 +225,7 @@ class Agent:
     async def stop(self, grace_s: float) -> None:
         """Ends all workers: asks, waits, kills."""
         self._stopping = True
+        self._metering.close()
         for sign in (signal.SIGTERM, signal.SIGKILL):
             self._look()
             for process in self._workers.values():

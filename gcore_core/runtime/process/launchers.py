@@ -17,8 +17,11 @@ from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
 from gcore_core.contract.launching import Servable, Site
 from gcore_core.runtime.messages import (
     EXITS,
+    METER,
     SPAWN,
     USAGE,
+    MeterReply,
+    MeterRequest,
     Nothing,
     SpawnRequest,
     UsageReply,
@@ -29,6 +32,7 @@ from gcore_core.runtime.process.agent import AgentSpec, end_hung, process_usage
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
+from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.spawn import SHARED_MEMORY, allow_open_files, spawn_process
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
@@ -181,12 +185,14 @@ class InlineAgent:
         self._network = network
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._metering = Metering()
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
         service.add(SPAWN, self.spawn)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
+        service.add(METER, self.meter)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
         for spec in request.workers:
@@ -224,7 +230,12 @@ class InlineAgent:
         cpu_s, memory_mib = process_usage(os.getpid())
         return UsageReply({"inline": cpu_s}, {"inline": memory_mib}, self.slabs.notes())
 
+    async def meter(self, request: MeterRequest, call: Call) -> MeterReply:
+        """Reads how long devices were in use; all workers are this process."""
+        return await self._metering.read(request, dict.fromkeys(self._tasks, os.getpid()))
+
     async def stop(self) -> None:
+        self._metering.close()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

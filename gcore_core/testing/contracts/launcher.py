@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gcore_core.contract.launching import Launcher, Site
-from gcore_core.runtime.messages import USAGE, Nothing
+from gcore_core.runtime.messages import METER, USAGE, MeterRequest, Nothing
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
 
@@ -43,6 +43,18 @@ class LauncherContract(Contract):
             usage = await site.agent.call(USAGE, Nothing(), deadline_s=60)
             assert usage.memory_mib, "the agent knows of no process"
             assert all(mib > 0 for mib in usage.memory_mib.values())
+
+        visit(launcher, logs, look)
+
+    def test_the_agent_of_a_site_reads_a_meter(self, launcher: Any, logs: Path) -> None:
+        """Devices of workers that do not live there are left out; the clock goes on."""
+        request = MeterRequest("gcore_core.testing.fake:FakeMeter", {"nobody.0": [0]})
+
+        async def look(site: Site) -> None:
+            before = await site.agent.call(METER, request, deadline_s=60)
+            after = await site.agent.call(METER, request, deadline_s=60)
+            assert before.used_s == after.used_s == {}
+            assert before.clock_s <= after.clock_s
 
         visit(launcher, logs, look)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract import run_files
@@ -48,6 +49,20 @@ def gcore_placement_policies() -> Iterable[PlacementProvider]:
         factory="gcore_placement.utilisation:Utilisation",
         config=UtilisationConfig,
     )
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a problem where ``signal: hardware`` cannot tell the roles apart."""
+    placement = plan["placement"]
+    signal = (placement.get("config") or {}).get("signal")
+    asks_hardware = placement["use"] == "placement/utilisation" and signal == "hardware"
+    if asks_hardware and plan["launcher"]["use"] == "core/inline":
+        yield (
+            "placement.config.signal: hardware reads the processor time of each worker, and "
+            "core/inline runs all of them in one process; use launcher: core/local, or signal: "
+            "filled."
+        )
 
 
 @hookimpl

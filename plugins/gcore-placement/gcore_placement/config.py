@@ -5,6 +5,7 @@ The string below a field is its help, which ``g-core plugins show placement`` pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,9 +47,11 @@ class UtilisationConfig:
     """Number of cells that move after a step, at least 1."""
     share: float = 0.5
     """Share of the cells that the judges get in the first step, above 0 and below 1."""
-    signal: Literal["busy", "filled"] = "busy"
+    signal: Literal["busy", "filled", "hardware"] = "busy"
     """What is compared between the roles. busy: share of a role's time in which a replica ran
     anything. filled: share of its places (sequences that can run at once) that were taken.
+    hardware: utilisation of its devices, as NVIDIA's driver says it, which needs
+    ``gcore-placement[nvml]``; on cores, processor time of its workers over time.
     """
     threshold: float = 0.05
     """Difference between the two roles' signals, as a share of 1, up to which nothing moves."""
@@ -56,6 +59,12 @@ class UtilisationConfig:
     def __post_init__(self) -> None:
         _share(self, "share")
         _require(self.cells >= 1, "cells", f"must be at least 1, is {self.cells}")
+
+    def meters(self) -> Mapping[str, str]:
+        """Returns kind of device -> the meter of ``signal: hardware``; empty for other signals."""
+        if self.signal != "hardware":
+            return {}
+        return {"cuda": "gcore_placement.nvml:Nvml", "cpu": "gcore_placement.processors:Processors"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ there for comparison.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
@@ -35,7 +36,7 @@ class Utilisation(Rescue):
             return replace(
                 decide(window, pool, split), reason="nothing is measured yet: the configured share"
             )
-        used = window.busy if config.signal == "busy" else window.filled
+        used = _measured(window, config.signal)
         policy = used.get(pool.policy, 0.0)
         # Judges that were not measured are left out of the mean.
         judges = [used[judge] for judge in pool.judges if judge in used]
@@ -56,3 +57,9 @@ class Utilisation(Rescue):
         )
         seen = {"signal": config.signal, "policy": policy, "judge": judge}
         return replace(decide(window, pool, split), reason=reason, seen=seen)
+
+
+def _measured(window: Window, signal: str) -> Mapping[str, float]:
+    """Returns role -> what a signal says of it, 0 to 1."""
+    signals = {"busy": window.busy, "filled": window.filled, "hardware": window.used}
+    return signals[signal]

@@ -210,6 +210,19 @@ def test_utilisation_moves_one_cell_to_the_role_that_is_used_more() -> None:
     assert judges(first) == 4 and "cells move" in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("signal", "field"), [("busy", "busy"), ("filled", "filled"), ("hardware", "used")]
+)
+def test_utilisation_looks_at_its_signal_alone(signal: str, field: str) -> None:
+    policy = Utilisation(UtilisationConfig(signal=signal))  # type: ignore[arg-type]
+    first = policy.revise(None, window(8))
+    against = {name: {"rollout": 0.9, "judge": 0.1} for name in ("busy", "filled", "used")}
+    shown = window(8, **{**against, field: {"rollout": 0.3, "judge": 0.8}})
+    decision = policy.revise(first.partition, shown)
+    assert judges(decision) == judges(first) + 1
+    assert decision.seen == {"signal": signal, "policy": 0.3, "judge": 0.8}
+
+
 def test_split_takes_a_share_or_a_count_within_the_least_of_each_role() -> None:
     assert judges(FixedSplit(SplitConfig(share=0.25)).revise(None, window(8))) == 2
     assert judges(FixedSplit(SplitConfig(cells=3)).revise(None, window(8))) == 3

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +33,7 @@ from gcore_core.testing import (
     DatasetContract,
     FilterContract,
     LauncherContract,
+    MeterContract,
     PlacementPolicyContract,
     ScorerContract,
     fake,
@@ -45,6 +46,7 @@ from gcore_core.testing.fake import (
     FakeAnnotatorConfig,
     FakeBalancer,
     FakeDataset,
+    FakeMeter,
     FakeScorer,
 )
 
@@ -895,7 +897,10 @@ class OneAddressForAll(CleanLauncher):
 
 
 class ItsAgentIsNotThere(CleanLauncher):
-    caught_by = ("test_the_agent_of_a_site_answers",)
+    caught_by = (
+        "test_the_agent_of_a_site_answers",
+        "test_the_agent_of_a_site_reads_a_meter",
+    )
 
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
@@ -1021,3 +1026,40 @@ class CountsItsCalls(CleanAnnotator):
         def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
             self.version += 1
             return super().annotate(records)
+
+
+# -- meters ----------------------------------------------------------------------------------------
+
+
+class CleanMeter(MeterContract):
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    Backend: ClassVar[type[Any]] = FakeMeter
+
+    @pytest.fixture
+    def meter(self) -> Any:
+        return self.Backend()
+
+
+class CannotBeClosed(CleanMeter):
+    caught_by = ("test_it_is_a_meter", "test_it_can_be_closed")
+
+    class Backend:
+        def used_s(self, devices: Mapping[int, Sequence[int]]) -> dict[int, float]:
+            return dict.fromkeys(devices, 0.0)
+
+
+class ReadsOneDeviceOnly(CleanMeter):
+    caught_by = ("test_it_reads_the_devices_that_it_is_asked_for",)
+
+    class Backend(FakeMeter):
+        def used_s(self, devices: Mapping[int, Sequence[int]]) -> dict[int, float]:
+            return {0: super().used_s(devices).get(0, 0.0)}
+
+
+class ForgetsWhatHasEnded(CleanMeter):
+    caught_by = ("test_seconds_never_get_fewer",)
+
+    class Backend(FakeMeter):
+        def used_s(self, devices: Mapping[int, Sequence[int]]) -> dict[int, float]:
+            used_s = super().used_s(devices)
+            return {index: used_s[index] if pids else 0.0 for index, pids in devices.items()}
