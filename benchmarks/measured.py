@@ -37,7 +37,8 @@ REAL = (
     "benchmarks/countdown.py",
 )
 
-SCRIPT = "{python} benchmarks/{name}.py --out {out}"
+SCRIPT = "{python} benchmarks/{script}.py --out {out}"
+VERL = "{python} -m tox run -e bench-verl -- --out {out} --parts"
 ENGINES = "{python} tests/engines/suites.py --create"
 
 
@@ -45,13 +46,16 @@ ENGINES = "{python} tests/engines/suites.py --create"
 class Benchmark:
     """A script whose result lies in ``benchmarks/results``.
 
-    name: of the result; ``benchmarks/<name>.py`` is the script.
+    name: of the result.
+    of: ``benchmarks/<of>.py`` is the script; "": it has the result's name. Parts of a long one that
+        are measured each by itself have results of their own.
     measures: files and folders, from the root of the checkout; the script is always one of them.
     commands: run in this order; the last writes the result to ``{out}``.
     minutes: about how long it takes on two quiet cores; only used until a result says it.
     """
 
     name: str
+    of: str = ""
     measures: tuple[str, ...]
     commands: tuple[str, ...] = (SCRIPT,)
     minutes: float = 1.0
@@ -59,7 +63,12 @@ class Benchmark:
     @property
     def paths(self) -> tuple[str, ...]:
         """Everything that makes the result what it is: the script and what it measures."""
-        return (f"benchmarks/{self.name}.py", *self.measures)
+        return (f"benchmarks/{self.script}.py", *self.measures)
+
+    @property
+    def script(self) -> str:
+        """The name of the script, without its ending."""
+        return self.of or self.name
 
     @property
     def result(self) -> Path:
@@ -124,16 +133,29 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="controllers",
+        measures=(CORE, SIM, "benchmarks/verl_controller.py"),
+        commands=(f"{VERL} payloads sizes small numbers skew",),
+        minutes=40,
+    ),
+    Benchmark(
+        name="controllers_readers",
+        of="controllers",
         measures=(
             CORE,
             SIM,
-            "benchmarks/saturation.py",
             "benchmarks/verl_controller.py",
             "benchmarks/verl_rival.py",
             "benchmarks/verl_transferqueue.py",
         ),
-        commands=("{python} -m tox run -e bench-verl -- --out {out}",),
-        minutes=60,
+        commands=(f"{VERL} readers",),
+        minutes=11,
+    ),
+    Benchmark(
+        name="controllers_saturation",
+        of="controllers",
+        measures=(CORE, SIM, "benchmarks/saturation.py"),
+        commands=(f"{SCRIPT} --parts saturation",),
+        minutes=8,
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=40),
     Benchmark(name="placement_real", measures=REAL, minutes=18),

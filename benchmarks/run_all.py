@@ -47,7 +47,7 @@ def run_benchmark(benchmark: Benchmark, root: Path = ROOT) -> str:
         out = Path(folder) / "result.json"
         for command in benchmark.commands:
             words = [
-                word.format(python=sys.executable, name=benchmark.name, out=out)
+                word.format(python=sys.executable, script=benchmark.script, out=out)
                 for word in shlex.split(command)
             ]
             exit_code = subprocess.run(words, cwd=root, check=False).returncode

@@ -44,7 +44,8 @@ def table(values: dict[str, float]) -> str:
         cells = []
         for name, form in COLUMNS:
             claim = f"{name}_{row}"
-            cells.append(f"{form.format(values[claim])}<!-- result: controllers.{claim} -->")
+            mark = f"<!-- result: controllers_saturation.{claim} -->"
+            cells.append(form.format(values[claim]) + mark)
         devices = f"{int(devices.removesuffix('_devices')):,}"
         lines.append(f"| {controllers}, {devices} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -72,9 +73,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--directory", type=Path, default=ROOT / "docs" / "figures")
-    parser.add_argument(
-        "--result", type=Path, default=ROOT / "benchmarks" / "results" / "controllers.json"
-    )
+    result = ROOT / "benchmarks" / "results" / "controllers_saturation.json"
+    parser.add_argument("--result", type=Path, default=result)
     args = parser.parse_args()
     claims = json.loads(args.result.read_text())["claims"]
     values = {claim["name"]: claim["value"] for claim in claims}

@@ -258,6 +258,8 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {
+    "controllers_readers": "tests/unit/test_verl_rival.py",
+    "controllers_saturation": "tests/integration/test_benchmarks_short.py",
     "house": "tests/unit/test_house.py",
     "placement_real": "tests/integration/test_placement_real.py",
     "placement_real_vllm": "tests/integration/test_placement_real.py",
