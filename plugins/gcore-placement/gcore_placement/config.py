@@ -112,7 +112,8 @@ class ReplayConfig:
     """
     patience: int = 5
     """Number of steps in a row with a wrong replay, at least 1, after which the split with the
-    least measured time is taken instead.
+    least measured time is taken instead. After as many steps without a mode that ran before, the
+    mode is tried for one step.
     """
     seed: int = 0
     """Seed of the draws of groups; any whole number that is not negative."""

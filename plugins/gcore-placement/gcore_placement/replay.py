@@ -15,7 +15,7 @@ only the short ones would have ended, and an estimate from those would be too lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
 from gcore_placement.cells import Pool, Rescue, Split, decide, find_pool
 from gcore_placement.config import ReplayConfig
+from gcore_placement.modes import Mode, after_step, to_try
 
 #: Candidates that cost less than this many times the least are replayed with every draw.
 _NEAR = 1.12
@@ -65,7 +66,11 @@ class Replay(Rescue):
 
         replayed = Replayed(window, pool, self._config)
         state = self._correct(_State.read(window.state), window, replayed)
-        costs = replayed.costs(self._candidates(window, pool), _NEAR)
+        state = self._learn(state, window, replayed)
+        costs = {
+            split: cost * state.factor_among_modes(split.mode)
+            for split, cost in replayed.costs(self._candidates(window, pool), _NEAR).items()
+        }
         state = state.after(costs, self._config.discount)
         state = self._compare(state, window, replayed)
         return self._choose(window, pool, state, costs, replayed.seen, replayed.weights)
@@ -134,6 +139,26 @@ class Replay(Rescue):
         split = Split.named(last.candidate)
         return replace(state, paces=replayed.correct(split, state.paces, self._config.correction))
 
+    def _learn(self, state: _State, window: Window, replayed: Any) -> _State:
+        """Learns from the step that is over how its mode compares with its replay."""
+        last = window.outcomes[-1] if window.outcomes else None
+        if last is None or not last.candidate or last.measured_s <= 0:
+            replayed.price(state.modes, "")
+            return replace(state, tried="")
+        split = Split.named(last.candidate)
+        replayed.price(state.modes, split.mode)
+        # a rescue may have replaced what was decided
+        was_trial = state.tried == split.mode
+        modes = after_step(
+            state.modes,
+            split.mode,
+            replayed.profiles,
+            last.measured_s / max(replayed.exact(split), 1e-9),
+            self._config.discount,
+            was_trial,
+        )
+        return replace(state, modes=modes, tried=state.tried if was_trial else "")
+
     def _compare(self, state: _State, window: Window, replayed: Any) -> _State:
         """Compares the replay of the split that ran with the time that was measured.
 
@@ -178,8 +203,9 @@ class Replay(Rescue):
         seen: what the decision is to report.
         weights: of the judges, if there are several; see ``Pool.awake``.
         """
-        factor = float(np.exp(state.slower))
+        factor = state.mean_factor()
         predicted = {split.name: seconds * factor for split, seconds in costs.items()}
+        tried = ""
         fell_back = state.wrong >= self._config.patience and bool(state.ran)
         if fell_back:
             best = min(state.ran, key=lambda name: state.ran[name][1])
@@ -193,11 +219,17 @@ class Replay(Rescue):
             )
         else:
             split = _least(state.regrets, pool, self._config.caution)
+            tried = self._mode_to_try(state, costs, split)
             regret = _at(state.regrets, split) / max(state.weight, 1e-12) - 1
             reason = (
                 f"least regret over the last steps, {max(regret, 0.0):.1%} above each "
                 "step's best on average"
             )
+        if tried:
+            regrets = {s: regret for s, regret in state.regrets.items() if s.mode == tried}
+            split = _least(regrets, pool, self._config.caution)
+            reason = f"a trial: mode {tried} has not run for {state.modes[tried].idle} steps"
+        state = state.chosen(split.mode, tried)
         if costs:
             predicted.setdefault(split.name, _at(costs, split) * factor)
         seen = {
@@ -212,6 +244,13 @@ class Replay(Rescue):
             decision, predicted_s=predicted, reason=reason, seen=seen, state=state.plain()
         )
 
+    def _mode_to_try(self, state: _State, costs: Mapping[Split, float], chosen: Split) -> str:
+        """Returns the mode that is to be tried instead of the candidate's; "" for none."""
+        expected_s: dict[str, float] = {}
+        for split, seconds in costs.items():
+            expected_s[split.mode] = min(seconds, expected_s.get(split.mode, np.inf))
+        return to_try(state.modes, chosen.mode, expected_s, self._config.patience)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
@@ -222,9 +261,11 @@ class _State:
     wrong: latest steps in a row whose replay was off by more than the tolerance.
     error: by how much the latest replay was off, as a share of the measured seconds.
     slower: logarithm of measured over replayed seconds, a mean over the latest steps; predictions
-        are corrected by it.
+        are corrected by it until a second mode has run, see ``modes``.
     paces: factors on the seconds of the policy's profile and of the judge's.
     ran: for each candidate that ran, how often, and its mean measured seconds per action.
+    modes: for each mode that ran, what its steps have shown of it.
+    tried: the mode that is on trial in the step that was decided last; "" without a trial.
     """
 
     regrets: Mapping[Split, float]
@@ -234,6 +275,8 @@ class _State:
     slower: float = 0.0
     paces: tuple[float, float] = (1.0, 1.0)
     ran: Mapping[str, tuple[int, float]]
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    tried: str = ""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> _State:
@@ -251,6 +294,8 @@ class _State:
                 name: (int(count), float(mean))
                 for name, (count, mean) in state.get("ran", {}).items()
             },
+            modes={name: Mode.read(mode) for name, mode in state.get("modes", {}).items()},
+            tried=str(state.get("tried", "")),
         )
 
     def plain(self) -> dict[str, Any]:
@@ -263,13 +308,42 @@ class _State:
             "slower": self.slower,
             "paces": list(self.paces),
             "ran": {name: [count, mean] for name, (count, mean) in self.ran.items()},
+            "modes": {name: mode.plain() for name, mode in self.modes.items()},
+            "tried": self.tried,
         }
+
+    def factor_among_modes(self, mode: str) -> float:
+        """Returns by which factor a mode is slower, relative to its replay, than modes on average.
+
+        It is 1 for a mode that never ran, and where only one did: nothing sets modes apart then.
+        """
+        if mode not in self.modes or len(self.modes) == 1:
+            return 1.0
+        return float(np.exp(self.modes[mode].slower)) / self.mean_factor()
+
+    def mean_factor(self) -> float:
+        """Returns by which factor modes are slower on average than their replay."""
+        if len(self.modes) < 2:
+            return float(np.exp(self.slower))
+        return float(np.exp(np.mean([mode.slower for mode in self.modes.values()])))
+
+    def chosen(self, mode: str, tried: str) -> _State:
+        """Returns the state with the mode that was chosen for the next step.
+
+        tried: the mode if the step is a trial; "" otherwise, and then its next wait is short again.
+        """
+        modes = dict(self.modes)
+        if mode in modes:
+            modes[mode] = replace(modes[mode], trials=modes[mode].trials + 1 if tried else 0)
+        return replace(self, modes=modes, tried=tried)
 
     def after(self, costs: Mapping[Split, float], discount: float) -> _State:
         """Returns the state with one more step's regrets.
 
         costs: seconds of each candidate in that step.
         discount: what earlier steps count for from now on, between 0 and 1.
+        A mode that was on trial gets the regret that this step alone shows: earlier ones rest on
+        prices that no measurement had corrected.
         A candidate without a regret so far, as after the pool has changed, gets that of its
         neighbours. A mode that becomes possible gets the worst: it has to do well for some steps,
         since the first fits of engines are rough, and a mode that runs does not show how splits do.
@@ -281,7 +355,11 @@ class _State:
         regrets = {
             split: discount * regrets_so_far[split] + cost / least for split, cost in costs.items()
         }
-        return replace(self, regrets=regrets, weight=discount * self.weight + 1)
+        weight = discount * self.weight + 1
+        for split, cost in costs.items():
+            if split.mode == self.tried:
+                regrets[split] = weight * cost / least
+        return replace(self, regrets=regrets, weight=weight)
 
 
 def _at(costs: Mapping[Split, float], split: Split) -> float:
@@ -315,6 +393,9 @@ def _least(regrets: Mapping[Split, float], pool: Pool, caution: float) -> Split:
     splits = sorted(
         (split for split in regrets if split.mode == "split"), key=lambda split: split.judge
     )
+    best = min(regrets, key=regrets.__getitem__)
+    if not splits:
+        return best
     tried = [split.judge for split in splits]
     counts = np.arange(max(tried[0], 1), min(tried[-1], cells - 1) + 1)
     odds = np.log(counts / (cells - counts))
@@ -325,5 +406,4 @@ def _least(regrets: Mapping[Split, float], pool: Pool, caution: float) -> Split:
         / near.sum(1, keepdims=True)
         @ np.interp(counts, tried, [regrets[split] for split in splits])
     )
-    best = min(regrets, key=regrets.__getitem__)
     return best if best.mode != "split" else pool.limited(int(counts[np.argmin(values)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from gcore_core.contract.placement import Window
 from gcore_core.controllers.keep_rate import KeepRate
 from gcore_placement.cells import Pool, Split
 from gcore_placement.config import ReplayConfig
+from gcore_placement.modes import Mode, Profiles
 
 #: How often a step is replayed to find how much slower engines are than their profiles.
 _CORRECTIONS = 3
@@ -28,6 +29,7 @@ class Replayed:
     All groups are issued at once, refills of the step too: when those came was that step's luck.
 
     weights: judge role -> seconds that its requests take one after the other.
+    profiles: of the policy and of the judge, as the window has them.
     seen: what the replay is based on, for the run's journal.
     """
 
@@ -50,7 +52,9 @@ class Replayed:
         ]
         self.weights = dict(zip(present, work[1:], strict=True))
         # The model has one judge: it gets the profile of the one that has the most work.
-        self._profiles = profiles[0], profiles[1 + int(np.argmax(work[1:]))]
+        self.profiles: Profiles = profiles[0], profiles[1 + int(np.argmax(work[1:]))]
+        self._profiles_of_mode: dict[str, Profiles] = {}
+        self._paces = (1.0, 1.0)
         # Seconds that each record, and then all that judges wrote about it, was served.
         judged_s = np.zeros(len(policy))
         for requests in judged:
@@ -65,6 +69,15 @@ class Replayed:
             "work_share": sum(work[1:]) / max(sum(work), 1e-12),
         }
 
+    def price(self, modes: Mapping[str, Mode], ran: str) -> None:
+        """Has each mode be replayed with the profiles of its own latest step.
+
+        The mode ``ran`` of the step that is over, and modes that never ran, have the window's.
+        """
+        self._profiles_of_mode = {
+            name: mode.profiles for name, mode in modes.items() if name != ran
+        }
+
     def correct(self, split: Split, paces: Sequence[float], weight: float) -> tuple[float, float]:
         """Has engines be slower, or faster, than their profiles; returns by which factors.
 
@@ -75,10 +88,9 @@ class Replayed:
         paces: the factors of earlier steps.
         weight: how much this step's factors count, from 0 to 1; the earlier ones count the rest.
         """
-        told = self._profiles
         latest = np.array(paces, float)
         for _ in range(_CORRECTIONS):
-            self._profiles = slower(told[0], latest[0]), slower(told[1], latest[1])
+            self._paces = float(latest[0]), float(latest[1])
             cells, count = self._part()
             played = self._played(split, np.arange(len(self._groups))[:count], cells)
             for role, measured_s in enumerate(self._served_s):
@@ -87,8 +99,8 @@ class Replayed:
                     latest[role] *= float(measured_s[:count].sum()) / replayed_s
             latest = np.clip(latest, 1 / _FURTHEST, _FURTHEST)
         mixed = np.exp(weight * np.log(latest) + (1 - weight) * np.log(np.array(paces, float)))
-        self._profiles = slower(told[0], mixed[0]), slower(told[1], mixed[1])
-        return float(mixed[0]), float(mixed[1])
+        self._paces = float(mixed[0]), float(mixed[1])
+        return self._paces
 
     def costs(self, splits: Sequence[Split], near: float) -> dict[Split, float]:
         """Returns the mean seconds of each candidate over several draws of groups.
@@ -137,14 +149,15 @@ class Replayed:
         per = [pool.per_cell[pool.policy], pool.per_cell[pool.judges[0]]]
         # The same share of the replayed cells judges; both roles keep at least one cell.
         judge = min(max(round(split.judge * cells / len(pool.cells)), 1), cells - 1)
-        profiles = self._profiles
+        told = self._profiles_of_mode.get(split.mode, self.profiles)
+        profiles = slower(told[0], self._paces[0]), slower(told[1], self._paces[1])
         if split.mode == "split":
             engines = Engines("split", (cells - judge) * per[0], judge * per[1])
         elif split.mode == "colocated":
             engines = Engines("colocated", cells * per[0], cells * per[1])
         else:
             engines = Engines("coresident", cells, 0)
-            profiles = coresident(self._profiles, per)
+            profiles = coresident(profiles, per)
         # All groups are taken as kept and as needed, so that none is issued beyond those drawn.
         everything = replace(groups, kept=np.ones(len(groups), bool))
         rate = KeepRate(rates=(1.0,) * 4, is_known=True)
