@@ -84,7 +84,7 @@ class HttpConfig:
     batch: int = 64
     """Most records of one request."""
     max_in_flight: int = 8
-    """Most requests at a time; as many connections are kept."""
+    """Most requests at a time; as many connections are kept, each for 1 s after its last answer."""
     request_timeout_s: float = 10.0
     """Seconds one request may take, its answer included. rewards.<name>.timeout_s must have room
     for the retries.

@@ -28,6 +28,9 @@ from gcore_rewards.config import HttpConfig
 
 _BUSY = 429
 _MOST_BYTES = 16 << 20  # of an answer
+#: Seconds that a connection without a request is kept. Services close theirs after 2 s (gunicorn),
+#: 5 s (uvicorn, Node.js) or more, and a request that meets this end is lost.
+_IDLE_S = 1.0
 
 
 class _Refused(Exception):
@@ -121,7 +124,9 @@ class HttpReward:
         for an answer that is too long.
         """
         if self._client is None:
-            limits = httpx2.Limits(max_connections=self._config.max_in_flight)
+            limits = httpx2.Limits(
+                max_connections=self._config.max_in_flight, keepalive_expiry=_IDLE_S
+            )
             headers = {
                 "Content-Type": "application/json",
                 "Accept-Encoding": "identity",

@@ -209,6 +209,17 @@ async def test_no_more_requests_are_in_flight_than_allowed_and_connections_are_k
     assert server.connections == 3
 
 
+async def test_a_connection_that_idled_is_not_used_again(
+    server: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services close such connections, and a request that comes just then is lost."""
+    monkeypatch.setattr(service, "_IDLE_S", 0.0)
+    async with server.reward() as reward:
+        for _ in range(3):
+            assert await values(reward, 2) == [0, 1]
+    assert server.connections == 3
+
+
 async def test_headers_come_from_a_file_only_its_owner_can_read(
     server: Service, tmp_path: Path
 ) -> None:

@@ -65,14 +65,18 @@ class Client:
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
 
     async def _open(self) -> None:
-        """Opens two HTTP sessions: one for samples, one for calls."""
+        """Opens two HTTP sessions: one for samples, one for calls.
+
+        Each request has a connection of its own. The server closes connections that idle, so a
+        request on a kept one could meet its end, and a call of a push cannot be sent twice.
+        """
         timeout = aiohttp.ClientTimeout(total=None)
         # Calls have connections of their own, so that none waits for a sample to end.
         self._calls, self._samples = (
             aiohttp.ClientSession(
                 self._url,
                 headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 timeout=timeout,
                 read_bufsize=_LINE_BYTES,
             )

@@ -181,6 +181,29 @@ def test_a_broken_connection_is_reported_as_lost(serving: Any) -> None:
         assert (last.rid, last.lost, last.ended) == (rid, True, True)
 
 
+def test_a_request_never_meets_the_end_of_a_connection_that_idled(serving: Any) -> None:
+    """As if the server's limit for idle connections passed each time the next request comes."""
+    used: set[Any] = set()
+
+    async def handler(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        if request.protocol in used:
+            request.transport.abort()
+        used.add(request.protocol)
+        if request.path != "/generate":
+            return web.Response(text="done")
+        rid = (await request.json())["rid"][0]
+        return web.Response(body=answer(rid, [5], ended=True))
+
+    client = serving(handler)
+    for path in ("/pause_generation", "/update_weight_version", "/continue_generation"):
+        assert client.call("POST", path) == "done"
+    for rid in ("a", "b"):
+        client.sample({rid: {}})
+        (event,) = events(client, 1)
+        assert (event.rid, event.error, event.lost) == (rid, "", False)
+
+
 def test_a_refusal_quotes_the_server(serving: Any) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=400, text="too long")
