@@ -344,7 +344,7 @@ class Supervisor:
         )
         self._observers.worker_failed(self._run, failure)
         if exited.restarted:
-            message = _last_error(exited)
+            message = exited.running or _last_error(exited)
             why = f"\n  {message}" if message else ""
             self._display.note(f"{exited.name} {reason}; it is started again{why}")
             return
@@ -363,7 +363,11 @@ class Supervisor:
         what = f"{reason} while the run was starting" if self._waiting else reason
         facts = {"process": exited.name, "pid": exited.pid, "code": exited.code}
         return WorkerDied(
-            what, where=exited.name, why="\n".join(last), todo=f"its log: {log_file}", **facts
+            what,
+            where=exited.name,
+            why=exited.running or "\n".join(last),
+            todo=f"its log: {log_file}",
+            **facts,
         )
 
     def _end(self) -> None:

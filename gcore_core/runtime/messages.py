@@ -598,11 +598,18 @@ class SpawnRequest(Message):
 
 
 class WorkerExit(Message):
+    """Tells how a worker ended.
+
+    tail: last lines of its log.
+    running: the reward that ran, for a process that its alarm ended; else empty.
+    """
+
     name: str
     pid: int
     code: int
     restarted: bool
-    tail: str  # last lines of its log
+    tail: str
+    running: str = ""
 
 
 class UsageReply(Message):

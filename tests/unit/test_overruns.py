@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core.runtime.messages import ENDED_BY_ALARM, ENDED_HUNG
-from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns
+from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns, describe_running
 
 
 def keys(*records: tuple[int, int]) -> list[Key]:
@@ -62,6 +62,17 @@ def test_suspects_that_are_scored_well_are_no_suspects_any_more(tmp_path: Path) 
     assert overruns.parts([*BATCH, *keys((9, 0))]) == [[0, 1, 3], [2]]
 
 
+def test_a_note_names_the_reward_that_was_running(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    assert describe_running(note) == ""
+    with Overruns(note).watch(BATCH, 1.0):
+        assert describe_running(note) == (
+            "rewards.slow held the process for longer than rewards.slow.timeout_s, with the "
+            "records 4/0, 4/1, 7/0"
+        )
+    assert describe_running(note) == ""
+
+
 def test_the_same_record_under_other_weights_is_other_work(tmp_path: Path) -> None:
     overruns = dies(tmp_path / "note", keys((4, 0)), ENDED_BY_ALARM)
     later = [Key("slow", "train", 4, 0, 1)]
@@ -73,6 +84,7 @@ def test_half_a_note_says_nothing(tmp_path: Path) -> None:
     dies(tmp_path / "note", keys((4, 0)), "")
     note = (tmp_path / "note").read_bytes()
     (tmp_path / "note").write_bytes(note[: len(note) // 2])
+    assert describe_running(tmp_path / "note") == ""
     assert Overruns(tmp_path / "note", ENDED_BY_ALARM).parts(keys((4, 0))) == [[0]]
 
 

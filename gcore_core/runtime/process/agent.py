@@ -45,6 +45,7 @@ from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.overruns import describe_running, note_path
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 log = logging.getLogger(__name__)
@@ -158,13 +159,14 @@ class Agent:
             may_help = is_killed or code == RESTART_EXIT_CODE
             again = may_help and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
-            end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log))
+            ending = self._ending(process.pid, code)
+            note = note_path(spec.store.directory, spec.name)
+            running = describe_running(note) if ending == ENDED_BY_ALARM else ""
+            end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log), running)
             self._exits.put_nowait(end)
             if not again:
                 return
-            spec = msgspec.structs.replace(
-                spec, restarted=True, ending=self._ending(process.pid, code)
-            )
+            spec = msgspec.structs.replace(spec, restarted=True, ending=ending)
             try:
                 process = await self._start(spec)
             except WorkerError as error:

@@ -169,7 +169,7 @@ class Worker:
         shell.register(service)
 
     def _scorer(self, settings: ScorerSettings, service: Service) -> None:
-        from gcore_core.runtime.shells.overruns import Overruns
+        from gcore_core.runtime.shells.overruns import Overruns, note_path
         from gcore_core.runtime.shells.role_sampler import RoleSampler
         from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 
@@ -193,7 +193,7 @@ class Worker:
             )
         reader = StoreReader(*self._place())
         spec = self._spec
-        note = Path(spec.store.directory) / f"{spec.name}-running"
+        note = note_path(spec.store.directory, spec.name)
         overruns = Overruns(note, spec.ending, self._set_alarm)
         shell = ScorerShell(
             scorers,

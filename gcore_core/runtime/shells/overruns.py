@@ -203,6 +203,30 @@ def _read(content: bytes) -> _Note:
     return note
 
 
+def note_path(directory: str, worker: str) -> Path:
+    """Returns the path of a scorer worker's note.
+
+    directory: the store's, which outlives the process.
+    worker: its name, such as "scorer.0".
+    """
+    return Path(directory) / f"{worker}-running"
+
+
+def describe_running(path: Path) -> str:
+    """Says which reward ran when the process that kept a note was ended; empty where none did."""
+    try:
+        running = _read(path.read_bytes()).running
+    except (OSError, msgspec.DecodeError):  # no note, or half of one
+        return ""
+    if not running:
+        return ""
+    reward = f"rewards.{running[0].reward}"
+    return (
+        f"{reward} held the process for longer than {reward}.timeout_s, with the records "
+        f"{_shown(running)}"
+    )
+
+
 def set_alarm(seconds: float) -> None:
     """Has the kernel end this process after so many seconds; 0: not any more.
 
