@@ -320,6 +320,7 @@ class BroadcastWriter:
     def __init__(self, device: torch.device, path: Path, nbytes: int, receivers: int) -> None:
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._place = _unique_path(path)
+        os.close(os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         self._ranks = receivers + 1
         self._group: PushGroup | None = None
         self.handle = _encode(Handle(nbytes, file=str(self._place), ranks=self._ranks))

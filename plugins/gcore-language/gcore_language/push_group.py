@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -45,18 +46,25 @@ class PushGroup:
     ) -> None:
         """Meets the other ranks.
 
-        place: a file that exists for this group alone.
+        place: a file that exists for this group alone; the sender makes and removes it.
         wait_s: deadline to meet, and for each broadcast.
 
-        Raises ContractError when the other ranks do not come in time.
+        Raises ContractError when the sender has removed the file, or the other ranks do not come in
+        time.
         """
         self._device = device
         self._wait_s = wait_s
+        self._place = place
+        self._group: Any = None
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with _as_contract_error("meet"):
-            store = dist.FileStore(str(place), ranks)
-            store.set_timeout(timedelta(seconds=wait_s))
-            self._group = _make(device, store, rank, ranks, wait_s)
+            self._file = os.open(place, os.O_RDONLY)
+            try:
+                self._group = _make(device, place, rank, ranks, wait_s)
+            except RuntimeError as error:
+                traceback.clear_frames(error.__traceback__)  # they hold the store
+                self._clear_up()
+                raise
 
     def broadcast(self, memory: Tensor) -> None:
         """Copies rank 0's memory to all other ranks; returns when it has arrived.
@@ -81,13 +89,32 @@ class PushGroup:
                 torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
-        """Aborts the group, so that a broadcast that still waits on another rank fails."""
+        """Aborts the group, so that a broadcast that still waits on another rank fails.
+
+        Does nothing when called again.
+        """
+        if self._group is None:
+            return
         with contextlib.suppress(RuntimeError):
             self._group.abort()
         self._group = None
+        self._clear_up()
+
+    def _clear_up(self) -> None:
+        """Removes the file if the group's store has made it anew.
+
+        A store does that where it writes after the sender has removed the file; it writes when it
+        begins, meets and ends. ``_file`` is the file that the sender made: once it has no link,
+        what has its name is not the sender's.
+        """
+        if not os.fstat(self._file).st_nlink:
+            self._place.unlink(missing_ok=True)
+        os.close(self._file)
 
 
-def _make(device: torch.device, store: Any, rank: int, ranks: int, wait_s: float) -> Any:
+def _make(device: torch.device, place: Path, rank: int, ranks: int, wait_s: float) -> Any:
+    store = dist.FileStore(str(place), ranks)
+    store.set_timeout(timedelta(seconds=wait_s))
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, rank, ranks, timedelta(seconds=wait_s))
     # Not tested, because it needs CUDA. By default a process ends when one of its collectives
@@ -106,10 +133,10 @@ def _make(device: torch.device, store: Any, rank: int, ranks: int, wait_s: float
 
 @contextlib.contextmanager
 def _as_contract_error(what: str) -> Iterator[None]:
-    """Raises a RuntimeError of the ``with`` block as ContractError: could not ``what``."""
+    """Raises a RuntimeError or OSError of the block as ContractError: could not ``what``."""
     try:
         yield
-    except RuntimeError as error:  # DistError is one
+    except (RuntimeError, OSError) as error:  # DistError is a RuntimeError
         raise ContractError(
             f"the processes of a weight push could not {what}",
             where="push",

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -427,8 +428,43 @@ def test_a_malformed_handle_or_one_of_too_little_memory_is_refused(tmp_path: Pat
 
 
 def test_a_member_that_does_not_join_a_group_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "group").touch()
     with pytest.raises(ContractError, match="the processes of a weight push could not meet"):
         PushGroup(CPU, tmp_path / "group", 0, 2, wait_s=0.2)
+
+
+def test_a_receiver_that_ends_after_the_sender_leaves_no_file(tmp_path: Path) -> None:
+    """As after a receiver's death: the sender gives up while the other receiver still waits."""
+    place = tmp_path / "group"
+    place.touch()
+    with ThreadPoolExecutor(3) as threads:
+        ranks = [threads.submit(PushGroup, CPU, place, rank, 3) for rank in range(3)]
+        sender, receiver, dead = (rank.result() for rank in ranks)
+    sender.close()
+    place.unlink()
+    receiver.close()
+    assert not place.exists()
+    dead.close()
+    assert not place.exists()
+
+
+def test_a_receiver_that_comes_after_the_sender_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="could not meet\n  .*No such file"):
+        PushGroup(CPU, tmp_path / "group", 1, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_receiver_that_waited_in_vain_leaves_no_file(tmp_path: Path) -> None:
+    place = tmp_path / "group"
+    place.touch()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(PushGroup, CPU, place, 1, 2, 0.5)
+        while not place.stat().st_size:  # until it has begun to wait
+            pass
+        place.unlink()
+        with pytest.raises(ContractError, match="could not meet"):
+            waiting.result()
+    assert not place.exists()
 
 
 @pytest.mark.skipif(not has_cuda(), reason="needs CUDA")
