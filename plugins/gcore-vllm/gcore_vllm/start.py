@@ -6,10 +6,12 @@ vLLM reads its environment variables when it is imported, so they are set before
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,7 +77,8 @@ def start_engine(
         arguments |= {"mm_processor_cache_gb": 0, "limit_mm_per_prompt": {"video": 0}}
     arguments |= context.engine
     try:
-        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        with own_temporary_directory():
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         _sample_once(engine, _first(image_config))
     except Exception as error:  # isolation point: vLLM raises what its parts raise
         raise DataError(
@@ -121,8 +124,29 @@ def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None
         if config.threads:
             os.environ["OMP_NUM_THREADS"] = str(config.threads)
         if "VLLM_RPC_BASE_PATH" not in os.environ:  # its sockets, which it leaves behind
-            os.environ["VLLM_RPC_BASE_PATH"] = tempfile.mkdtemp(prefix="vllm-")
-            atexit.register(shutil.rmtree, os.environ["VLLM_RPC_BASE_PATH"], ignore_errors=True)
+            os.environ["VLLM_RPC_BASE_PATH"] = _directory_until_exit()
+
+
+@contextlib.contextmanager
+def own_temporary_directory() -> Iterator[None]:
+    """Has this process make its temporary files, in the block, in a directory of its own.
+
+    The directory is removed when the process ends. vLLM's processes meet at a temporary file, which
+    they leave behind.
+    """
+    former = tempfile.tempdir
+    tempfile.tempdir = _directory_until_exit()
+    try:
+        yield
+    finally:
+        tempfile.tempdir = former
+
+
+def _directory_until_exit() -> str:
+    """Makes a directory that only this user may open, and that is removed at this process's end."""
+    directory = tempfile.mkdtemp(prefix="vllm-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def _first(image_config: Any | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +92,30 @@ def test_vllm_uses_the_devices_assigned_by_placement(
     )
     set_environment(VllmGeneratorConfig(), WorkerContext(role="rollout", devices=devices))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
+
+
+LEAVES = """
+import tempfile
+from gcore_vllm.start import own_temporary_directory
+
+with own_temporary_directory():
+    with open(tempfile.mktemp(prefix="left"), "x"):
+        print(tempfile.gettempdir())
+print(tempfile.gettempdir())
+"""
+
+
+def test_what_vllm_leaves_among_temporary_files_goes_with_the_process(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LEAVES],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    inside, outside = run.stdout.split()
+    assert Path(inside).parent == Path(outside) == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("there", [True, False])
