@@ -86,6 +86,24 @@ _AHEAD = 2
 _MAY_BE_READ = _AHEAD + 1
 
 
+#: What backends call the dtypes of a push in their configs.
+_DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+class DtypeSetting(NamedTuple):
+    """Says in which dtype a generator holds its weights, as far as its configuration tells.
+
+    key: of the configuration.
+    dtype: its value, such as "float32"; empty where the backend has no such key.
+    """
+
+    key: str = "roles.rollout.config.dtype"
+    dtype: str = ""
+
+
+UNTOLD_DTYPE = DtypeSetting()
+
+
 def exhaust(tensors: Iterable[object]) -> None:
     """Runs an export to its end without keeping anything."""
     deque(tensors, maxlen=0)
@@ -338,6 +356,7 @@ async def pull_weights(
     compute: Compute,
     progress: Callable[[], None],
     mapped: dict[str, np.ndarray],
+    setting: DtypeSetting = UNTOLD_DTYPE,
 ) -> PushConfirmed:
     """Receives a push and loads it.
 
@@ -346,6 +365,7 @@ async def pull_weights(
     progress: told of every bucket that was loaded, and while the source or other receivers are
         waited for.
     mapped: path -> shared memory, kept by the caller between pushes.
+    setting: what the receiver's configuration says of its dtype, for the error.
     """
     version = request.version
     plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
@@ -388,14 +408,17 @@ async def pull_weights(
     progress()
     digests_held = await compute(reader.held)
     if digests_held is not None:
-        _check_held(digests_held, digests, plan)
+        _check_held(digests_held, digests, plan, setting)
     return PushConfirmed(
         version, sum(spec.nbytes for spec in plan.tensors), digests_held is not None
     )
 
 
 def _check_held(
-    digests_held: Mapping[str, int], digests: Mapping[str, int], plan: WeightPlan
+    digests_held: Mapping[str, int],
+    digests: Mapping[str, int],
+    plan: WeightPlan,
+    setting: DtypeSetting,
 ) -> None:
     """Compares what the generator holds now with what was sent."""
     wrong = [name for name, digest in digests.items() if digests_held.get(name) != digest]
@@ -407,16 +430,26 @@ def _check_held(
     if not any(
         spec.name in matching and spec.nbytes and spec.dtype in dtypes for spec in plan.tensors
     ):
-        pushed = ", ".join(sorted(dtypes))
-        todo = (
-            f"the trainer pushed {pushed}: a generator that holds another dtype has converted "
-            "every tensor\nset the dtype of both to one, such as roles.rollout.config.dtype"
-        )
+        todo = _dtype_advice({_DTYPE_NAMES.get(dtype, dtype) for dtype in dtypes}, setting)
     raise WeightMismatch(
         f"after the push the generator holds other bytes in {wrong[0]!r}",
         where=f"version {plan.version}",
         why=f"{len(wrong)} of {len(digests)} tensors differ",
         todo=todo,
+    )
+
+
+def _dtype_advice(pushed: set[str], setting: DtypeSetting) -> str:
+    """Says what to set where every tensor of the pushed dtypes was converted."""
+    names = ", ".join(sorted(pushed))
+    if setting.dtype and len(pushed) == 1 and setting.dtype not in pushed:
+        return (
+            f"the policy pushes {names} weights, and this generator holds {setting.dtype}\n"
+            f"set {setting.key} to {names}"
+        )
+    return (
+        f"the policy pushes {names} weights: a generator that holds another dtype has converted "
+        f"every tensor\nset the dtype of both to one, such as {setting.key}"
     )
 
 

@@ -36,7 +36,7 @@ from gcore_core.runtime.messages import (
     PullWeights,
 )
 from gcore_core.runtime.process.compute import Compute, DirectCompute
-from gcore_core.runtime.push import PushSource, pull_weights
+from gcore_core.runtime.push import DtypeSetting, PushSource, pull_weights
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
@@ -239,11 +239,18 @@ class Site:
         number: int = 0,
         attempt: int = 0,
         compute: Compute | None = None,
+        dtype: str = "",
     ) -> Any:
         request = PullWeights(version, number, "policy.0", attempt)
         source = self.view.peer("policy.0")
         return await pull_weights(
-            receiver, source, request, compute or DirectCompute(), lambda: None, {}
+            receiver,
+            source,
+            request,
+            compute or DirectCompute(),
+            lambda: None,
+            {},
+            DtypeSetting("roles.rollout.config.dtype", dtype),
         )
 
     def tamper(self, endpoint: Endpoint[Any, Any], change: Any) -> None:
@@ -481,13 +488,22 @@ class Converts(Forgetful):
         self.held = {name: digest ^ 1 for name, digest in self.held.items()}
 
 
-async def test_if_every_tensor_differs_the_error_names_pushed_dtype_and_setting(
+async def test_if_every_tensor_differs_the_error_names_both_dtypes_and_the_setting(
     site: Site,
 ) -> None:
     await refused(
         site,
         Converts(),
-        r"4 of 5 tensors differ\n  the trainer pushed U8: .*\n.* roles\.rollout\.config\.dtype",
+        r"4 of 5 tensors differ\n  the policy pushes U8 .*\n.* such as "
+        r"roles\.rollout\.config\.dtype",
+    )
+    with pytest.raises(WeightMismatch) as caught:
+        await site.begin(2, receivers=1)
+        await site.pull(Converts(), 2, dtype="float32")
+    assert str(caught.value).endswith(
+        "4 of 5 tensors differ\n"
+        "  the policy pushes U8 weights, and this generator holds float32\n"
+        "  set roles.rollout.config.dtype to U8"
     )
 
 

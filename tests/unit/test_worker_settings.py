@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 import pytest
 
+from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Checkpoint, Data, Evaluation, Reward, Run
 from gcore_core.contract.placement import Device, Need
 from gcore_core.runtime.messages import StorePlace, Versions, WorkerSpec
+from gcore_core.runtime.process.worker import own_dtype
 from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.worker_settings import (
     AnySettings,
@@ -62,6 +66,26 @@ def spec(settings: AnySettings) -> WorkerSpec:
         store=StorePlace("/store", "node0", "agent.0"),
         versions=Versions("3.11", "0.2.0", {}),
     )
+
+
+@dataclass(frozen=True)
+class Halved:
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Numbered:
+    dtype: int = 16
+
+
+@pytest.mark.parametrize(("config", "dtype"), [(Halved, "bfloat16"), (Numbered, ""), (None, "")])
+def test_the_dtype_of_a_backend_is_read_where_its_config_names_one(
+    config: type | None, dtype: str
+) -> None:
+    """Its default too, which nobody wrote."""
+    config_class = "" if config is None else f"{__name__}:{config.__name__}"
+    factories = {"backend": FactorySpec("anything:Backend", config_class)}
+    assert own_dtype(msgspec.structs.replace(spec(FACTS), factories=factories)) == dtype
 
 
 @pytest.mark.parametrize("kind", TOLD)

@@ -19,7 +19,7 @@ from typing import Any, assert_never
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.deadlines import Deadlines
-from gcore_core.contract.factories import build
+from gcore_core.contract.factories import build, config_object
 from gcore_core.contract.launching import Network, Peer
 from gcore_core.contract.questions import Sampler
 from gcore_core.runtime.messages import (
@@ -141,6 +141,7 @@ class Worker:
                 assert_never(settings)  # mypy tells of a kind that is missing here
 
     def _generator(self, settings: GeneratorSettings, service: Service) -> None:
+        from gcore_core.runtime.push import DtypeSetting
         from gcore_core.runtime.shells.generator import GeneratorShell
 
         spec = self._spec
@@ -155,6 +156,7 @@ class Worker:
             self._network,
             settings,
             restarted=spec.restarted,
+            setting=DtypeSetting(f"roles.{spec.role}.config.dtype", own_dtype(spec)),
         )
         shell.register(service)
 
@@ -270,6 +272,12 @@ class Worker:
     def _leave(self, code: int) -> None:
         """Ends the process a little later: replies that were made are sent before."""
         asyncio.get_running_loop().call_later(_LEAVE_S, self._give_up, code)
+
+
+def own_dtype(spec: WorkerSpec) -> str:
+    """Returns what the backend's config has as ``dtype``; empty where it has no such field."""
+    dtype = getattr(config_object(spec.factories["backend"]), "dtype", "")
+    return dtype if isinstance(dtype, str) else ""
 
 
 def _listed(value: Any) -> list[Any]:

@@ -35,6 +35,7 @@ from gcore_core.runtime.messages import (
     WakeReply,
 )
 from gcore_core.runtime.process.compute import Compute
+from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.engine_driver import EngineDriver
@@ -50,6 +51,7 @@ class GeneratorShell:
 
     restarted: its process takes the place of one that ended.
     process: a number that no other process of a generator has; drawn where none is given.
+    setting: what the configuration says of the dtype that the backend holds, for errors.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class GeneratorShell:
         *,
         restarted: bool = False,
         process: int = 0,
+        setting: DtypeSetting = UNTOLD_DTYPE,
     ) -> None:
         self._backend = backend
         self._datasets = datasets
@@ -74,7 +77,9 @@ class GeneratorShell:
         self._asking = Asking(store.reader())
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
-        self._weights = WeightsFollower(backend, compute, network, lock, settings.trainers, process)
+        self._weights = WeightsFollower(
+            backend, compute, network, lock, settings.trainers, process, setting
+        )
 
     def register(self, service: Service) -> None:
         self._progress = service.progress

@@ -14,7 +14,7 @@ from gcore_core.contract.generator import Generator, ReceivesWeights
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import PUSH_BEGIN, BeginPush, PullWeights, PushConfirmed
 from gcore_core.runtime.process.compute import Compute
-from gcore_core.runtime.push import pull_weights
+from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist
 
@@ -29,6 +29,7 @@ class WeightsFollower:
         weights never change.
     process: a number that no other process of the run has, for pushes of its own; 0: drawn here.
         Process ids would not do: they repeat.
+    setting: what the generator's configuration says of its dtype, for errors.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class WeightsFollower:
         lock: asyncio.Lock,
         trainers: Sequence[str],
         process: int = 0,
+        setting: DtypeSetting = UNTOLD_DTYPE,
     ) -> None:
         self._backend = backend
         self._compute = compute
         self._network = network
         self._lock = lock
+        self._setting = setting
         self._trainers = list(trainers)
         number = process or int.from_bytes(os.urandom(5), "big")
         self._first_attempt = number * PATIENT.tries  # of pushes that this process asks for
@@ -68,7 +71,7 @@ class WeightsFollower:
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)
                 return await pull_weights(
-                    receiver, source, request, self._compute, progress, self._mapped
+                    receiver, source, request, self._compute, progress, self._mapped, self._setting
                 )
 
         key = request.version, request.attempt
