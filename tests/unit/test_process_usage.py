@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -21,6 +22,21 @@ def test_usage_is_cpu_seconds_with_ended_children_and_peak_memory() -> None:
     assert cpu_s == pytest.approx(sum(item.ru_utime + item.ru_stime for item in told), abs=0.5)
     assert told[1].ru_utime > 0.01
     assert peak_mib == pytest.approx(told[0].ru_maxrss / 1024, rel=0.05)
+
+
+def test_usage_counts_what_takes_less_than_a_hundredth_of_a_second() -> None:
+    before_first_s = time.process_time()
+    first_s, _ = process_usage(os.getpid())
+    after_first_s = time.process_time()
+    while time.process_time() < after_first_s + 0.002:
+        pass
+    before_second_s = time.process_time()
+    second_s, _ = process_usage(os.getpid())
+    after_second_s = time.process_time()
+    least_s = before_second_s - after_first_s
+    most_s = after_second_s - before_first_s
+    assert least_s <= second_s - first_s + 1e-6
+    assert second_s - first_s <= most_s + 1e-6
 
 
 def test_an_ended_process_is_reported_as_ended_even_before_it_is_reaped() -> None:

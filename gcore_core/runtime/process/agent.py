@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import shutil
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -266,13 +268,15 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
 def process_usage(pid: int) -> tuple[float, float]:
     """Measures (user and system seconds of the process and its ended children, peak resident MiB).
 
+    Seconds of the process itself are exact; those of its ended children are whole hundredths.
+
     Raises OSError for a process that has ended.
     """
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(f"process {pid} has ended") from error
-    cpu_s = times.user + times.system + times.children_user + times.children_system
+    cpu_s = _cpu_s(pid) + times.children_user + times.children_system
     # psutil knows what is resident now, not the peak. A zombie has no such line: it has ended, and
     # its parent has not waited for it yet.
     status = Path(f"/proc/{pid}/status").read_text()
@@ -281,6 +285,20 @@ def process_usage(pid: int) -> tuple[float, float]:
         raise ProcessLookupError(f"process {pid} has ended")
     peak_kib = int(value.split()[0])
     return cpu_s, peak_kib / 1024
+
+
+def _cpu_s(pid: int) -> float:
+    """Returns the user and system seconds of all threads of a process, ended ones too.
+
+    The process's clock counts nanoseconds. ``/proc/PID/stat``, which psutil reads, counts
+    hundredths of a second, and ``/proc/PID/schedstat`` one thread.
+
+    Raises ProcessLookupError for a process that has ended.
+    """
+    clock = ctypes.c_int()  # clockid_t
+    if ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
+        raise ProcessLookupError(f"process {pid} has ended")
+    return time.clock_gettime(clock.value)
 
 
 def _tail(path: str) -> str:
