@@ -552,6 +552,7 @@ def saturation(short: bool) -> list[Claim]:
         inline_s=lambda nbytes: inline_single(nbytes)[0],
         note=note,
         steps=1 if short else 3,
+        rounds=1 if short else 2,
         devices=RATES[:1] if short else RATES,
         counts=(2,) if short else (4, 16, 64),
     )

@@ -153,9 +153,15 @@ BENCHMARKS = (
     Benchmark(
         name="controllers_saturation",
         of="controllers",
-        measures=(CORE, SIM, "benchmarks/saturation.py"),
+        measures=(
+            CORE,
+            SIM,
+            "benchmarks/saturation.py",
+            "benchmarks/strangers.py",
+            "benchmarks/user_code.py",
+        ),
         commands=(f"{SCRIPT} --parts saturation",),
-        minutes=8,
+        minutes=25,
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=40),
     Benchmark(name="placement_real", measures=REAL, minutes=18),

@@ -17,12 +17,21 @@ machine's cores before.
 gain_by_reference_1MB: that rate over the one at which a controller saturates that payload of 1 MB
 a record goes through (controllers.py's). gain_by_controllers_heavy_code_c4: seconds of a step whose
 filter burns ``HEAVY_US`` for each record in one controller, over four controllers; at most the
-number of cores.
+number of cores. gain_by_controllers_heavy_advantage_c4: the same with an advantage that burns.
 
 controller_us_per_record_real_pace: of one controller at 1,024 devices' rate, time_scale 0.1;
 ..._time_scale_1: at the pace of the model itself, with answers of at most 600 tokens.
 controller_us_per_record_2048_each: of 64 controllers with 2,048 records each, over one with 2,048;
-engines spend no time there.
+engines spend no time there. ..._over_strangers: of the same 64 over 64 runs with one controller and
+2,048 records each, at the same time on the same cores: what it costs to work together.
+..._strangers: of these over one such run alone: what it costs to share the machine. The 64 runs
+have 64 times as many other processes, too, so their caches may be colder than those of the 64 that
+work together, and the former says rather too little than too much. All three take turns. Without
+memory for 64 runs the claims about them are absent.
+
+rollout_resting_over_restless: seconds of a rollout at 1,024 devices' rate whose controller rests
+(gcore_core/runtime/rpc/resting.py) over one that takes each record at once; the bar is the share of
+a draw that a rest may take. us_resting_over_restless: processor time, likewise. Both take turns.
 
 owned_us_over_shared_c<C>: processor time of C controllers at 1,024 devices' rate that own their
 replicas, over that of C that share all; owned_step_over_shared_c<C>: seconds of a step, likewise.
@@ -31,49 +40,26 @@ replicas, over that of C that share all; owned_step_over_shared_c<C>: seconds of
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from report import Claim, interval
+from strangers import fit_into_memory, run_strangers
+from user_code import user_code
 
-from gcore_core.testing.installed import InstalledPlugins
+from gcore_core.runtime.rpc.resting import REST_SHARE
 
 RECORDS_PER_DEVICE_S = 0.5
 RATES = (64, 256, 1024, 4096)  # devices
 COUNTS = (4, 16, 64)  # controllers, besides one
 HEAVY_US = 2000
 GROUP = 16
+STEPS_OF_2048 = 2  # measured ones, at most: 64 controllers with 2,048 records each take minutes
 RECORDS_OF_A_REPLICA = 43  # in a step: a real engine has as many of one, or more
 # Seconds that the rollout of a step takes with "chat" at time_scale 0.1.
 ROLLOUT_S = 5.5
-
-BURNS = '''
-from collections.abc import Iterable
-import time
-from gcore_core.contract import providers as p
-from gcore_core import hookimpl
-
-class Burns:
-    """Keeps every group, and spends processor time as a user's code may."""
-
-    def __init__(self, config: None = None) -> None:
-        pass
-
-    def keep(self, group):
-        until_s = time.thread_time() + len(group.rewards) * {us} / 1e6
-        while time.thread_time() < until_s:
-            pass
-        return True, ""
-
-@hookimpl
-def gcore_filters() -> Iterable[p.FilterProvider]:
-    yield p.FilterProvider(name="burns", summary="spends time", factory="gcore_burns:Burns")
-'''
 
 
 @dataclass
@@ -85,6 +71,7 @@ class Point:
     delay_ms: of the controller with the longest: 99th percentile of the loop's delay.
     records_per_s: records over seconds of the step.
     step_s: seconds of the step.
+    rollout_s: of these, seconds until the last record was scored.
     messages: of all controllers, for each record.
     """
 
@@ -93,7 +80,13 @@ class Point:
     delay_ms: list[float] = field(default_factory=list)
     records_per_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
+    rollout_s: list[float] = field(default_factory=list)
     messages: list[float] = field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        """Adds the steps of another run of the same kind."""
+        for of_steps in fields(self):
+            getattr(self, of_steps.name).extend(getattr(point, of_steps.name))
 
 
 def measured(metrics: Sequence[dict[str, float]], records: int) -> Point:
@@ -111,6 +104,7 @@ def measured(metrics: Sequence[dict[str, float]], records: int) -> Point:
         point.delay_ms.append(max(delays))
         point.records_per_s.append(records / after["seconds/step"])
         point.step_s.append(after["seconds/step"])
+        point.rollout_s.append(after["seconds/rollout"])
         point.messages.append(after["controller/messages"] / records)
     return point
 
@@ -122,6 +116,7 @@ class Saturation:
     inline_s: seconds that a controller takes to pass on so many bytes of payload.
     note: tells how far it is.
     steps: measured ones of each run.
+    rounds: how often what takes turns is run.
     devices: rates that are measured; the last but one, or the only one, is compared.
     counts: numbers of controllers, besides one.
     """
@@ -134,6 +129,7 @@ class Saturation:
         inline_s: Callable[[int], float],
         note: Callable[[str], None],
         steps: int,
+        rounds: int,
         devices: Sequence[int] = RATES,
         counts: Sequence[int] = COUNTS,
     ) -> None:
@@ -142,6 +138,7 @@ class Saturation:
         self._inline_s = inline_s
         self._note = note
         self._steps = steps
+        self._rounds = rounds
         self._devices = devices
         self._counts = counts
 
@@ -167,7 +164,7 @@ class Saturation:
         claims += self._design(statistics.median(fastest.us))
         claims += self._owned(compared, many)
         claims += self._time_scale_1()
-        return claims + self._heavy()
+        return claims + self._heavy() + self._resting(compared)
 
     def _point(self, name: str, point: Point) -> list[Claim]:
         """Returns the claims of one point of the plot."""
@@ -179,9 +176,10 @@ class Saturation:
             _median(f"records_per_second_{name}", point.records_per_s, "records/s"),
         ]
 
-    def at(self, devices: int, controllers: int, **controller: Any) -> Point:
+    def at(self, devices: int, controllers: int, filter_: str = "", **controller: Any) -> Point:
         """Measures so many controllers at about the rate of so many devices.
 
+        filter_: the provider of a filter; by default the job's own.
         controller: further settings of the controllers.
         """
         rate = devices * RECORDS_PER_DEVICE_S
@@ -192,6 +190,8 @@ class Saturation:
             replicas = max(replicas, controllers)
         plan = self._paced(controllers, groups, replicas, 0.1)
         plan["controller"] |= controller
+        if filter_:
+            plan["filter"] = {"use": filter_}
         return self._point_of(plan, records, f"{controllers} controllers, {devices} devices")
 
     def _paced(
@@ -252,46 +252,101 @@ class Saturation:
         ]
 
     def _heavy(self) -> list[Claim]:
-        """Measures controllers whose filter burns processor time, one and four."""
-        seconds = {}
+        """Measures one controller and four whose filter, or whose advantage, burns time."""
+        codes = {
+            "code": {"filter": {"use": "user/burns"}},
+            "advantage": {"advantage": {"use": "user/burns"}},
+        }
+        claims = []
         groups = 64
-        with tempfile.TemporaryDirectory(prefix="burns-") as folder:
-            InstalledPlugins(Path(folder)).add("burns", BURNS.format(us=HEAVY_US))
-            path = os.environ.get("PYTHONPATH")
-            os.environ["PYTHONPATH"] = folder + (os.pathsep + path if path else "")
-            try:
-                for c in (1, 4):
-                    plan = self._job(c, groups, GROUP, ranks=4, replicas=8, hosts=1)
-                    plan["run"]["steps"] = 1 + self._steps
-                    plan["filter"] = {"use": "burns/burns"}
-                    text = f"{c} controllers, {HEAVY_US} us of user code a record"
+        for name, code in codes.items():
+            seconds = {}
+            for c in (1, 4):
+                plan = self._job(c, groups, GROUP, ranks=4, replicas=8, hosts=1) | code
+                plan["run"]["steps"] = 1 + self._steps
+                text = f"{c} controllers, {HEAVY_US} us of user code a record ({name})"
+                with user_code(GROUP, HEAVY_US):
                     seconds[c] = self._point_of(plan, groups * GROUP, text).step_s
-            finally:
-                if path is None:
-                    del os.environ["PYTHONPATH"]
-                else:
-                    os.environ["PYTHONPATH"] = path
-        rounds = list(zip(seconds[1], seconds[4], strict=True))
-        return [_ratio("gain_by_controllers_heavy_code_c4", rounds)]
+            rounds = list(zip(seconds[1], seconds[4], strict=True))
+            claims.append(_ratio(f"gain_by_controllers_heavy_{name}_c4", rounds))
+        return claims
+
+    def _resting(self, devices: int) -> list[Claim]:
+        """Compares a controller that rests while records come with one that does not."""
+        resting = Point()
+        restless = Point()
+        for _ in range(self._rounds):
+            resting.add(self.at(devices, 1))
+            with user_code(GROUP, 0):
+                restless.add(self.at(devices, 1, "user/restless"))
+        rollouts_s = list(zip(resting.rollout_s, restless.rollout_s, strict=True))
+        us = list(zip(resting.us, restless.us, strict=True))
+        return [
+            _ratio("rollout_resting_over_restless", rollouts_s, 1 + REST_SHARE, "<="),
+            _ratio("us_resting_over_restless", us),
+        ]
 
     def with_2048_each(self, controllers: int) -> list[Claim]:
-        """Compares so many controllers with 2,048 records each with one that has 2,048."""
-        points = []
-        for c in (1, controllers):
-            plan = self._job(c, 128 * c, GROUP, ranks=8, replicas=48, hosts=1)
-            plan["run"]["steps"] = 1 + self._steps
-            points.append(self._point_of(plan, 2048 * c, f"{c} controllers, 2,048 records each"))
-        one, many = (point.us for point in points)
-        return [
-            _median("controller_us_per_record_2048_each_c1", one, "us"),
-            _median(f"controller_us_per_record_2048_each_c{controllers}", many, "us"),
-            _ratio(
-                "controller_us_per_record_2048_each",
-                list(zip(many, one, strict=True)),
-                1.1,
-                "<=",
+        """Compares so many controllers with 2,048 records each with one that has 2,048, and with as
+        many that work alone at the same time.
+        """
+        one = Point()
+        many = Point()
+        strangers = Point()
+        for _ in range(self._rounds):
+            one.add(self._of_2048(1))
+            many.add(self._of_2048(controllers))
+            if fit_into_memory(controllers):
+                strangers.add(self._strangers_of_2048(controllers))
+        name = "controller_us_per_record_2048_each"
+        claims = [
+            _median(f"{name}_c1", one.us, "us"),
+            _median(f"{name}_c{controllers}", many.us, "us"),
+            _median(
+                f"controller_messages_per_record_2048_each_c{controllers}",
+                many.messages,
+                "messages",
             ),
+            _median("controller_messages_per_record_2048_each_c1", one.messages, "messages"),
+            _ratio(name, list(zip(many.us, one.us, strict=True)), 1.1, "<="),
         ]
+        if len(strangers.us) == len(many.us):
+            together = list(zip(many.us, strangers.us, strict=True))
+            apart = list(zip(strangers.us, one.us, strict=True))
+            claims += [
+                _ratio(f"{name}_over_strangers", together),
+                _ratio(f"{name}_strangers", apart),
+            ]
+        return claims
+
+    def _plan_of_2048(self, controllers: int) -> dict[str, Any]:
+        plan = self._job(controllers, 128 * controllers, GROUP, ranks=8, replicas=48, hosts=1)
+        plan["run"]["steps"] = 1 + min(STEPS_OF_2048, self._steps)
+        return plan
+
+    def _of_2048(self, controllers: int) -> Point:
+        """Measures controllers that work together and have 2,048 records each."""
+        text = f"{controllers} controllers, 2,048 records each"
+        return self._point_of(self._plan_of_2048(controllers), 2048 * controllers, text)
+
+    def _strangers_of_2048(self, jobs: int) -> Point:
+        """Measures jobs that run at the same time with one controller and 2,048 records each.
+
+        Their last step is left out, since some of them end before others. A number of the point is
+        the mean over the jobs.
+        """
+        self._note(f"{jobs} strangers, 2,048 records each")
+        plan = self._plan_of_2048(1)
+        plan["run"]["steps"] += 1
+        with user_code(GROUP, 0) as gate:
+            metrics = run_strangers(self._run, plan, jobs, gate)
+        points = [measured(of_job[:-1], 2048) for of_job in metrics]
+        mean = Point()
+        for of_steps in fields(mean):
+            by_job = [getattr(point, of_steps.name) for point in points]
+            getattr(mean, of_steps.name).extend(map(statistics.fmean, zip(*by_job, strict=True)))
+        self._note(f"{jobs} strangers: {statistics.median(mean.us):.0f} us a record")
+        return mean
 
 
 def _median(
