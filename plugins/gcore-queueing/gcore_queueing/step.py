@@ -59,6 +59,15 @@ class Groups:
             kept=self.kept[which],
         )
 
+    def tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens that are written and those that are read before them.
+
+        Both are float64[2, N, G], of the policy and of the judge.
+        """
+        actions = np.stack([self.policy, self.judge]).astype(float)
+        prompts = np.stack([self.policy_prompt, self.judge_prompt]).astype(float)
+        return actions, prompts
+
 
 @dataclass(frozen=True)
 class Engines:
@@ -110,6 +119,29 @@ class Played:
     replica: np.ndarray
     groups: Groups
     capacity: tuple[float, float]
+
+    @classmethod
+    def of(cls, result: events.Played, groups: Groups, serves: np.ndarray, engines: int) -> Played:
+        """Names what the compiled code returned; see ``events._play``.
+
+        groups: what could be sampled.
+        serves: int8[replicas], the roles that each replica served; see ``Engines.serves``.
+        engines: replicas that can run at once.
+        """
+        seconds, issued, kept, spent, order, times, replica = result
+        capacity_s = [float(((serves >> role) & 1).sum()) * seconds for role in range(2)]
+        return cls(
+            seconds=seconds,
+            issued=issued,
+            kept=kept,
+            engines=engines,
+            spent=spent,
+            order=order,
+            times=times,
+            replica=replica,
+            groups=groups,
+            capacity=(capacity_s[0], capacity_s[1]),
+        )
 
     def busy(self, role: int) -> float:
         """Returns the share of a role's replica-seconds in which a replica ran anything."""
@@ -173,40 +205,32 @@ def play(
         no limit, and records wait in one queue for all replicas. shards: each deals its own groups
         to the replicas that have the fewest of its records.
     """
-    table = np.array(
-        [
-            [p.base_s, p.running_s, p.cached_s, p.prefill_s, p.max_running, p.cache_tokens]
-            for p in profiles
-        ]
-    )
-    actions = np.stack([groups.policy, groups.judge]).astype(float)
-    prompts = np.stack([groups.policy_prompt, groups.judge_prompt]).astype(float)
     in_turn = engines.mode == "colocated"
     serves = engines.serves
-    seconds, issued, kept, spent, order, times, replica = events.play(
+    actions, prompts = groups.tokens()
+    result = events.play(
         actions,
         prompts,
         groups.kept,
         serves,
-        table,
+        profile_table(profiles),
         rate.rule(),
         needed,
         float(switch_s),
         in_turn,
         dealing,
     )
-    capacity_s = [float(((serves >> role) & 1).sum()) * seconds for role in range(2)]
-    return Played(
-        seconds=seconds,
-        issued=issued,
-        kept=kept,
-        engines=max(engines.policy, engines.judge) if in_turn else len(serves),
-        spent=spent,
-        order=order,
-        times=times,
-        replica=replica,
-        groups=groups,
-        capacity=(capacity_s[0], capacity_s[1]),
+    at_once = max(engines.policy, engines.judge) if in_turn else len(serves)
+    return Played.of(result, groups, serves, at_once)
+
+
+def profile_table(profiles: tuple[Profile, Profile]) -> np.ndarray:
+    """Returns float64[2, 6]: of the policy and of the judge the columns that ``events`` names."""
+    return np.array(
+        [
+            [p.base_s, p.running_s, p.cached_s, p.prefill_s, p.max_running, p.cache_tokens]
+            for p in profiles
+        ]
     )
 
 

@@ -16,7 +16,7 @@ an engine goes through its steps in stretches of at most ``STRETCH`` rounds:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -24,8 +24,20 @@ from numba import njit
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.controllers.keep_rate import KeepRate
 from gcore_queueing import events
-from gcore_queueing.events import _least, _set
-from gcore_queueing.step import Engines, Groups, Played
+from gcore_queueing.events import (
+    BASE,
+    CACHE,
+    CACHED,
+    JUDGE,
+    MOST,
+    POLICY,
+    PREFILL,
+    RUNNING,
+    _append,
+    _least,
+    _set,
+)
+from gcore_queueing.step import Engines, Groups, Played, profile_table
 
 #: Most rounds of decoding in a stretch; also how many of a real engine's steps a factor is from.
 STRETCH = 64
@@ -33,6 +45,10 @@ STRETCH = 64
 ROOM = 256
 #: Factors are told apart by the share of an engine's places that are taken: at least 0, 1/16, ...
 FULLNESS = (0.0, 1 / 16, 1 / 4, 1 / 2)
+#: How often the fit to recorded steps is made, each time with other weights.
+_FITS = 3
+#: A step whose seconds are missed by at most this share counts in full.
+_MET = 0.05
 
 Recording: TypeAlias = dict[str, Any]
 
@@ -89,22 +105,17 @@ def play(
     """
     if engines.mode == "coresident":
         raise ValueError("the second model has no engines that hold both models")
-    table = np.array(
-        [
-            [p.base_s, p.running_s, p.cached_s, p.prefill_s, p.max_running, p.cache_tokens]
-            for p in profiles
-        ]
-    )
     longest = max(map(len, factors))
     drawn = np.stack([np.resize(levels, longest) for levels in factors])
     in_turn = engines.mode == "colocated"
     serves = np.full(engines.policy, 3, np.int8) if in_turn else engines.serves
-    seconds, issued, kept, spent, order, times, replica = _walk_once(
-        np.stack([groups.policy, groups.judge]).astype(float),
-        np.stack([groups.policy_prompt, groups.judge_prompt]).astype(float),
+    actions, prompts = groups.tokens()
+    result = _walk_once(
+        actions,
+        prompts,
         groups.kept,
         serves,
-        table,
+        profile_table(profiles),
         rate.rule(),
         needed,
         float(switch_s),
@@ -113,40 +124,103 @@ def play(
         float(instructions),
         seed,
     )
-    width = [float(((serves >> role) & 1).sum()) for role in range(2)]
-    return Played(
-        seconds=seconds,
-        issued=issued,
-        kept=kept,
-        engines=len(serves),
-        spent=spent,
-        order=order,
-        times=times,
-        replica=replica,
-        groups=groups,
-        capacity=(width[0] * seconds, width[1] * seconds),
-    )
+    return Played.of(result, groups, serves, len(serves))
 
 
 def _fit(table: np.ndarray, took: np.ndarray) -> np.ndarray:
     """Returns the terms, none negative, that miss each step's seconds by the least share.
 
-    A step that stalled counts as the middle one does: in three rounds, steps count the less the
-    further they are off.
+    A step that stalled must not bend the fit, so the fit is repeated: each time a step counts the
+    less, the further the fit before was off there. At last all terms are scaled so that the middle
+    step's seconds are met.
+
+    table: float64[steps, terms], what each term is multiplied with in each step.
+    took: float64[steps], the seconds of each step.
     """
     weights = np.ones(len(took))
     terms = np.zeros(table.shape[1])
-    for _ in range(3):
-        scaled = table / took[:, None] * weights[:, None]
-        used = np.arange(table.shape[1])
-        while True:
-            terms = np.zeros(table.shape[1])
-            terms[used] = np.linalg.lstsq(scaled[:, used], weights, rcond=None)[0]
-            if (terms[used] >= 0).all():
-                break
-            used = used[terms[used] > 0]
-        weights = 1 / np.maximum(np.abs(took / (table @ terms) - 1), 0.05) ** 0.5
+    for _ in range(_FITS):
+        # Each row is divided by the step's seconds, so that what is made small is a share of them.
+        terms = _solve(table / took[:, None] * weights[:, None], weights)
+        missed = np.abs(took / (table @ terms) - 1)
+        weights = 1 / np.maximum(missed, _MET) ** 0.5
     return terms * float(np.median(took / (table @ terms)))
+
+
+def _solve(table: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns the terms of least squares, none negative.
+
+    A term that comes out negative is left out, which means that it is 0, and the rest is solved
+    again.
+
+    table: float64[rows, terms]; the terms' sums over its rows should be ``wanted``.
+    """
+    used = np.arange(table.shape[1])
+    while True:
+        terms = np.zeros(table.shape[1])
+        terms[used] = np.linalg.lstsq(table[:, used], wanted, rcond=None)[0]
+        if (terms[used] >= 0).all():
+            return terms
+        used = used[terms[used] > 0]
+
+
+class _Requests(NamedTuple):
+    """What is known of each request, by its number.
+
+    A record's number is that of its request to the policy. Its request to the judge has the same
+    number plus the number of records, N * G.
+
+    group: int64[2 * N * G], its group.
+    actions: float64[2 * N * G], tokens that it writes in all.
+    prompts: float64[2 * N * G], tokens that are read before those.
+    left: float64[2 * N * G], tokens that it has still to write.
+    holds: float64[2 * N * G], tokens that it has in the cache; while it waits, those that will be
+        read when it begins.
+    following: int64[2 * N * G], the next request that waits at the same replica; -1: none.
+    times: float64[3, 2 * N * G], seconds of arrival, of being sent to a replica, and of its end.
+    replica: int64[2 * N * G], the replica that it was sent to; -1: none yet.
+    """
+
+    group: np.ndarray
+    actions: np.ndarray
+    prompts: np.ndarray
+    left: np.ndarray
+    holds: np.ndarray
+    following: np.ndarray
+    times: np.ndarray
+    replica: np.ndarray
+
+
+class _Replicas(NamedTuple):
+    """The state of each replica, by its number.
+
+    running: int64[R, most], the requests that run, in the order in which they began.
+    sequences: int64[R], how many run.
+    first, last: int64[R], ends of the list of requests that wait there; -1: none waits.
+    owes: int64[R], requests that were sent there and have not ended.
+    cached: float64[R], tokens in the cache.
+    written: float64[R], tokens that were ever put into the cache; the clock by which it forgets.
+    used: float64[R, N], ``written`` when the prompt of each group was last used.
+    used_instructions: float64[R], the same of the judge's instructions.
+    rounds: float64[R], rounds of the stretch that runs.
+    until: float64[R], seconds at which it ends; infinite without one.
+    ends: ``until`` as a tree of minima; see ``events``.
+    chance: uint64[R], state of the generator of random numbers.
+    """
+
+    running: np.ndarray
+    sequences: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    owes: np.ndarray
+    cached: np.ndarray
+    written: np.ndarray
+    used: np.ndarray
+    used_instructions: np.ndarray
+    rounds: np.ndarray
+    until: np.ndarray
+    ends: np.ndarray
+    chance: np.ndarray
 
 
 @njit
@@ -166,207 +240,116 @@ def _walk(  # noqa: C901, PLR0912, PLR0915
 ) -> events.Played:
     """Walks through one rollout; arguments as in ``events._play`` and ``play``.
 
+    From one end of a stretch to the next: groups are issued, what waits is sent to replicas, those
+    replicas begin a stretch that have none, time passes until the first stretch ends, and what has
+    ended with it is followed up.
+
     Returns what ``events._play`` returns.
     """
     groups = actions.shape[1]
     samples = actions.shape[2]
     total = groups * samples
-    replicas = len(serves)
-    actions = actions.reshape(2 * total)
-    prompts = prompts.reshape(2 * total)
-    most = int(max(profiles[0, 4], profiles[1, 4]))
-    # Requests to the judge are counted on from the number of records. Of each: what it has still to
-    # write, and the tokens that it holds, or will hold when it is read again.
-    left = actions.copy()
-    holds = prompts.copy()
-    # Of each replica: what runs, in the order in which it began; a list of what waits there; what
-    # it owes; tokens in its cache; tokens that it has ever written; seconds when its stretch ends.
-    running = np.empty((replicas, most), np.int64)
-    count = np.zeros(replicas, np.int64)
-    first = np.full(replicas, -1, np.int64)
-    last = np.full(replicas, -1, np.int64)
-    following = np.full(2 * total, -1, np.int64)
-    owes = np.zeros(replicas, np.int64)
-    cached = np.zeros(replicas)
-    written = np.zeros(replicas)
-    rounds = np.zeros(replicas)
-    until = np.full(replicas, np.inf)
-    leaves = 1
-    while leaves < replicas:
-        leaves *= 2
-    ends = np.full(2 * leaves, np.inf)  # ``until`` as a tree of minima; see ``events``
-    # When each replica last used a group's prompt and the instructions, as tokens written so far.
-    used = np.full((replicas, groups), -np.inf)
-    used_instructions = np.full(replicas, -np.inf)
-    chance = np.empty(replicas, np.uint64)
-    for i in range(replicas):
-        chance[i] = np.uint64(seed * 1_000_003 + i * 7919 + 1)
-    # what waits for a replica that owes less than its room: one queue for each role
+    requests = _new_requests(actions, prompts)
+    most = int(max(profiles[POLICY, MOST], profiles[JUDGE, MOST]))
+    replicas = _new_replicas(len(serves), groups, most, seed)
+    role_of = np.where(serves & 1, POLICY, JUDGE)  # of replicas that do not take turns
+    # of each role: its replicas, and those of them without a stretch; where all take turns, every
+    # replica counts as the policy's among those without a stretch
+    width = np.zeros(2)
+    for role in range(2):
+        width[role] = ((serves >> role) & 1).sum()
+    idle = width.copy()
+    # a queue for each role, of what no replica has room for: its requests, the place of its first,
+    # the place behind its last
     waiting = np.empty((2, total), np.int64)
     head = np.zeros(2, np.int64)
     tail = np.zeros(2, np.int64)
-    times = np.zeros((3, 2 * total))
-    replica = np.full(2 * total, -1, np.int64)
-    active = np.zeros(2, np.int64)
-    width = np.zeros(2)
-    for i in range(replicas):
-        for role in range(2):
-            width[role] += serves[i] >> role & 1
-    # Replicas without a stretch, of each role; where both take turns all count as the first's.
-    idle = width.copy()
-    touched = np.empty(replicas + 1, np.int64)  # those that begin a stretch now, ``begun`` of them
-    unended = np.full(groups, samples)
+    active = np.zeros(2, np.int64)  # of each role: requests that have not ended
+    unended = np.full(groups, samples)  # records of each group that have not ended
     order = np.empty(groups, np.int64)
     spent = np.zeros(events.SPENT)
+    starting = np.empty(len(serves) + 1, np.int64)  # replicas that begin a stretch now
+    ended = np.empty(most, np.int64)  # requests that ended with the latest stretch
     now = 0.0
-    phase = 0
+    phase = POLICY
     kept = 0
     finished = 0
     issued = 0
     in_flight = 0
+    begun = 0  # how many of ``starting`` there are
     issue = min(events.groups_missing(needed, 0, 0, 0, rule), groups)
-    begun = 0
     while True:
+        # -- groups are issued
         for request in range(issued * samples, (issued + issue) * samples):
-            waiting[0, tail[0]] = request
-            tail[0] += 1
-            times[0, request] = now
+            waiting[POLICY, tail[POLICY]] = request
+            tail[POLICY] += 1
+            requests.times[0, request] = now
         issued += issue
         in_flight += issue
-        active[0] += issue * samples
+        active[POLICY] += issue * samples
         issue = 0
+        # -- nothing is left for this role: all replicas change to the other
         if in_turn and active[phase] == 0 and active[1 - phase] > 0:
             phase = 1 - phase
             now += switch_s
-            spent[events.SWAPPING] += switch_s * replicas
-        # -- what waits goes to the replica that owes the fewest
+            spent[events.SWAPPING] += switch_s * len(serves)
+        # -- what waits is sent to replicas; one that had nothing to do begins at once
         for role in range(2):
             if in_turn and role != phase:
                 continue
             while head[role] < tail[role]:
-                least = -1
-                for i in range(replicas):
-                    if serves[i] >> role & 1 and (least < 0 or owes[i] < owes[least]):
-                        least = i
-                if least < 0 or owes[least] >= ROOM:
+                i = _owes_least(role, serves, replicas)
+                if i < 0 or replicas.owes[i] >= ROOM:
                     break
-                request = waiting[role, head[role]]
+                _send(waiting[role, head[role]], i, now, requests, replicas)
                 head[role] += 1
-                _append(least, request, first, last, following)
-                owes[least] += 1
-                times[1, request] = now
-                replica[request] = least
-                if until[least] == np.inf:  # it begins at once
-                    until[least] = now
-                    idle[0 if in_turn else role] -= 1
-                    touched[begun] = least
+                if replicas.until[i] == np.inf:
+                    replicas.until[i] = now
+                    idle[POLICY if in_turn else role] -= 1
+                    starting[begun] = i
                     begun += 1
-        # -- the replica whose stretch has ended begins the next; so do those that had nothing to do
+        # -- stretches begin
         for n in range(begun):
-            i = touched[n]
-            role = phase if in_turn else (0 if serves[i] & 1 else 1)
-            terms = profiles[role]
-            debt = 0.0
-            if cached[i] + count[i] > terms[5] and count[i] > 1:
-                while cached[i] + count[i] > terms[5] and count[i] > 1:
-                    count[i] -= 1
-                    thrown = running[i, count[i]]
-                    cached[i] -= holds[thrown]
-                    following[thrown] = first[i]
-                    first[i] = thrown
-                    if last[i] < 0:
-                        last[i] = thrown
+            i = starting[n]
+            role = phase if in_turn else role_of[i]
+            read = _change_batch(i, role, requests, replicas, profiles[role], instructions)
+            if replicas.sequences[i] == 0:
+                replicas.until[i] = np.inf
+                idle[POLICY if in_turn else role] += 1
             else:
-                while first[i] >= 0 and count[i] < terms[4]:
-                    request = first[i]
-                    if count[i] and cached[i] + holds[request] > terms[5]:
-                        break
-                    first[i] = following[request]
-                    if first[i] < 0:
-                        last[i] = -1
-                    running[i, count[i]] = request
-                    count[i] += 1
-                    cached[i] += holds[request]
-                    read = holds[request]
-                    group = request % total // samples
-                    if role == 0:
-                        if written[i] - used[i, group] < terms[5]:
-                            read -= prompts[request]
-                        used[i, group] = written[i]
-                    else:
-                        if written[i] - used_instructions[i] < terms[5]:
-                            read -= instructions
-                        used_instructions[i] = written[i]
-                    read = max(read, 1.0)
-                    written[i] += read
-                    debt += read
-            if count[i] == 0:
-                until[i] = np.inf
-                _set(ends, i, until[i])
-                idle[0 if in_turn else role] += 1
-                continue
-            shortest = np.inf
-            for k in range(count[i]):
-                shortest = min(shortest, left[running[i, k]])
-            room = max((terms[5] - cached[i]) // count[i], 1.0)
-            rounds[i] = max(min(shortest, min(room, float(STRETCH))), 1.0)
-            x = rounds[i]
-            took = x * (terms[0] + terms[1] * count[i])
-            took += terms[2] * (x * cached[i] + count[i] * x * (x - 1) / 2)
-            took += terms[3] * debt
-            share = count[i] / terms[4]
-            level = 0
-            while level + 1 < len(FULLNESS) and share >= FULLNESS[level + 1]:
-                level += 1
-            # a linear congruential generator; its high bits are the good ones
-            chance[i] = chance[i] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-            draw = int(chance[i] >> np.uint64(33)) % factors.shape[1]
-            took *= factors[level, draw]
-            until[i] = now + took
-            _set(ends, i, until[i])
-            spent[events.FILLED + role] += took * share
-        # -- the next end of a stretch
-        if in_flight == 0 or ends[1] == np.inf:
+                replicas.rounds[i] = _rounds(i, requests, replicas, profiles[role])
+                share = replicas.sequences[i] / profiles[role, MOST]
+                took = _seconds(i, read, replicas, profiles[role])
+                took *= _draw(i, share, replicas, factors)
+                replicas.until[i] = now + took
+                spent[events.FILLED + role] += took * share
+            _set(replicas.ends, i, replicas.until[i])
+        # -- time passes until the first stretch ends
+        if in_flight == 0 or replicas.ends[1] == np.inf:
             break
-        i = _least(ends)
-        passed = until[i] - now
+        i = _least(replicas.ends)
+        passed = replicas.until[i] - now
         for role in range(2):
             if in_turn and role != phase:
                 continue
-            resting = idle[0 if in_turn else role]
+            resting = idle[POLICY if in_turn else role]
             spent[events.BUSY + role] += passed * (width[role] - resting)
-            if role == 0:
-                cause = events.TAIL if active[0] else events.NO_VERDICT
-            else:
-                cause = events.NO_RECORD if active[0] else events.JUDGE_TAIL
-            spent[cause] += passed * resting
-        now = until[i]
-        touched[0] = i
+            spent[_cause(role, active)] += passed * resting
+        now = replicas.until[i]
+        starting[0] = i
         begun = 1
-        remaining = 0
-        role = phase if in_turn else (0 if serves[i] & 1 else 1)
-        cached[i] += rounds[i] * count[i]
-        written[i] += rounds[i] * count[i]
-        for n in range(count[i]):
-            request = running[i, n]
-            left[request] -= rounds[i]
-            holds[request] += rounds[i]
-            if left[request] > 0:
-                running[i, remaining] = request
-                remaining += 1
-                continue
-            cached[i] -= holds[request]
-            times[2, request] = now
-            owes[i] -= 1
+        # -- what has ended is followed up: by a question to the judge, or by its group's end
+        role = phase if in_turn else role_of[i]
+        for n in range(_end_stretch(i, now, requests, replicas, ended)):
+            record = ended[n] % total
             active[role] -= 1
-            record = request % total
-            if role == 0 and actions[total + record] > 0:
-                waiting[1, tail[1]] = total + record
-                times[0, total + record] = now
-                tail[1] += 1
-                active[1] += 1
+            if role == POLICY and requests.actions[total + record] > 0:
+                waiting[JUDGE, tail[JUDGE]] = total + record
+                tail[JUDGE] += 1
+                requests.times[0, total + record] = now
+                active[JUDGE] += 1
                 continue
-            group = record // samples
+            group = requests.group[record]
             unended[group] -= 1
             if unended[group] == 0:
                 order[finished] = group
@@ -376,7 +359,6 @@ def _walk(  # noqa: C901, PLR0912, PLR0915
                 if not in_turn or in_flight == 0:
                     more = events.groups_missing(needed, kept, finished, in_flight + issue, rule)
                     issue = min(issue + more, groups - issued)
-        count[i] = remaining
     shape = (2, groups, samples)
     return (
         now,
@@ -384,22 +366,257 @@ def _walk(  # noqa: C901, PLR0912, PLR0915
         kept,
         spent,
         order[:finished],
-        times.reshape((3, *shape)),
-        replica.reshape(shape),
+        requests.times.reshape((3, *shape)),
+        requests.replica.reshape(shape),
     )
 
 
 @njit
-def _append(
-    queue: int, request: int, first: np.ndarray, last: np.ndarray, following: np.ndarray
-) -> None:
-    """Adds a request at the end of a linked list."""
-    if first[queue] < 0:
-        first[queue] = request
+def _new_requests(actions: np.ndarray, prompts: np.ndarray) -> _Requests:
+    """Returns the requests before any of them was sent; arguments as in ``events._play``."""
+    count = actions.size
+    return _Requests(
+        np.arange(count) % (count // 2) // actions.shape[2],
+        actions.reshape(count),
+        prompts.reshape(count),
+        actions.reshape(count).copy(),
+        prompts.reshape(count).copy(),
+        np.full(count, -1, np.int64),
+        np.zeros((3, count)),
+        np.full(count, -1, np.int64),
+    )
+
+
+@njit
+def _new_replicas(count: int, groups: int, most: int, seed: int) -> _Replicas:
+    """Returns ``count`` replicas that have nothing to do.
+
+    most: the most requests that run at once at any of them.
+    seed: of the factors that are drawn.
+    """
+    leaves = 1  # of the tree: a power of two
+    while leaves < count:
+        leaves *= 2
+    chance = np.empty(count, np.uint64)
+    for i in range(count):
+        chance[i] = np.uint64(seed * 1_000_003 + i * 7919 + 1)
+    return _Replicas(
+        np.empty((count, most), np.int64),
+        np.zeros(count, np.int64),
+        np.full(count, -1, np.int64),
+        np.full(count, -1, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count),
+        np.zeros(count),
+        np.full((count, groups), -np.inf),
+        np.full(count, -np.inf),
+        np.zeros(count),
+        np.full(count, np.inf),
+        np.full(2 * leaves, np.inf),
+        chance,
+    )
+
+
+@njit
+def _owes_least(role: int, serves: np.ndarray, replicas: _Replicas) -> int:
+    """Returns the first replica of a role that owes the fewest requests; -1: there is none."""
+    least = -1
+    for i in range(len(serves)):
+        if serves[i] >> role & 1 and (least < 0 or replicas.owes[i] < replicas.owes[least]):
+            least = i
+    return least
+
+
+@njit
+def _send(request: int, i: int, now: float, requests: _Requests, replicas: _Replicas) -> None:
+    """Sends a request to a replica, where it waits as the last."""
+    _append(i, request, replicas.first, replicas.last, requests.following)
+    replicas.owes[i] += 1
+    requests.times[1, request] = now
+    requests.replica[request] = i
+
+
+@njit
+def _change_batch(
+    i: int,
+    role: int,
+    requests: _Requests,
+    replicas: _Replicas,
+    terms: np.ndarray,
+    instructions: float,
+) -> float:
+    """Decides what runs in a replica's next stretch; returns the tokens that are read before it.
+
+    Where the next round would not fit into the cache, requests are thrown out, and none begins.
+
+    terms: the row of ``profiles`` of the role.
+    """
+    if _is_full(i, replicas, terms):
+        while _is_full(i, replicas, terms):
+            _throw_out(i, requests, replicas)
+        return 0.0
+    read = 0.0
+    while replicas.first[i] >= 0 and replicas.sequences[i] < terms[MOST]:
+        request = replicas.first[i]
+        tokens = replicas.cached[i] + requests.holds[request]
+        if replicas.sequences[i] and tokens > terms[CACHE]:
+            break
+        read += _begin(i, role, requests, replicas, terms, instructions)
+    return read
+
+
+@njit
+def _is_full(i: int, replicas: _Replicas, terms: np.ndarray) -> bool:
+    """Returns whether a round, which adds a token to each request, would overfill the cache.
+
+    A request that runs alone is never thrown out, so with one the cache does not count as full.
+    """
+    sequences = replicas.sequences[i]
+    is_full: bool = sequences > 1 and replicas.cached[i] + sequences > terms[CACHE]
+    return is_full
+
+
+@njit
+def _throw_out(i: int, requests: _Requests, replicas: _Replicas) -> None:
+    """Has the request that began last wait again, before all others."""
+    replicas.sequences[i] -= 1
+    request = replicas.running[i, replicas.sequences[i]]
+    replicas.cached[i] -= requests.holds[request]
+    requests.following[request] = replicas.first[i]
+    replicas.first[i] = request
+    if replicas.last[i] < 0:
+        replicas.last[i] = request
+
+
+@njit
+def _begin(
+    i: int,
+    role: int,
+    requests: _Requests,
+    replicas: _Replicas,
+    terms: np.ndarray,
+    instructions: float,
+) -> float:
+    """Has the first request that waits at a replica begin; returns the tokens that it reads.
+
+    Not read again is what the cache remembers: of the policy's requests the prompt of the group, of
+    the judge's the instructions. It remembers them while fewer tokens than it holds were written
+    since they were last used. At least one token is read.
+    """
+    request = replicas.first[i]
+    replicas.first[i] = requests.following[request]
+    if replicas.first[i] < 0:
+        replicas.last[i] = -1
+    replicas.running[i, replicas.sequences[i]] = request
+    replicas.sequences[i] += 1
+    replicas.cached[i] += requests.holds[request]
+    group = requests.group[request]
+    written = replicas.written[i]
+    read: float = requests.holds[request]
+    if role == POLICY:
+        if written - replicas.used[i, group] < terms[CACHE]:
+            read -= requests.prompts[request]
+        replicas.used[i, group] = written
     else:
-        following[last[queue]] = request
-    following[request] = -1
-    last[queue] = request
+        if written - replicas.used_instructions[i] < terms[CACHE]:
+            read -= instructions
+        replicas.used_instructions[i] = written
+    read = max(read, 1.0)
+    replicas.written[i] += read
+    return read
+
+
+@njit
+def _rounds(i: int, requests: _Requests, replicas: _Replicas, terms: np.ndarray) -> float:
+    """Returns how many rounds a replica's next stretch has, at least 1 and at most STRETCH.
+
+    It ends with the first of its requests, and before the cache is full.
+    """
+    sequences = replicas.sequences[i]
+    shortest = np.inf
+    for n in range(sequences):
+        shortest = min(shortest, requests.left[replicas.running[i, n]])
+    room = max((terms[CACHE] - replicas.cached[i]) // sequences, 1.0)
+    rounds: float = max(min(shortest, min(room, float(STRETCH))), 1.0)
+    return rounds
+
+
+@njit
+def _seconds(i: int, read: float, replicas: _Replicas, terms: np.ndarray) -> float:
+    """Returns the seconds of a replica's next stretch as its profile says.
+
+    Each of its x rounds finds as many more tokens cached as sequences run, so all rounds together
+    find x cached + sequences (0 + 1 + ... + (x - 1)) tokens.
+
+    read: tokens of prompts that are read before it.
+    """
+    sequences = replicas.sequences[i]
+    x = replicas.rounds[i]
+    took: float = x * (terms[BASE] + terms[RUNNING] * sequences)
+    took += terms[CACHED] * (x * replicas.cached[i] + sequences * x * (x - 1) / 2)
+    took += terms[PREFILL] * read
+    return took
+
+
+@njit
+def _draw(i: int, share: float, replicas: _Replicas, factors: np.ndarray) -> float:
+    """Draws by which factor a stretch takes longer than the profile says.
+
+    share: the share of the replica's places that are taken; it says which of ``factors`` may be
+        drawn.
+    """
+    level = 0
+    while level + 1 < len(FULLNESS) and share >= FULLNESS[level + 1]:
+        level += 1
+    # a linear congruential generator with Knuth's constants for MMIX; its high bits are the good
+    # ones
+    state = replicas.chance[i] * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    replicas.chance[i] = state
+    factor: float = factors[level, int(state >> np.uint64(33)) % factors.shape[1]]
+    return factor
+
+
+@njit
+def _cause(role: int, active: np.ndarray) -> int:
+    """Returns the row of ``spent`` for replicas of a role that have nothing to do.
+
+    active: of each role the requests that have not ended.
+    """
+    if role == POLICY:
+        return events.TAIL if active[POLICY] else events.NO_VERDICT
+    return events.NO_RECORD if active[POLICY] else events.JUDGE_TAIL
+
+
+@njit
+def _end_stretch(
+    i: int, now: float, requests: _Requests, replicas: _Replicas, ended: np.ndarray
+) -> int:
+    """Gives each running request of a replica the tokens of its stretch.
+
+    Writes the requests that have ended by it into ``ended``, and returns how many they are. The
+    rest runs on, in the same order.
+    """
+    rounds = replicas.rounds[i]
+    tokens = rounds * replicas.sequences[i]
+    replicas.cached[i] += tokens
+    replicas.written[i] += tokens
+    remaining = 0
+    done = 0
+    for n in range(replicas.sequences[i]):
+        request = replicas.running[i, n]
+        requests.left[request] -= rounds
+        requests.holds[request] += rounds
+        if requests.left[request] > 0:
+            replicas.running[i, remaining] = request
+            remaining += 1
+        else:
+            replicas.cached[i] -= requests.holds[request]
+            requests.times[2, request] = now
+            ended[done] = request
+            done += 1
+    replicas.sequences[i] = remaining
+    replicas.owes[i] -= done
+    return done
 
 
 def _compiled_once(rule: int) -> Callable[..., events.Played]:
