@@ -19,9 +19,10 @@ Model ``second`` (claims that end in ``wrong_model``): it behaves as ``gcore_que
 says, with the service times, stalls among them, of recorded steps of vLLM (vllm_steps.json), with
 sequences that are thrown out of a full cache and prompts that it forgets. Each term of either
 role's profile, and the size of its cache, is 30% more or 30% less than policies are told; which, a
-coin says for every seed and workload. ``replay`` is never told better; ``replay_fitted`` is shown
-the profiles that a run would have fitted to the steps before, as in a run. ``replay_corrected``
-learns a factor for each role (``correction: 0.5``). No coresident engines.
+coin says for every seed and workload. ``replay`` is never told better, and learns a factor for each
+role from what it measures; ``replay_as_told`` does not (``correction: 0``). ``replay_fitted`` is
+shown the profiles that a run would have fitted to the steps before, as in a run. No coresident
+engines.
 
 Paper's rule (``utilisation``, arXiv 2507.22789): as published it begins at one half and moves one
 replica a step. ``same_start`` begins with the share of ``replay``, with every number of replicas a
@@ -124,7 +125,7 @@ def policies(model: Model = "own") -> dict[str, PlacementPolicy]:
     fitted = {} if model == "own" else {"replay_fitted": Fitted(Replay(ReplayConfig()))}
     return {
         "replay": Replay(ReplayConfig()),
-        "replay_corrected": Replay(ReplayConfig(correction=0.5)),
+        "replay_as_told": Replay(ReplayConfig(correction=0.0)),
         **fitted,
         **{f"split_{share:g}": FixedSplit(SplitConfig(share=share)) for share in SHARES},
         **{

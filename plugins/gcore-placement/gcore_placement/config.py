@@ -94,7 +94,7 @@ class ReplayConfig:
     """How far the next step's best split is expected to lie from that of the latest steps, at least
     0: a standard deviation, in log-odds of the judges' share.
     """
-    correction: float = 0.0
+    correction: float = 0.5
     """How fast the replay learns by how much engines are slower than their profiles: weight of the
     latest step, from 0 (profiles are taken as they are) to 1 (earlier steps do not count).
     """

@@ -17,10 +17,10 @@ from gcore_placement.cells import Pool, Split
 from gcore_placement.config import ReplayConfig
 from gcore_placement.modes import Mode, Profiles
 
-#: How often a step is replayed to find how much slower engines are than their profiles.
-_CORRECTIONS = 3
 #: Largest factor by which engines may be slower, or faster.
 _FURTHEST = 10.0
+#: How often the interval of such factors is halved; what is left of it is 2% wide.
+_HALVINGS = 8
 
 
 class Replayed:
@@ -55,11 +55,11 @@ class Replayed:
         self.profiles: Profiles = profiles[0], profiles[1 + int(np.argmax(work[1:]))]
         self._profiles_of_mode: dict[str, Profiles] = {}
         self._paces = (1.0, 1.0)
-        # Seconds that each record, and then all that judges wrote about it, was served.
+        # Seconds that each record took, and then all that judges wrote about it.
         judged_s = np.zeros(len(policy))
         for requests in judged:
-            np.add.at(judged_s, requests.parent, requests.end_s - requests.start_s)
-        self._served_s = table(policy, policy.end_s - policy.start_s), table(policy, judged_s)
+            np.add.at(judged_s, requests.parent, _taken_s(requests))
+        self._taken_s = table(policy, _taken_s(policy)), table(policy, judged_s)
         self.seen: dict[str, Any] = {
             "policy_requests": len(policy),
             "judge_requests": sum(map(len, judged)),
@@ -82,23 +82,31 @@ class Replayed:
         """Has engines be slower, or faster, than their profiles; returns by which factors.
 
         The factors are those of the policy and of the judge with which the step, replayed under the
-        split that ran, serves its requests in as many seconds as were measured. How full engines
-        are depends on both, so the replay is repeated with the factors that it gave.
+        split that ran, takes as many seconds for its requests as were measured: from when they
+        could begin until they end. What a request waits inside an engine is in both. The slower an
+        engine, the longer its requests take, so the factors are found by bisection; the policy's
+        first, because the judge's requests begin when answers end.
 
         paces: the factors of earlier steps.
         weight: how much this step's factors count, from 0 to 1; the earlier ones count the rest.
         """
-        latest = np.array(paces, float)
-        for _ in range(_CORRECTIONS):
-            self._paces = float(latest[0]), float(latest[1])
-            cells, count = self._part()
-            played = self._played(split, np.arange(len(self._groups))[:count], cells)
-            for role, measured_s in enumerate(self._served_s):
-                replayed_s = float((played.times[2, role] - played.times[1, role]).sum())
-                if replayed_s > 0 and measured_s[:count].sum() > 0:
-                    latest[role] *= float(measured_s[:count].sum()) / replayed_s
-            latest = np.clip(latest, 1 / _FURTHEST, _FURTHEST)
-        mixed = np.exp(weight * np.log(latest) + (1 - weight) * np.log(np.array(paces, float)))
+        latest = np.log(np.array(paces, float))
+        cells, count = self._part()
+        which = np.arange(len(self._groups))[:count]
+        for role, taken_s in enumerate(self._taken_s):
+            measured_s = float(taken_s[:count].sum())
+            if measured_s <= 0:
+                continue
+            low = -np.log(_FURTHEST)
+            high = np.log(_FURTHEST)
+            for _ in range(_HALVINGS):
+                latest[role] = (low + high) / 2
+                self._paces = float(np.exp(latest[0])), float(np.exp(latest[1]))
+                if _seconds(self._played(split, which, cells), role) < measured_s:
+                    low = latest[role]
+                else:
+                    high = latest[role]
+        mixed = np.exp(weight * latest + (1 - weight) * np.log(np.array(paces, float)))
         self._paces = float(mixed[0]), float(mixed[1])
         return self._paces
 
@@ -205,6 +213,29 @@ def table(policy: Requests, values: np.ndarray) -> np.ndarray:
     filled = np.zeros(shape)
     filled[place, sample] = values
     return filled
+
+
+def _taken_s(requests: Requests) -> np.ndarray:
+    """Returns the seconds from when each request could begin until it ended: float64[N].
+
+    None could begin before the first of its role did: where roles take turns, answers wait for the
+    judge's turn, which says nothing of the judge.
+    """
+    if not len(requests):
+        return np.zeros(0)
+    began_s = np.maximum(requests.arrival_s, requests.start_s.min())
+    taken_s: np.ndarray = requests.end_s - began_s
+    return taken_s
+
+
+def _seconds(played: Played, role: int) -> float:
+    """Returns the sum of ``_taken_s`` over a role's requests in a replay."""
+    arrival_s, start_s, end_s = played.times[:, role]
+    was_served = played.replica[role] >= 0
+    if not was_served.any():
+        return 0.0
+    began_s = np.maximum(arrival_s, start_s[was_served].min())
+    return float((end_s - began_s)[was_served].sum())
 
 
 def slower(profile: Profile, factor: float) -> Profile:

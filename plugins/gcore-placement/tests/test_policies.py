@@ -384,10 +384,23 @@ def test_replay_learns_from_requests_by_how_much_engines_miss_their_profiles(
     assert abs(decision.seen["error"]) < 0.05
 
 
+def test_waiting_inside_an_engine_is_not_taken_for_slowness() -> None:
+    """A run measures when a request was sent; it may wait in the engine before it begins."""
+    told = measured_window(1.0)
+    sent = {
+        role: replace(requests, start_s=requests.arrival_s)
+        for role, requests in told.requests.items()
+    }
+    waited_s = told.requests["judge"].start_s - told.requests["judge"].arrival_s
+    assert waited_s.max() > 0.1, "the case must have requests that wait"
+    decision = Replay(ReplayConfig(correction=1.0)).revise(None, replace(told, requests=sent))
+    assert decision.seen["paces"] == pytest.approx([1.0, 1.0], rel=0.05)
+
+
 def test_replay_gives_a_judge_more_that_is_slower_than_its_profile_says() -> None:
     told = measured_window(3.0)
     corrected = Replay(ReplayConfig(correction=0.5)).revise(None, told)
-    as_told = Replay(ReplayConfig()).revise(None, told)
+    as_told = Replay(ReplayConfig(correction=0.0)).revise(None, told)
     assert judges(corrected) > judges(as_told)
     assert as_told.seen["paces"] == [1.0, 1.0]
 
