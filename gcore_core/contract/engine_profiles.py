@@ -1,6 +1,6 @@
 """Defines what a run knows of an engine's speed, as plain data: no numpy is needed to read it.
 
-``gcore_core.contract.measurements.fit_engine`` fits it to the requests of a rollout.
+``gcore_core.controllers.placement.fitting.fit_engine`` fits it to the requests of a rollout.
 """
 
 from __future__ import annotations
