@@ -37,17 +37,12 @@ V1_NEEDS = (5, 6e9)
 Measured = dict[str, float]  # "step_s" and "memory_mib"
 
 
-def old_path(
-    python: Path, nbytes: int, records: int, serialisation: str, *, reads: bool = False
-) -> Measured | None:
-    """Returns what verl_controller.py prints; None where a step needs more memory than there is.
-
-    reads: whether reward and training go over every byte.
-    """
+def old_path(python: Path, nbytes: int, records: int, serialisation: str) -> Measured | None:
+    """Returns what verl_controller.py prints; None where a step needs more memory than there is."""
     if not fits(nbytes, OLD_NEEDS):
         return None
     settings = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
-    words = [str(nbytes), str(records), "1" if reads else "2", *(["reads"] if reads else [])]
+    words = [str(nbytes), str(records), "1", "reads"]
     return last_line([str(python), str(HERE / "verl_controller.py"), *words], settings)
 
 
@@ -113,7 +108,7 @@ def verl_sides(python: Path, nbytes: int, records: int) -> dict[str, Callable[[]
     for name, word in V1.items():
         sides[name] = lambda word=word: default_path(python, nbytes, records, word)
     for name, how in OLD.items():
-        sides[name] = lambda how=how: old_path(python, nbytes, records, how, reads=True)
+        sides[name] = lambda how=how: old_path(python, nbytes, records, how)
     return sides
 
 

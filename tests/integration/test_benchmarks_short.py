@@ -188,19 +188,21 @@ SMALL = (
         ),
         short(
             "controllers",
-            *("--parts", "small", "readers", "--read-size", "0.1GB", "--read-rounds", "1"),
+            *("--parts", "numbers", "readers", "--controllers", "1", "--rounds", "1"),
+            *("--read-size", "0.1GB", "--read-rounds", "1"),
             fact=lambda values: bool(values),
             slow=True,
         ),
         short(
             "controllers",
-            *("--parts", "small", "saturation", "--short"),
+            *("--parts", "numbers", "saturation", "--controllers", "1", "--rounds", "1", "--short"),
             fact=_a_share_is_cost_times_rate,
             slow=True,
         ),
         short(
             "placement_emulated",
             *("--steps", "3", "--real", "2", "--processes", "1"),
+            repeats=True,
             fact=_policies_used_the_same_groups,
             slow=True,
         ),
