@@ -1,6 +1,6 @@
 """Compares checkpoints while training goes on, checkpoints that it waits for, and torch.save.
 
-    python benchmarks/checkpoint.py [--json] [--check] [--rounds 7] [--sizes 50 200] [--folder DIR]
+    python benchmarks/checkpoint.py [--json] [--check] [--rounds 5] [--sizes 200] [--folder DIR]
 
 One rank of the torch trainer (one thread) with a Llama of so many million parameters: weights and
 AdamW's two moments, float32, 12 bytes a parameter. A round, each part after what was written before
@@ -294,9 +294,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=7, help="that count")
+    parser.add_argument("--rounds", type=int, default=5, help="that count")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[50, 200], help="millions of parameters"
+        "--sizes", type=int, nargs="+", default=[200], help="millions of parameters"
     )
     parser.add_argument(
         "--folder",
