@@ -105,13 +105,13 @@ BENCHMARKS = (
     Benchmark(name="handover", measures=(f"{CORE}/runtime",), minutes=0.3),
     Benchmark(name="weight_push", measures=(f"{CORE}/runtime",), minutes=3),
     Benchmark(name="swap", measures=(*TORCH, PLACEMENT, QUEUEING, SIM), minutes=6),
-    Benchmark(name="checkpoint", measures=(f"{CORE}/run", *TORCH), minutes=15),
+    Benchmark(name="checkpoint", measures=(f"{CORE}/run", *TORCH), minutes=7),
     Benchmark(
         name="placement_sim",
         measures=(PLACEMENT, QUEUEING, SIM, BALANCE, "benchmarks/vllm_steps.json"),
-        minutes=30,
+        minutes=12,
     ),
-    Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py"), minutes=9),
+    Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py"), minutes=8.5),
     Benchmark(
         name="digits",
         measures=(
@@ -120,7 +120,7 @@ BENCHMARKS = (
             "recipes/digits",
             "plugins/gcore-diffusion/gcore_diffusion",
         ),
-        minutes=4,
+        minutes=3,
     ),
     Benchmark(
         name="quickstart",
@@ -129,13 +129,13 @@ BENCHMARKS = (
         minutes=10,
     ),
     Benchmark(
-        name="checkpoint_convergence", measures=(CORE, *QUICKSTART, QUICKSTART_RUNS), minutes=12
+        name="checkpoint_convergence", measures=(CORE, *QUICKSTART, QUICKSTART_RUNS), minutes=6
     ),
     Benchmark(
         name="controllers",
-        measures=(CORE, SIM, "benchmarks/verl_controller.py"),
-        commands=(f"{VERL} payloads sizes small numbers skew",),
-        minutes=40,
+        measures=(CORE, SIM),
+        commands=(f"{SCRIPT} --parts payloads sizes numbers skew",),
+        minutes=6.5,
     ),
     Benchmark(
         name="controllers_readers",
@@ -163,7 +163,7 @@ BENCHMARKS = (
         commands=(f"{SCRIPT} --parts saturation",),
         minutes=25,
     ),
-    Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=40),
+    Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
     Benchmark(name="placement_real", measures=REAL, minutes=18),
     Benchmark(
         name="placement_real_vllm",
@@ -174,14 +174,14 @@ BENCHMARKS = (
     Benchmark(
         name="engine_overhead",
         measures=(CORE, *TORCH, *GENERATORS, "benchmarks/bare_engines.py"),
-        commands=(ENGINES, SCRIPT),
-        minutes=12,
+        commands=(f"{ENGINES} --engines vllm sglang", SCRIPT),
+        minutes=6,
     ),
     Benchmark(
         name="engine_pairs",
         measures=(CORE, *QUICKSTART, *GENERATORS, *TRAINERS),
         commands=(ENGINES, SCRIPT),
-        minutes=8,
+        minutes=6,
     ),
 )
 
