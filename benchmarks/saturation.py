@@ -26,8 +26,8 @@ engines spend no time there. ..._over_strangers: of the same 64 over 64 runs wit
 2,048 records each, at the same time on the same cores: what it costs to work together.
 ..._strangers: of these over one such run alone: what it costs to share the machine. The 64 runs
 have 64 times as many other processes, too, so their caches may be colder than those of the 64 that
-work together, and the former says rather too little than too much. All three take turns. Without
-memory for 64 runs the claims about them are absent.
+work together, and the former says rather too little than too much. All three take turns. Where
+memory is too small for 64 runs there are as many as fit: strangers_2048_each says how many.
 
 rollout_resting_over_restless: seconds of a rollout at 1,024 devices' rate whose controller rests
 (gcore_core/runtime/rpc/resting.py) over one that takes each record at once; the bar is the share of
@@ -46,7 +46,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from report import Claim, interval
-from strangers import fit_into_memory, run_strangers
+from strangers import count_that_fits, run_strangers
 from user_code import user_code
 
 from gcore_core.runtime.rpc.resting import REST_SHARE
@@ -288,16 +288,17 @@ class Saturation:
 
     def with_2048_each(self, controllers: int) -> list[Claim]:
         """Compares so many controllers with 2,048 records each with one that has 2,048, and with as
-        many that work alone at the same time.
+        many that work alone at the same time, or as many of these as fit into memory.
         """
         one = Point()
         many = Point()
         strangers = Point()
+        jobs = count_that_fits(controllers)
         for _ in range(self._rounds):
             one.add(self._of_2048(1))
             many.add(self._of_2048(controllers))
-            if fit_into_memory(controllers):
-                strangers.add(self._strangers_of_2048(controllers))
+            if jobs:
+                strangers.add(self._strangers_of_2048(jobs))
         name = "controller_us_per_record_2048_each"
         claims = [
             _median(f"{name}_c1", one.us, "us"),
@@ -310,12 +311,13 @@ class Saturation:
             _median("controller_messages_per_record_2048_each_c1", one.messages, "messages"),
             _ratio(name, list(zip(many.us, one.us, strict=True)), 1.1, "<="),
         ]
-        if len(strangers.us) == len(many.us):
+        if jobs:
             together = list(zip(many.us, strangers.us, strict=True))
             apart = list(zip(strangers.us, one.us, strict=True))
             claims += [
                 _ratio(f"{name}_over_strangers", together),
                 _ratio(f"{name}_strangers", apart),
+                Claim("strangers_2048_each", jobs, "jobs"),
             ]
         return claims
 
