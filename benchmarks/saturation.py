@@ -27,7 +27,8 @@ engines spend no time there. ..._over_strangers: of the same 64 over 64 runs wit
 ..._strangers: of these over one such run alone: what it costs to share the machine. The 64 runs
 have 64 times as many other processes, too, so their caches may be colder than those of the 64 that
 work together, and the former says rather too little than too much. All three take turns. Where
-memory is too small for 64 runs there are as many as fit: strangers_2048_each says how many.
+memory is too small for 64 runs there are as many as fit: strangers_2048_each says how many. Fewer
+crowd the machine less than the 64 that work together, so then the former may say too much.
 
 rollout_resting_over_restless: seconds of a rollout at 1,024 devices' rate whose controller rests
 (gcore_core/runtime/rpc/resting.py) over one that takes each record at once; the bar is the share of
