@@ -209,12 +209,16 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     ordinal, sample: which record it is.
     rank: the data-parallel rank.
     minibatch: the minibatch of the step; it is drawn by seed, never by length.
+    tile: the part of its minibatch that it belongs to. A tile trains on one rank as a whole, and
+        its records do not depend on the number of ranks. 0 for all records unless the run is
+        deterministic.
     """
 
     ordinal: int
     sample: int
     rank: int
     minibatch: int
+    tile: int = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -22,6 +22,8 @@ class TrainRecord:
     columns: as listed in ``gcore_core.contract.records``.
     media: ``Finished.media`` of its generator.
     fresh: whether this step's weights sampled it.
+    tile: the part of its minibatch that it belongs to, see ``Assignment``. A rank that has one
+        record of a tile has all of them.
     """
 
     ordinal: int
@@ -30,6 +32,7 @@ class TrainRecord:
     columns: Columns
     media: Columns = field(default_factory=dict)
     fresh: bool = True
+    tile: int = 0
 
 
 @runtime_checkable

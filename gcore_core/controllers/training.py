@@ -30,6 +30,7 @@ from gcore_core.controllers.annotating import annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.reward_weights import rewards_of, statistics
+from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
 from gcore_core.runtime.messages import (
     PREPARE_RANKS,
     SKIP_STEP,
@@ -102,6 +103,7 @@ class Training:
                 step_seed(self._context.facts.run.seed, step),
                 self._context.balancer,
                 self._context.balancer_code,
+                self._config.tiles if self._context.facts.run.deterministic else None,
             )
             plan = self._drawn_plan.plan
             return [
@@ -264,8 +266,16 @@ class Training:
 def train_item(header: Header, plan: Plan) -> TrainItem:
     """Makes the form in which workers get a record: references to its columns, no arrays."""
     ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
-    minibatch = plan[header.key].minibatch
-    return TrainItem(*header.key, minibatch, ref, header.slot, header.media, header.versions[0])
+    place = plan[header.key]
+    return TrainItem(
+        *header.key,
+        place.minibatch,
+        ref,
+        header.slot,
+        header.media,
+        header.versions[0],
+        tile=place.tile,
+    )
 
 
 def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
@@ -285,6 +295,7 @@ def draw_plan(
     seed: int,
     balancer: Balancer,
     code: PluginCode | None = None,
+    tiles: int | None = None,
 ) -> Drawn:
     """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
@@ -294,6 +305,8 @@ def draw_plan(
     about one minibatch at a time, and cannot move a record to another.
 
     code: what errors say of the balancer; without it they name its class.
+    tiles: into how many parts each minibatch is cut that train on one rank as a whole; None where
+        records go to ranks one by one. Tiles are dealt by the costs that the balancer predicts.
     """
     if code is None:
         code = balancer_code(balancer)
@@ -311,23 +324,27 @@ def draw_plan(
         extra=np.array([fact.cost for fact in facts], np.float64),
     )
     ordinals = np.random.default_rng(seed).permutation(np.unique(work.group))
-    rank_of, minibatch_of = np.zeros((2, len(facts)), np.int64)
+    rank_of, minibatch_of, tile_of = np.zeros((3, len(facts)), np.int64)
     imbalances = []
     for minibatch, groups in enumerate(np.array_split(ordinals, minibatches)):
         members = np.flatnonzero(np.isin(work.group, groups))
-        bins = split_of(code, balancer, work.take(members), ranks)
         costs = costs_of(code, balancer, work.take(members))
         minibatch_of[members] = minibatch
-        for rank, indexes in enumerate(bins):
-            rank_of[members[indexes]] = rank
+        if tiles is None:
+            for rank, indexes in enumerate(split_of(code, balancer, work.take(members), ranks)):
+                rank_of[members[indexes]] = rank
+        else:
+            tile_of[members] = cut_into_tiles(work.group[members], tiles)
+            rank_of[members] = deal_tiles(tile_of[members], costs, ranks)
         imbalances.append(
             most_over_mean(np.bincount(rank_of[members], weights=costs, minlength=ranks))
         )
-    places = zip(facts, rank_of.tolist(), minibatch_of.tolist(), strict=True)
+    columns = (column.tolist() for column in (rank_of, minibatch_of, tile_of))
+    places = zip(facts, *columns, strict=True)
     return Drawn(
         {
-            (f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch)
-            for f, rank, minibatch in places
+            (f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch, tile)
+            for f, rank, minibatch, tile in places
         },
         [work.take(np.flatnonzero(rank_of == rank)) for rank in range(ranks)],
         max(imbalances),

@@ -180,6 +180,7 @@ class TrainItem(Message):
     media: name -> further bytes of the record.
     version: of the weights that sampled its first action.
     extras: the columns that annotators gave the record.
+    tile: the part of its minibatch that trains on one rank as a whole.
     """
 
     ordinal: int
@@ -190,6 +191,7 @@ class TrainItem(Message):
     media: dict[str, Ref] = {}
     version: int = 0
     extras: list[Extra] = []
+    tile: int = 0
 
 
 class AnnotateRequest(Message):

@@ -35,6 +35,7 @@ async def open_records(
                 columns=columns,
                 media=media,
                 fresh=item.version == step,
+                tile=item.tile,
             )
         )
     return records

@@ -14,8 +14,8 @@ minibatch of a step, and over the others too when the objective requires ``old_l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -80,8 +80,11 @@ class TrainingEngine(Protocol):
     device: where batches are put.
     ranks: sums and maxima over all ranks.
     clock: measures the engine's forward and backward passes on an accelerator.
+    sums_exactly: whether the gradients of micro-batches add up to the same bits in any order and
+        on any number of ranks. Records are then packed by tile.
     """
 
+    sums_exactly: bool
     layouts: frozenset[Layout]
     hidden_size: int
     device: torch.device
@@ -296,6 +299,9 @@ class LanguageTrainer:
             ]
             for minibatch in minibatches
         ]
+        if self._engine.sums_exactly:
+            tile_of = {place: record.tile for part in minibatches for place, record in part}
+            return [self._packed_by_tile(part, tile_of) for part in parts]
         layout = self._layout([sample for part in parts for sample in part])
         budget = self._settings.budget_tokens
         engine = self._engine
@@ -303,6 +309,30 @@ class LanguageTrainer:
         if engine.ranks.count == 1 or layout == "flat":
             return [list(micro_batches(part, layout, budget, engine.device)) for part in parts]
         return self._packed_in_lockstep(parts, layout)
+
+    def _packed_by_tile(
+        self, samples: Sequence[Sample], tile_of: Mapping[int, int]
+    ) -> list[Batch]:
+        """Returns the micro-batches of one minibatch, none of which has records of two tiles.
+
+        What a micro-batch holds, and its layout, follow from its tile alone: so the pass has the
+        same bits on whichever rank, with whichever other tiles.
+
+        tile_of: the tile of each record, by ``Sample.index``.
+        """
+        tiles: dict[int, list[Sample]] = {}
+        for sample in samples:
+            tiles.setdefault(tile_of[sample.index], []).append(sample)
+        return [
+            batch
+            for _, tile in sorted(tiles.items())
+            for batch in micro_batches(
+                tile,
+                self._layout_of(tile, _longest(tile)),
+                self._settings.budget_tokens,
+                self._engine.device,
+            )
+        ]
 
     def _packed_in_lockstep(
         self, parts: Sequence[Sequence[Sample]], layout: Layout
@@ -359,10 +389,14 @@ class LanguageTrainer:
         """Returns this rank's layout. Flat is taken by all ranks or by none: where any has long
         rows, all pack in lock-step.
         """
-        own_longest = (
-            max(len(s.prompt) for s in samples) + max(s.fed for s in samples) if samples else 0
-        )
-        longest = self._engine.ranks.max([own_longest])[0]
+        own_longest = _longest(samples) if samples else 0
+        return self._layout_of(samples, self._engine.ranks.max([own_longest])[0])
+
+    def _layout_of(self, samples: Sequence[Sample], longest: float) -> Layout:
+        """Returns the cheapest of the allowed layouts.
+
+        longest: tokens of the longest prompt and of the longest completion together.
+        """
         if "flat" in self._layouts and longest <= FLAT_ROW_TOKENS:
             return "flat"
         if not samples:
@@ -425,7 +459,7 @@ class LanguageTrainer:
         self._prepared = None
         self.version = step + 1
         ranks = self._engine.ranks
-        metrics = progress.metrics(ranks.add_up(progress.sums), ranks.max([progress.gap])[0])
+        metrics = progress.metrics(ranks.add_up(progress.terms), ranks.max([progress.gap])[0])
         if self._engine.device.type == "cuda":
             torch.cuda.empty_cache()  # generators that slept meanwhile take their memory again
         busy_s = self._engine.clock.read_s()
@@ -443,12 +477,12 @@ class LanguageTrainer:
         rate = rate_at(
             self._settings, self._updates, self._context.steps * self._context.updates_per_step
         )
-        weight = self._engine.ranks.sum([sum(map(self._weight, filter(None, part)))])[0]
+        weight = self._engine.ranks.sum_terms([self._weight(b) for b in part if b is not None])
         pass_ = _Pass(weight=weight, progress=progress, first=first)
         if part:
             entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
             self._engine.accumulate(part, lambda *arguments: self._loss(pass_, *arguments), entropy)
-        loss = self._engine.ranks.sum([pass_.loss])[0]
+        loss = self._engine.ranks.sum_terms(pass_.losses)
         if not math.isfinite(loss):
             self._engine.discard()
             raise self._not_finite(prepared, pass_.broken, progress, f"loss {loss}")
@@ -477,7 +511,7 @@ class LanguageTrainer:
         loss, metrics = self._loss_of(batch, current)
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
         value = float(loss.detach())
-        pass_.loss += value
+        pass_.losses.append(value)
         if not math.isfinite(value):
             pass_.broken.append(batch)
         return loss / pass_.weight if pass_.weight > 0 else loss * 0.0
@@ -577,17 +611,20 @@ class _Pass:
     weight: the normaliser, summed over all ranks.
     progress: the step's metrics.
     first: whether this is the first update of the step.
-    loss: this rank's sum of losses so far, before normalisation.
+    losses: of this rank's micro-batches so far, before normalisation.
     broken: this rank's micro-batches whose loss was not finite.
     """
 
     weight: float
     progress: Progress
     first: bool
-    loss: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    broken: list[Batch] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.broken: list[Batch] = []
+
+def _longest(samples: Sequence[Sample]) -> int:
+    """Returns the tokens of the longest prompt and of the longest completion together."""
+    return max(len(s.prompt) for s in samples) + max(s.fed for s in samples)
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:

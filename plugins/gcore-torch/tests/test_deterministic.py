@@ -1,0 +1,86 @@
+"""What a deterministic run promises of the trainer: see docs/explanation/same-hash.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gcore_core.testing.runs import run_together
+from tests.support import exact_ranks
+
+#: float32 sums in another order, carried through eight Adam updates.
+TOLERANCE = 2e-5
+
+
+def numbers_of(ranks: int, model: Path, work: Path) -> dict[str, Any]:
+    """Returns what ``exact_ranks`` wrote, by packing."""
+    work.mkdir(parents=True)
+    given = [str(ranks), str(model), str(work)]
+    run_together([["-m", exact_ranks.__name__, str(rank), *given] for rank in range(ranks)])
+    numbers: dict[str, Any] = json.loads((work / "numbers.json").read_text())
+    return numbers
+
+
+def test_weights_and_metrics_have_the_same_bits_on_one_two_and_four_ranks(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = model_dirs["qwen2"]
+    two, four = (numbers_of(ranks, model, tmp_path / str(ranks)) for ranks in (2, 4))
+    for packing in exact_ranks.PACKINGS:
+        one = exact_ranks.run(0, 1, packing, model, tmp_path / "1" / packing)
+        assert one["sha256"] == two[packing]["sha256"] == four[packing]["sha256"]
+        assert one["metrics"] == two[packing]["metrics"] == four[packing]["metrics"]
+
+
+@pytest.mark.parametrize("packing", exact_ranks.PACKINGS)
+def test_exact_sums_give_what_plain_ones_give_to_rounding(
+    packing: exact_ranks.Packing, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both with eps as large as gradients: else Adam makes whole steps of what should be zero."""
+    weights, metrics = [], []
+    for deterministic in (True, False):
+        work = tmp_path / str(deterministic)
+        trainer = exact_ranks.make_trainer(
+            model_dirs["qwen2"], packing, work, 0, 1, deterministic=deterministic, eps=1e-3
+        )
+        metrics.append([exact_ranks.train(trainer, step, 0, 1) for step in range(2)])
+        weights.append({s.name: a.copy().view(np.float32) for s, a in trainer.export_weights()})
+        trainer.close()
+    for name, values in weights[0].items():
+        np.testing.assert_allclose(values, weights[1][name], atol=TOLERANCE, err_msg=name)
+    for exact, plain in zip(*metrics, strict=True):
+        assert exact == pytest.approx(plain, rel=1e-4, abs=1e-6)
+
+
+def test_a_record_has_the_same_log_probs_whichever_tiles_are_beside_its_own(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    trainer = exact_ranks.make_trainer(model_dirs["qwen2"], "auto", tmp_path, 0, 1)
+    records = exact_ranks.tiled(exact_ranks.make_records(groups=6, seed=0, minibatches=2))
+
+    def scalars_of(tiles: set[int]) -> dict[tuple[int, int], float]:
+        chosen = [record for record in records if record.tile in tiles]
+        rows = trainer.prepare(chosen, frozenset({"kl_k2"}))
+        return {(r.ordinal, r.sample): row["kl_k2"] for r, row in zip(chosen, rows, strict=True)}
+
+    exact_ranks.train(trainer, 0, 0, 1)  # so that policy and reference differ
+    together = scalars_of({0, 1, 2})
+    apart = scalars_of({0}) | scalars_of({1}) | scalars_of({2})
+    assert together == apart
+    assert any(together.values())
+    trainer.close()
+
+
+def test_a_gradient_too_large_for_exact_sums_ends_the_run(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    trainer = exact_ranks.make_trainer(model_dirs["qwen2"], "auto", tmp_path, 0, 1)
+    records = exact_ranks.tiled(exact_ranks.make_records(groups=2, seed=0))
+    trainer.prepare(records, frozenset())
+    with pytest.raises(exact_ranks.NonFiniteLoss, match="gradient norm nan"):
+        trainer.train(0, np.full(len(records), 1e12), 1, 1)
+    trainer.close()
