@@ -29,6 +29,7 @@ from gcore_core.contract.errors import ConfigError, NonFiniteLoss
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
+from gcore_language.alignment import aligned
 from gcore_language.device_clock import DeviceClock
 from gcore_language.images import Images
 from gcore_language.lockstep import sizes_in_lockstep
@@ -324,7 +325,7 @@ class LanguageTrainer:
         for sample in samples:
             tiles.setdefault(tile_of[sample.index], []).append(sample)
         return [
-            batch
+            aligned(batch)
             for _, tile in sorted(tiles.items())
             for batch in micro_batches(
                 tile,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_language.alignment import align
 from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, load_model, refuse_engine, save_model
@@ -56,6 +57,7 @@ class TorchEngine:
             if self.ranks.count > 1
             else None
         )
+        self.sums_exactly = context.deterministic
         self._path = str(files.directory)
         self._policy = self._open(self._path)
         model = self._policy.model
@@ -73,7 +75,6 @@ class TorchEngine:
         self._tensors = named_tensors(model)
         self._parameters = [t for t in self._tensors.values() if t.requires_grad]
         self._optimizer = self._make_optimizer()
-        self.sums_exactly = context.deterministic
         self._gradients = self._add_gradients()
         self.staging = Staging()
 
@@ -90,6 +91,8 @@ class TorchEngine:
             trust_remote_code=config.trust_remote_code,
             images=True,
         ).to(self.device)
+        if self.sums_exactly:
+            align(model)
         if config.gradient_checkpointing:
             # checkpointing needs training mode, in which dropout would change log-probs
             for module in model.modules():
