@@ -1,7 +1,7 @@
 """One rank of gcore-torch's trainer in a deterministic run; it writes its numbers as JSON.
 
-``python -m tests.support.exact_ranks RANK RANKS MODEL WORK``, by test_deterministic.py. Two steps of
-two minibatches and two epochs in each packing. Tiles are dealt in turn, so that ranks have
+``python -m tests.support.exact_ranks RANK RANKS MODEL WORK``, by test_deterministic.py. Two
+steps of two minibatches and two epochs in each packing. Tiles are dealt in turn, so that ranks have
 unequally many of them.
 """
 
@@ -52,7 +52,14 @@ def train(trainer: TorchTrainer, step: int, rank: int, ranks: int) -> dict[str, 
 
 
 def make_trainer(
-    model: Path, packing: Packing, work: Path, rank: int, ranks: int, *, deterministic: bool = True, **changes: Any
+    model: Path,
+    packing: Packing,
+    work: Path,
+    rank: int,
+    ranks: int,
+    *,
+    deterministic: bool = True,
+    **changes: Any,
 ) -> TorchTrainer:
     """Returns a trainer that clips, decays weights and has a reference."""
     context = make_context(

@@ -29,7 +29,6 @@ from gcore_core.contract.errors import ConfigError, NonFiniteLoss
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
-from gcore_language.alignment import aligned
 from gcore_language.device_clock import DeviceClock
 from gcore_language.images import Images
 from gcore_language.lockstep import sizes_in_lockstep
@@ -42,6 +41,7 @@ from gcore_language.packing import (
     cheapest_layout,
     micro_batches,
     rows_of,
+    steady_batches,
     width_of,
 )
 from gcore_language.policy import Entropy
@@ -311,9 +311,7 @@ class LanguageTrainer:
             return [list(micro_batches(part, layout, budget, engine.device)) for part in parts]
         return self._packed_in_lockstep(parts, layout)
 
-    def _packed_by_tile(
-        self, samples: Sequence[Sample], tile_of: Mapping[int, int]
-    ) -> list[Batch]:
+    def _packed_by_tile(self, samples: Sequence[Sample], tile_of: Mapping[int, int]) -> list[Batch]:
         """Returns the micro-batches of one minibatch, none of which has records of two tiles.
 
         What a micro-batch holds, and its layout, follow from its tile alone: so the pass has the
@@ -325,13 +323,10 @@ class LanguageTrainer:
         for sample in samples:
             tiles.setdefault(tile_of[sample.index], []).append(sample)
         return [
-            aligned(batch)
+            batch
             for _, tile in sorted(tiles.items())
-            for batch in micro_batches(
-                tile,
-                self._layout_of(tile, _longest(tile)),
-                self._settings.budget_tokens,
-                self._engine.device,
+            for batch in steady_batches(
+                tile, self._layouts, self._settings.budget_tokens, self._engine.device
             )
         ]
 
@@ -390,14 +385,10 @@ class LanguageTrainer:
         """Returns this rank's layout. Flat is taken by all ranks or by none: where any has long
         rows, all pack in lock-step.
         """
-        own_longest = _longest(samples) if samples else 0
-        return self._layout_of(samples, self._engine.ranks.max([own_longest])[0])
-
-    def _layout_of(self, samples: Sequence[Sample], longest: float) -> Layout:
-        """Returns the cheapest of the allowed layouts.
-
-        longest: tokens of the longest prompt and of the longest completion together.
-        """
+        own_longest = (
+            max(len(s.prompt) for s in samples) + max(s.fed for s in samples) if samples else 0
+        )
+        longest = self._engine.ranks.max([own_longest])[0]
         if "flat" in self._layouts and longest <= FLAT_ROW_TOKENS:
             return "flat"
         if not samples:
@@ -621,11 +612,6 @@ class _Pass:
     first: bool
     losses: list[float] = field(default_factory=list)
     broken: list[Batch] = field(default_factory=list)
-
-
-def _longest(samples: Sequence[Sample]) -> int:
-    """Returns the tokens of the longest prompt and of the longest completion together."""
-    return max(len(s.prompt) for s in samples) + max(s.fed for s in samples)
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:

@@ -1,8 +1,8 @@
 """Adds up the gradients of an update's micro-batches so that their order leaves no trace.
 
-    PlainGradients   as torch adds them: each backward pass adds to ``grad``
-    ExactGradients   exact sums on one rank
-    ShardedExactGradients   exact sums over the ranks that share a model by FSDP2
+PlainGradients   as torch adds them: each backward pass adds to ``grad``
+ExactGradients   exact sums on one rank
+ShardedExactGradients   exact sums over the ranks that share a model by FSDP2
 """
 
 from __future__ import annotations
@@ -173,9 +173,7 @@ class _SwapAndAdd:
         self.last = False
         self._sum: ExactSum | None = None
 
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
