@@ -109,6 +109,8 @@ class Header(msgspec.Struct, array_like=True):
     media: name -> further bytes that scorers and trainers need.
     prompt_digest: xxh3-64 of the row as the generator opened it; 0 where it is not known. A scorer
         compares it with its own opening of the row.
+    digests: xxh3-64 of what was sampled, and of its log-probs; 0 where they are not known. Two runs
+        are compared by them.
     """
 
     ordinal: int
@@ -128,6 +130,7 @@ class Header(msgspec.Struct, array_like=True):
     cost: float = 0.0
     media: dict[str, Ref] = {}
     prompt_digest: int = 0
+    digests: tuple[int, int] = (0, 0)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -255,6 +258,8 @@ class StepReport(msgspec.Struct, kw_only=True):
     metrics: slash-separated path -> value.
     evaluation: "greedy/<reward>", "sampled/<reward>", ... -> value; only at evaluation steps.
     samples: a few evaluated records, to be opened by reference; only at evaluation steps.
+    digests: stage -> digest of what the step did there, in hexadecimal, by which two runs are
+        compared; of step 0 only that of the weights.
     """
 
     step: int
@@ -262,6 +267,7 @@ class StepReport(msgspec.Struct, kw_only=True):
     metrics: dict[str, float]
     evaluation: dict[str, float] = {}
     samples: list[Header] = []
+    digests: dict[str, str] = {}
 
 
 class RunFacts(msgspec.Struct, kw_only=True, frozen=True):

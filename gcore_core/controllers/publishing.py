@@ -38,6 +38,14 @@ class Publishing:
         self._context = context
         self._config = config
         self._placement = placement
+        self._digest = 0
+
+    def digests(self) -> dict[str, int]:
+        """Returns the digest of the tensors that were pushed last, in the lead.
+
+        It is empty in other shards, and where no generator was awake.
+        """
+        return {"weights": self._digest} if self._digest else {}
 
     async def publish(self, version: int, release_before: int) -> bool:
         """Pushes the trainers' weights to the generators; all shards call it.
@@ -76,10 +84,13 @@ class Publishing:
             return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
 
         await insist(ranks[0], PUSH_BEGIN, request)
-        await asyncio.gather(
-            *(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:]),
-            *(insist(replica, PUSH_PULL, pull(i)) for i, replica in enumerate(replicas)),
+        _, confirmed = await asyncio.gather(
+            asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:])),
+            asyncio.gather(
+                *(insist(replica, PUSH_PULL, pull(i)) for i, replica in enumerate(replicas))
+            ),
         )
+        self._digest = confirmed[0].digest if confirmed else 0
 
     async def save(self) -> None:
         """Has the ranks write the final weights in Hugging Face layout; all shards call it.

@@ -62,7 +62,8 @@ class StepProgram(ABC):
             await self.placement.decide(facts.start_step, facts.start_step)
             await self.publishing.publish(facts.start_step, facts.start_step)
             evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
-            await self.reporting.begin(facts.start_step, evaluated)
+            digests = self.publishing.digests()
+            await self.reporting.begin(facts.start_step, evaluated, digests)
             for step in range(facts.start_step, facts.run.steps):
                 if await self.step(step):
                     break
@@ -125,7 +126,8 @@ class StepProgram(ABC):
         if not stops:
             evaluated = await unless(self.context.stopping, self.evaluation.at(version, last))
         watch.lap("evaluation")
-        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
+        digests = taken.digests | self.training.digests() | self.publishing.digests()
+        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated, digests)
         metrics |= watch.metrics()
         ledger = self.state()["ledger"]
         await self.reporting.end(version, summary, metrics, ledger, self._notes())

@@ -19,6 +19,7 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.order import step_seed
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import Assignment, Facts, Header, Ref
+from gcore_core.contract.run_files import UPDATE_METRICS
 from gcore_core.controllers.algorithm_answers import (
     advantages_of,
     balancer_code,
@@ -48,6 +49,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.relay import RELAYED
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import encode
+from gcore_core.runtime.step_digests import digest_of, sum_of
 
 Key = tuple[int, int]  # (ordinal, sample) of a record
 Plan = dict[Key, Assignment]
@@ -82,11 +84,19 @@ class Training:
         self._context = context
         self._config = config
         self._drawn_plan: Drawn | None = None  # only the lead has it
+        self._digests: dict[str, int] = {}
         restore_costs(context.balancer, context.facts.state.get("balance", {}))
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run goes on with, besides the trainers' own part; plain values."""
         return learned_costs(self._context.balancer)
+
+    def digests(self) -> dict[str, int]:
+        """Returns stage -> this shard's digest of the latest update; empty after a skipped step.
+
+        The sum over the shards is the step's.
+        """
+        return self._digests
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
         """Sends the facts of this shard's records to the lead; returns the plan for these records.
@@ -198,6 +208,10 @@ class Training:
         more than the band.
         """
         config = self._config
+        self._context.trace.advantages(step, advantages)
+        self._digests = {
+            "preparation": sum_of(digest_of(*key, value) for key, value in advantages.items())
+        }
         parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
         for (ordinal, sample), value in advantages.items():
             parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
@@ -207,6 +221,7 @@ class Training:
         if not answers:
             return {}
         metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)}
+        self._digests["training"] = digest_of({name: metrics.get(name) for name in UPDATE_METRICS})
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
         return metrics | self._balance_metrics(
             np.array([reply.busy_s for reply in answers], np.float64)
@@ -214,6 +229,7 @@ class Training:
 
     async def skip(self, step: int) -> None:
         """Ends a step that no shard has a group for: its weights are those of the step before."""
+        self._digests = {}
         if self._context.agree.lead:
             ranks = self._context.trainers
             await asyncio.gather(*(insist(rank, SKIP_STEP, SkipStep(step)) for rank in ranks))

@@ -23,7 +23,7 @@ from gcore_core.contract import run_files
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.run import directory as run_directory
-from gcore_core.run import summary
+from gcore_core.run import environment, summary
 from gcore_core.run.checkpoint_service import newest
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.display import Display, open_display
@@ -65,6 +65,7 @@ def prepare(
         display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
+    environment.write(directory, plan, resumed.step if resumed else 0)
     models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
@@ -183,15 +184,20 @@ def _logged(file: Path) -> Iterator[None]:
 
 
 def where_things_are(directory: Path) -> list[str]:
-    """Returns a line for each file of the run that a person may want to open."""
+    """Returns a line for each file of the run that a person may want to open.
+
+    The last line has the SHA-256 of the final weights.
+    """
     files = {
         "summary": "summary.md",
         "curves": "curves.png",
         "weights": "weights",
         "metrics": "metrics.jsonl",
     }
-    return [
+    lines = [
         f"{what:8} {directory / name}"
         for what, name in files.items()
         if (directory / name).exists()
     ]
+    weights_sha256 = summary.weights_sha256_in(directory)
+    return [*lines, f"weights_sha256 {weights_sha256}"] if weights_sha256 else lines

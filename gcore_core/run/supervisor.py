@@ -96,7 +96,7 @@ class Supervisor:
         self._evaluated = (
             build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
         )
-        self._keeper = Keeper(job.plan, job.directory, display.note)
+        self._keeper = Keeper(job.plan, job.directory, display.note, self._metrics.hashed)
         self._started_s = time.monotonic()
         # A controller repeats a report when the answer was lost; each report is handled once.
         self._once = Gathering(1)

@@ -384,9 +384,16 @@ class BucketRequest(Message):
 
 
 class PushConfirmed(Message):
+    """Says that a receiver has loaded a push.
+
+    verified: the receiver hashed the weights it now holds, and they are the sender's.
+    digest: of all tensors, as ``gcore_core.runtime.step_digests.digest_of_tensors`` makes it.
+    """
+
     version: int
     nbytes: int
-    verified: bool  # the receiver hashed the weights it now holds and they are the sender's
+    verified: bool
+    digest: int = 0
 
 
 class SaveWeights(Message):
@@ -426,10 +433,25 @@ class CheckpointPlace(Message):
 
 
 class SaveState(Message):
-    """Asks a rank to begin to save into ``directory``, or to finish the save begun for ``step``."""
+    """Asks a rank to begin to save into ``directory``, or to finish the save begun for ``step``.
+
+    urgent: of a request to finish: the process may be ended within seconds, so what can be left out
+        is left out.
+    """
 
     step: int
     directory: str
+    urgent: bool = False
+
+
+class SavedState(Message):
+    """Says that a rank has saved.
+
+    weights_sha256: of the weights that were saved, by rank 0, see
+        ``gcore_core.contract.weights_hash``; "" from others, and where it was left out.
+    """
+
+    weights_sha256: str = ""
 
 
 class CommitCheckpoint(Message):
@@ -439,18 +461,20 @@ class CommitCheckpoint(Message):
     state: what a resumed run of the controller needs.
     metrics: of the step.
     failed: why a rank could not save, so that the unfinished checkpoint is deleted; "" if all have.
+    weights_sha256: as in ``SavedState``.
     """
 
     step: int
     state: dict[str, Any]
     metrics: dict[str, float]
     failed: str = ""
+    weights_sha256: str = ""
 
 
 CARRIED = Endpoint("carried", Carried, Nothing, Wait.MEETING)
 OPEN_CHECKPOINT = Endpoint("open_checkpoint", OpenCheckpoint, CheckpointPlace, Wait.MEETING)
 SAVE_STATE = Endpoint("save_state", SaveState, Nothing, Wait.MEETING)
-FINISH_SAVE = Endpoint("finish_save", SaveState, Nothing, Wait.MEETING)
+FINISH_SAVE = Endpoint("finish_save", SaveState, SavedState, Wait.MEETING)
 BEGIN_CHECKPOINT = Endpoint("begin_checkpoint", CommitCheckpoint, Nothing, Wait.MEETING)
 COMMIT_CHECKPOINT = Endpoint("commit_checkpoint", CommitCheckpoint, Nothing, Wait.MEETING)
 

@@ -75,7 +75,9 @@ from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist, shown
 from gcore_core.runtime.rpc.service import Call
+from gcore_core.runtime.step_digests import digest_of_tensors
 from gcore_core.runtime.store.client import copy_hashed, map_file
+from gcore_core.runtime.tensor_journal import TensorJournal
 
 # The most bytes of a bucket of several tensors. It need not fit a processor's cache, since copies
 # go past the caches. So buckets are large: then they are few, and so are their messages.
@@ -168,13 +170,19 @@ class PushSource:
 
     key: (version, attempt) of the push.
     plan: the tensors that will come.
+    journal: gets the digests of all tensors when the last one is filled.
 
     Two sizes: ``_memory_nbytes`` is that of the memory for all buckets, ``_bucket_nbytes`` bounds
     one bucket of several tensors.
     """
 
     def __init__(
-        self, trainer: Trainer, memory: PushMemory, compute: Compute, request: BeginPush
+        self,
+        trainer: Trainer,
+        memory: PushMemory,
+        compute: Compute,
+        request: BeginPush,
+        journal: TensorJournal | None = None,
     ) -> None:
         self.key = request.version, request.attempt
         self.plan = WeightPlan(request.version, trainer.weight_specs())
@@ -197,6 +205,8 @@ class PushSource:
         self._latest: Bucket | None = None  # that was filled
         self._ahead: deque[asyncio.Future[Bucket]] = deque()  # filled or being filled, in order
         self._sending: asyncio.Future[None] | None = None  # of the bucket handed out last
+        self._journal = journal
+        self._digests: list[int] = []  # of the tensors that were filled, in the order of the plan
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         """Returns the bucket of this index when all receivers have asked for it."""
@@ -316,6 +326,9 @@ class PushSource:
             offset += spec.nbytes
             self._next_tensor = next(self._tensors, None)
         self._may_be_read.append(Place(room.start, offset))
+        self._digests += digests
+        if self._next_tensor is None and self._journal is not None:
+            self._journal.write(self.plan, self._digests, self._writer.transport)
         return Bucket(
             version=self.key[0],
             index=index,
@@ -409,9 +422,8 @@ async def pull_weights(
     digests_held = await compute(reader.held)
     if digests_held is not None:
         _check_held(digests_held, digests, plan, setting)
-    return PushConfirmed(
-        version, sum(spec.nbytes for spec in plan.tensors), digests_held is not None
-    )
+    nbytes = sum(spec.nbytes for spec in plan.tensors)
+    return PushConfirmed(version, nbytes, digests_held is not None, digest_of_tensors(digests))
 
 
 def _check_held(

@@ -29,6 +29,7 @@ from gcore_core.controllers.window.verdicts import (
     verdict_on,
 )
 from gcore_core.runtime.messages import TRAIN
+from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
 
 # How often shards look, together, whether more groups must be issued: every ``TICK_S`` seconds, and
 # in a long rollout only after ``TICK_SHARE`` of its time, since a look costs as much as 30 records.
@@ -48,6 +49,8 @@ class Taken:
     oldest: the first step of which any record is still needed when this step has been trained on.
     next_ordinal: the ordinal of the run at which the next step begins.
     state: what a run that is resumed behind this step goes on with; plain values.
+    digests: stage -> sum of the digests of this shard's records that the step takes, also of those
+        that do not teach.
     """
 
     step: int
@@ -58,6 +61,7 @@ class Taken:
     oldest: int
     next_ordinal: int
     state: dict[str, Any] = field(repr=False)
+    digests: dict[str, int] = field(default_factory=dict)
 
 
 class Window:
@@ -255,6 +259,7 @@ class Window:
             oldest=step if self._quota.holds else step + 1,
             next_ordinal=end,
             state=self._present_state(),
+            digests=_digests([one for one in settled if one.ordinal < end]),
         )
 
     async def _learn(self) -> None:
@@ -324,3 +329,11 @@ class Window:
         counts["kept"] = len(groups)
         counts["rounds"] = self._quota.rounds if self._agree.lead else 0
         return groups
+
+
+def _digests(taken: Sequence[Settled]) -> dict[str, int]:
+    headers = [header for one in taken for header in one.group]
+    return {
+        "generation": sum_of(map(generation_digest, headers)),
+        "rewarding": sum_of(map(rewarding_digest, headers)),
+    }

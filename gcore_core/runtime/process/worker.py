@@ -211,6 +211,7 @@ class Worker:
     def _trainer(self, settings: TrainerSettings, service: Service) -> None:
         from gcore_core.runtime.relay import Relay
         from gcore_core.runtime.shells.trainer import TrainerShell
+        from gcore_core.runtime.tensor_journal import TensorJournal
 
         spec = self._spec
         parts = {}
@@ -222,7 +223,8 @@ class Worker:
             backend.load(Path(settings.resume))
         path = Path(spec.store.directory) / f"{spec.name}-push"
         reader = StoreReader(*self._place())
-        shell = TrainerShell(backend, reader, self._compute, path, spec.rank)
+        journal = TensorJournal(Path(settings.context.directory))
+        shell = TrainerShell(backend, reader, self._compute, path, spec.rank, journal)
         shell.register(service, Relay(self._network, service, settings.shards))
 
     def _context(

@@ -16,6 +16,7 @@ from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.same_rows import prompt_digest
+from gcore_core.runtime.step_digests import digests_of_columns
 from gcore_core.runtime.store.client import StoreWriter
 
 #: (ordinal, sample). An evaluation uses ordinals below zero, so no two purposes share a key.
@@ -191,4 +192,5 @@ def _header(record: Finished, digest: int | None = None) -> Header:
         reason=short_reason(record.reason),
         cost=record.cost,
         prompt_digest=prompt_digest(request.prompt) if digest is None else digest,
+        digests=digests_of_columns(record),
     )

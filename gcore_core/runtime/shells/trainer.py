@@ -5,6 +5,7 @@ It gets the parts of all shards at once (see ``runtime.relay``) and calls the ba
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from gcore_core.contract.errors import CheckpointError, ContractError
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import Bucket
+from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime.messages import (
     FINISH_SAVE,
     PREPARE_RANKS,
@@ -31,6 +33,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     PlanRequest,
     PrepareRequest,
+    SavedState,
     SaveState,
     SaveWeights,
     SkipStep,
@@ -44,10 +47,17 @@ from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.opened_records import open_records
 from gcore_core.runtime.store.client import StoreReader
+from gcore_core.runtime.tensor_journal import TensorJournal
+
+# Weights of more bytes are not hashed where a run must end within seconds; these take a second.
+_URGENT_BYTES = 1 << 30
 
 
 class TrainerShell:
-    """Serves one rank of the trainer."""
+    """Serves one rank of the trainer.
+
+    journal: gets the digests of the tensors of each push.
+    """
 
     def __init__(
         self,
@@ -56,7 +66,9 @@ class TrainerShell:
         compute: Compute,
         push_path: Path,
         rank: int,
+        journal: TensorJournal | None = None,
     ) -> None:
+        self._journal = journal
         self._backend = backend
         self._store = store
         self._compute = compute
@@ -66,6 +78,9 @@ class TrainerShell:
         self._keys: list[tuple[int, int]] = []  # (ordinal, sample) of the prepared records
         self._counts = (0, 0)  # of their actions: trained, masked
         self._push: PushSource | None = None  # the push that is open
+        # The step that was saved last, and the hash of its weights.
+        self._hashing: tuple[int, asyncio.Future[str]] | None = None
+        self._urgent = False  # whether this process may be ended within seconds
 
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
@@ -186,7 +201,9 @@ class TrainerShell:
     async def _begin_export(self, requests: list[BeginPush]) -> None:
         def begin() -> PushSource:
             self._check_version(requests[0])  # an update may have run since it was asked
-            return PushSource(self._backend, self._memory, self._compute, requests[0])
+            return PushSource(
+                self._backend, self._memory, self._compute, requests[0], self._journal
+            )
 
         await self._close_push()
         self._push = await self._compute(begin)
@@ -221,26 +238,51 @@ class TrainerShell:
         async def act(_: list[SaveState]) -> Nothing:
             backend = self._backend
             save = backend.begin_save if isinstance(backend, SavesInBackground) else backend.save
-            return await self._saving(save, Path(request.directory))
+            try:
+                await self._saving(save, Path(request.directory))
+            finally:
+                # It comes in the backend's thread before whatever is asked next, so these are the
+                # weights that were saved. Until the next step has its records, that thread has
+                # nothing else to do. Also where this rank cannot save: the export of the others
+                # needs it.
+                hashing = asyncio.ensure_future(self._compute(self._hash_weights, request.step))
+                self._hashing = request.step, hashing
+            return Nothing()
 
         reply: Nothing = await self._once.join(("save", request.step), 0, request, act)
         return reply
 
-    async def finish_save(self, request: SaveState, call: Call) -> Nothing:
-        """Waits for a save that runs in the background; else there is nothing left to do."""
+    def _hash_weights(self, version: int) -> str:
+        """Returns the hash of the weights, in rank 0; the others only run through the export.
 
-        async def act(_: list[SaveState]) -> Nothing:
+        It is "" where there is no time for it, and for weights that have changed since.
+        """
+        if self._backend.version != version:
+            return ""
+        weights = WeightsHash()
+        is_large = sum(spec.nbytes for spec in self._backend.weight_specs()) > _URGENT_BYTES
+        for spec, content in self._backend.export_weights():
+            if not self._rank and not (is_large and self._urgent):
+                weights.add(spec, np.ascontiguousarray(content).data)
+        return "" if self._rank or (is_large and self._urgent) else weights.hexdigest()
+
+    async def finish_save(self, request: SaveState, call: Call) -> SavedState:
+        """Waits for a save that runs in the background, and for the hash of what is saved."""
+
+        async def act(_: list[SaveState]) -> SavedState:
             backend = self._backend
-            return (
+            if isinstance(backend, SavesInBackground):
                 await self._saving(backend.finish_save)
-                if isinstance(backend, SavesInBackground)
-                else Nothing()
-            )
+            step, hashing = self._hashing or (-1, None)
+            if hashing is None or step != request.step:
+                return SavedState()
+            return SavedState(await hashing)
 
-        reply: Nothing = await self._once.join(("saved", request.step), 0, request, act)
+        self._urgent |= request.urgent
+        reply: SavedState = await self._once.join(("saved", request.step), 0, request, act)
         return reply
 
-    async def _saving(self, work: Callable[..., None], *args: Any) -> Nothing:
+    async def _saving(self, work: Callable[..., None], *args: Any) -> None:
         """Runs a save; an error of the disk is the checkpoint's failure, not the trainer's."""
         try:
             await self._compute(work, *args)
@@ -250,7 +292,6 @@ class TrainerShell:
                 where=str(error.filename or args),
                 todo="see that there is space, and that this user may write there",
             ) from error
-        return Nothing()
 
 
 def _count_actions(records: Sequence[TrainRecord]) -> tuple[int, int]:
