@@ -19,9 +19,12 @@ VERBS = {
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins, or begin a new one",
     "conformance": "hold a plugin to the contracts of what it provides",
+    "diff": "say where two runs part, and why",
     "trace": "sum up a run's trace, or write it as a timeline",
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
+    "hash": "print the SHA-256 of weights",
+    "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
 
 _NO_PLUGINS = "--no-plugins"

@@ -47,7 +47,7 @@ def create(root: Path, name: str, explicit: str | None = None) -> Path:
     """
     try:
         directory = (
-            _numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
+            numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
         )
         (directory / SAMPLES).mkdir(exist_ok=True)
         (directory / LOGS).mkdir(exist_ok=True)
@@ -56,8 +56,11 @@ def create(root: Path, name: str, explicit: str | None = None) -> Path:
     return directory.absolute()
 
 
-def _numbered(root: Path, name: str) -> Path:
-    """Makes ``root/<name>/<NNN>`` with the next free number."""
+def numbered(root: Path, name: str) -> Path:
+    """Makes ``root/<name>/<NNN>`` with the next free number.
+
+    Raises ConfigError for a name that is none, OSError where it cannot be made.
+    """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ConfigError(
             f"{name!r} cannot name a directory.",
