@@ -8,7 +8,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 from pathlib import Path
+
+_EVERY_S = 5.0  # between two lines of progress where no terminal replaces them
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -69,15 +72,23 @@ def _at_least(least: int, option: str, value: int) -> int:
 
 
 class _Lines:
-    """Prints lines; on a terminal, one that does not stay is replaced by the next."""
+    """Prints lines; on a terminal, one that does not stay is replaced by the next.
+
+    Elsewhere, such a line is printed every few seconds only.
+    """
 
     def __init__(self) -> None:
         self._is_live = sys.stdout.isatty()
         self._is_open = False
+        self._printed_s = -_EVERY_S
 
     def __call__(self, text: str, stays: bool) -> None:
         if not self._is_live:
-            print(text, flush=True)
+            now_s = time.monotonic()
+            if stays or now_s - self._printed_s >= _EVERY_S:
+                print(text, flush=True)
+            if not stays and now_s - self._printed_s >= _EVERY_S:
+                self._printed_s = now_s
             return
         print(f"\r\x1b[K{text[:100]}", end="\n" if stays else "", flush=True)
         self._is_open = not stays

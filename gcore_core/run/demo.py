@@ -29,8 +29,9 @@ RECIPE = Path("recipes/quickstart.yaml")
 UNDISTURBED = "undisturbed"
 KILLED = "killed"
 _POLL_S = 0.2
-#: Seconds in which a run that is told to end may save its state and end its processes.
-_END_WITHIN_S = 15.0
+#: Seconds in which a run that is told to end saves its state and ends its processes; then it is
+#: killed.
+_END_WITHIN_S = 30.0
 _STARTED = re.compile(r"INFO (\S+) is started, pid (\d+)")
 _AGENT = "agent.0"
 
@@ -64,6 +65,13 @@ class _Training:
     process: subprocess.Popen[bytes]
     output: Path
     kills: list[str] = field(default_factory=list)
+    is_told: bool = False
+
+    def stop(self) -> None:
+        """Tells the run to save its state and end; told again, it would end without saving."""
+        if self.process.poll() is None and not self.is_told:
+            self.is_told = True
+            self.process.send_signal(signal.SIGTERM)  # Ctrl-C may be ignored, in a script
 
     @property
     def steps(self) -> int:
@@ -126,7 +134,11 @@ def run(settings: Settings, show: Callable[[str, bool], None]) -> Outcome:
     directory = run_directory.numbered(Path("runs"), "demo").absolute()
     with _training(settings, directory / UNDISTURBED) as calm:
         with _training(settings, directory / KILLED) as harmed:
-            _watch(settings, calm, harmed, show)
+            try:
+                _watch(settings, calm, harmed, show)
+            except BaseException:
+                calm.stop()  # beside the other, which is stopped and waited for here
+                raise
     first, second = (weights_sha256(one.directory / WEIGHTS) for one in (calm, harmed))
     return Outcome(directory=directory, hashes=(first, second), kills=harmed.kills)
 
@@ -153,22 +165,16 @@ def _training(settings: Settings, directory: Path) -> Iterator[_Training]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    training = _Training(directory, process, output)
     try:
-        yield _Training(directory, process, output)
+        yield training
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a run as Ctrl-C does; kills it when that takes too long, or at another Ctrl-C."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(_END_WITHIN_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.kill()  # its agent notices that, and ends the rest
-        process.wait()
+        training.stop()
+        try:
+            process.wait(_END_WITHIN_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()  # its agent notices that, and ends the rest
+            process.wait()
 
 
 def _watch(
