@@ -34,7 +34,8 @@ from gcore_core.controllers.training import masked_share
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
-from gcore_core.run.export import export
+from gcore_core.run.comparison import compare
+from gcore_core.run.export import export, weights_sha256
 from gcore_core.runtime.messages import TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
@@ -150,6 +151,9 @@ class World:
 CASES: dict[str, dict[str, Callable[[World], object]]] = {
     "Configuration": {
         "no such file": lambda w: load_plan(w.directory / "jbo.yaml"),
+        "no run to compare": lambda w: compare(w.directory / "runs" / "x", w.directory),
+        "no run in a directory to compare": lambda w: compare(w.directory, w.directory),
+        "a run that cannot be compared": lambda w: compare(old_run(w), w.directory),
         "not YAML": lambda w: w.load(text=JOB + "filter: {use: core/varied\n"),
         "no mapping": lambda w: w.load(text="- run\n"),
         "unknown key": lambda w: w.load("run.stepz=3"),
@@ -292,6 +296,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "data",
         ),
         "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
+        "no weights to hash": lambda w: weights_sha256(w.directory),
     },
     "Training": {
         "no trained action": lambda w: masked_share(3, [TrainReply({}, 4, 0.0, 0, 512)]),
@@ -397,6 +402,14 @@ def without_room(world: World) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with mock.patch("gcore_core.run.checkpoints.write_durably", side_effect=full):
         checkpoints.commit(20, CheckpointFacts(run="job"))
+
+
+def old_run(world: World) -> Path:
+    """Makes a run whose metrics have no digests."""
+    row = '{"step": 1, "version": 1, "time_unix_s": 0, "metrics": {}}'
+    for name, text in {"config.yaml": "run: {}", "metrics.jsonl": row}.items():
+        (world.directory / name).write_text(f"{text}\n")
+    return world.directory
 
 
 def taken() -> None:
