@@ -8,7 +8,7 @@ is ranked by how directly it acts on that stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,21 +269,22 @@ def _never_parted(found: Comparison, runs: tuple[_Run, _Run]) -> Comparison:
 
 def _first_record(runs: tuple[_Run, _Run], step: int, stage: str) -> tuple[Place | None, list[str]]:
     """Returns the first record in which a stage differs, and what differs in it."""
-    if stage in ("generation", "rewarding"):
-        first, second = (_records(run, step) for run in runs)
-        tell = _drawn_differently if stage == "generation" else _scored_differently
-    elif stage == "preparation":
-        first, second = (_advantages(run, step) for run in runs)
-        tell = _differs
-    else:
+    if stage not in _TELL:
         return None, []
+    tell = _TELL[stage]
+    read = _advantages if stage == "preparation" else _records
+    first, second = (read(run, step) for run in runs)
     for key in sorted(first.keys() | second.keys()):
         ours, theirs = first.get(key), second.get(key)
         lines = tell(ours, theirs) if ours is not None and theirs is not None else [_only_in(ours)]
         if lines:
-            rows = tuple(one.row if isinstance(one, Record) else None for one in (ours, theirs))
+            rows = _row(ours), _row(theirs)
             return Place(ordinal=key[0], sample=key[1], row=rows), lines
     return None, ["no record of the trace shows it"]
+
+
+def _row(record: Any) -> int | None:
+    return record.row if isinstance(record, Record) else None
 
 
 def _records(run: _Run, step: int) -> dict[tuple[int, int], Any]:
@@ -356,6 +357,14 @@ def _scored_differently(first: Record, second: Record) -> list[str]:
 
 def _differs(first: float, second: float) -> list[str]:
     return [f"advantage {first!r} | {second!r}"] if first != second else []
+
+
+#: Stage of records -> says in lines how two of them differ; no line where they do not.
+_TELL: dict[str, Callable[[Any, Any], list[str]]] = {
+    "generation": _drawn_differently,
+    "rewarding": _scored_differently,
+    "preparation": _differs,
+}
 
 
 # -- the update and the tensors --------------------------------------------------------------------
