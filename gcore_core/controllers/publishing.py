@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.weight_transfer import SHM
 from gcore_core.controllers.annotating import release_annotations
 from gcore_core.controllers.config import SyncConfig
@@ -19,6 +22,7 @@ from gcore_core.runtime.messages import (
     BeginPush,
     Published,
     PullWeights,
+    PushConfirmed,
     SaveWeights,
 )
 from gcore_core.runtime.rpc.retry import PUSHES, insist
@@ -80,15 +84,15 @@ class Publishing:
             version, self._config.push_bucket_bytes, len(replicas), attempt, transport
         )
 
-        def pull(receiver: int) -> PullWeights:
-            return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
+        async def pull(receiver: int, replica: Peer) -> PushConfirmed:
+            ask = PullWeights(version, receiver, ranks[0].name, attempt, release_before)
+            with _naming(replica):
+                return await insist(replica, PUSH_PULL, ask)
 
         await insist(ranks[0], PUSH_BEGIN, request)
         _, confirmed = await asyncio.gather(
             asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:])),
-            asyncio.gather(
-                *(insist(replica, PUSH_PULL, pull(i)) for i, replica in enumerate(replicas))
-            ),
+            asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas))),
         )
         self._digest = confirmed[0].digest if confirmed else 0
 
@@ -104,3 +108,13 @@ class Publishing:
             request = SaveWeights(output)
             await asyncio.gather(*(insist(r, SAVE_PRETRAINED, request) for r in ranks))
         await agree.barrier("saved")
+
+
+@contextmanager
+def _naming(replica: Peer) -> Iterator[None]:
+    """Adds the replica's name to where its weights are wrong."""
+    try:
+        yield
+    except WeightMismatch as error:
+        error.where = f"{replica.name}, {error.where}" if error.where else replica.name
+        raise
