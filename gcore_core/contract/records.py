@@ -111,6 +111,8 @@ class Header(msgspec.Struct, array_like=True):
         compares it with its own opening of the row.
     digests: xxh3-64 of what was sampled, and of its log-probs; 0 where they are not known. Two runs
         are compared by them.
+    seal: binds the record's content to its name (``gcore_core.contract.lineage``); 0: none.
+    receipt: of its rewards, summed over the scorers that gave them.
     """
 
     ordinal: int
@@ -131,6 +133,8 @@ class Header(msgspec.Struct, array_like=True):
     media: dict[str, Ref] = {}
     prompt_digest: int = 0
     digests: tuple[int, int] = (0, 0)
+    seal: int = 0
+    receipt: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -183,6 +187,8 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True):
     statuses: reward -> "ok", "failed", "timeout" or "skipped".
     reason: the first one that a reward gave, such as why it failed; "" without one.
     asked: what the rewards asked generator roles.
+    receipt: of the values, made of the record that the scorer has opened; see
+        ``gcore_core.contract.lineage``.
     """
 
     ordinal: int
@@ -191,6 +197,7 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True):
     statuses: dict[str, str]
     reason: str = ""
     asked: list[Inquiry] = []
+    receipt: int = 0
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):

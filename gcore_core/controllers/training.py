@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.algorithms import Balancer, GroupScalars, KeepsCosts, LearnsCosts, Work
-from gcore_core.contract.errors import TrainingError, WeightMismatch
+from gcore_core.contract.errors import RecordMismatch, TrainingError, WeightMismatch
 from gcore_core.contract.launching import Peer
-from gcore_core.contract.order import step_seed
+from gcore_core.contract.lineage import check_receipt, name_of
+from gcore_core.contract.order import row_of, step_seed
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import Assignment, Facts, Header, Ref
 from gcore_core.contract.run_files import UPDATE_METRICS
@@ -158,10 +159,13 @@ class Training:
     ) -> dict[Key, float]:
         """Returns the advantage of each of this shard's records.
 
-        It is computed from this shard's groups and from statistics summed over all shards.
+        It is computed from this shard's groups and from statistics summed over all shards. Raises
+        RecordMismatch when a record is of another row than its ordinal has, or has rewards that no
+        scorer gave it.
 
         scalars: what ``prepare`` returned.
         """
+        self._check_records(groups)
         advantage = self._context.advantage
         names = sorted(advantage.requires)
         rewards = self._context.facts.rewards
@@ -182,6 +186,13 @@ class Training:
             for group, row in zip(groups, values, strict=True)
             for header, value in zip(group, row, strict=True)
         }
+
+    def _check_records(self, groups: list[list[Header]]) -> None:
+        facts = self._context.facts
+        where = f"advantages of shard {facts.shard}"
+        for header in (header for group in groups for header in group):
+            check_row(header, facts.rows["train"], facts.run.seed, where)
+            check_receipt(header.receipt, header.seal, *header.key, header.rewards, where)
 
     def _scalars(
         self,
@@ -291,6 +302,27 @@ def train_item(header: Header, plan: Plan) -> TrainItem:
         header.media,
         header.versions[0],
         tile=place.tile,
+        prompt_digest=header.prompt_digest,
+        seal=header.seal,
+    )
+
+
+def check_row(header: Header, rows: int, seed: int, where: str) -> None:
+    """Raises RecordMismatch when a record is of another row than its ordinal has in this run.
+
+    rows: size of the dataset.
+    seed: of the run; it gives the order of the rows.
+    """
+    _, row = row_of(header.ordinal, rows, seed)
+    if row == header.row:
+        return
+    raise RecordMismatch(
+        f"record {name_of(*header.key)} is of row {header.row}, its ordinal has row {row}",
+        where=where,
+        why="order, seed or size of the dataset are others than when the record was drawn",
+        todo="go on with the dataset and the seed that the run began with",
+        ordinal=header.ordinal,
+        sample=header.sample,
     )
 
 

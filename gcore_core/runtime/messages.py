@@ -181,6 +181,7 @@ class TrainItem(Message):
     version: of the weights that sampled its first action.
     extras: the columns that annotators gave the record.
     tile: the part of its minibatch that trains on one rank as a whole.
+    prompt_digest, seal: as in the header.
     """
 
     ordinal: int
@@ -192,6 +193,8 @@ class TrainItem(Message):
     version: int = 0
     extras: list[Extra] = []
     tile: int = 0
+    prompt_digest: int = 0
+    seal: int = 0
 
 
 class AnnotateRequest(Message):

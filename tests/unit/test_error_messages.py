@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from gcore_core import cli
@@ -29,8 +30,10 @@ from gcore_core.config.plan import Plan, load_plan
 from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
+from gcore_core.contract.lineage import check_receipt, check_seal
 from gcore_core.contract.records import Header, RunFacts, StepReport
-from gcore_core.controllers.training import masked_share
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.controllers.training import check_row, masked_share
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
@@ -39,6 +42,7 @@ from gcore_core.run.export import export, weights_sha256
 from gcore_core.runtime.messages import TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.shells.opened_records import check_prompts
 from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
@@ -299,6 +303,27 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "no weights to hash": lambda w: weights_sha256(w.directory),
     },
     "Training": {
+        "a record that is another": lambda w: check_seal(
+            1, 12, 3, 0, {"action_ids": np.zeros(3, np.int32)}, "opening for step 4"
+        ),
+        "rewards of another record": lambda w: check_receipt(
+            1, 2, 12, 3, {"exact": 1.0}, "advantages of shard 0"
+        ),
+        "a record of another row": lambda w: check_row(
+            Header(ordinal=12, sample=3, row=7, seed=0), 10, 0, "advantages of shard 0"
+        ),
+        "two prompts in a group": lambda w: check_prompts(
+            [
+                TrainRecord(
+                    ordinal=12,
+                    sample=sample,
+                    minibatch=0,
+                    columns={"prompt_ids": np.array([sample], np.int32)},
+                )
+                for sample in (0, 3)
+            ],
+            "opening for step 4",
+        ),
         "no trained action": lambda w: masked_share(3, [TrainReply({}, 4, 0.0, 0, 512)]),
     },
     "Checkpoints": {

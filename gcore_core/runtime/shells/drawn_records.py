@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished
+from gcore_core.contract.lineage import seal_of
 from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
@@ -179,6 +180,7 @@ def _header(record: Finished, digest: int | None = None) -> Header:
     """
     request = record.request
     columns = record.columns
+    row_digest = prompt_digest(request.prompt) if digest is None else digest
     return Header(
         ordinal=request.ordinal,
         sample=request.sample,
@@ -191,6 +193,7 @@ def _header(record: Finished, digest: int | None = None) -> Header:
         status=record.status,
         reason=short_reason(record.reason),
         cost=record.cost,
-        prompt_digest=prompt_digest(request.prompt) if digest is None else digest,
+        prompt_digest=row_digest,
         digests=digests_of_columns(record),
+        seal=seal_of(request.ordinal, request.sample, row_digest, columns),
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
+from gcore_core.contract.lineage import check_seal, receipt_of
 from gcore_core.contract.plugin_code import definition_of, line_of, short
 from gcore_core.contract.records import (
     OK,
@@ -110,6 +111,9 @@ class ScorerShell:
         prompts: dict[tuple[int, int], Prompt] = {}
         records = []
         for header, content in zip(request.headers, contents, strict=True):
+            place = f"scoring for {request.purpose}"
+            columns, _ = content
+            check_seal(header.seal, *header.key, header.prompt_digest, columns, place)
             row = header.row, header.prompt_digest
             if row not in prompts:
                 prompts[row] = self._prompt(header, name)
@@ -128,7 +132,14 @@ class ScorerShell:
                 _with(result, reward.name, score)
                 for result, score in zip(results, scores, strict=True)
             ]
-        return [msgspec.structs.replace(r, asked=self._take_inquiries(r)) for r in results]
+        return [
+            msgspec.structs.replace(
+                result,
+                asked=self._take_inquiries(result),
+                receipt=receipt_of(header.seal, result.values),
+            )
+            for header, result in zip(request.headers, results, strict=True)
+        ]
 
     def _prompt(self, header: Header, name: str) -> Prompt:
         """Opens the row of a record in the dataset ``name``."""
