@@ -25,12 +25,13 @@ from torch import Tensor
 
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError, NonFiniteLoss
+from gcore_core.contract.errors import ConfigError, NonFiniteLoss, TrainingError
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
 from gcore_language.device_clock import DeviceClock
 from gcore_language.images import Images
+from gcore_language.lineage import check_terms
 from gcore_language.lockstep import sizes_in_lockstep
 from gcore_language.packing import (
     FLAT_ROW_TOKENS,
@@ -154,11 +155,13 @@ class _Prepared:
     minibatches: the micro-batches of each minibatch, filled up with None until every rank has the
         same number of them.
     has_old_logp: whether all micro-batches have the column ``old_logp``.
+    advantages: float64[records], once ``train`` has them.
     """
 
     records: Sequence[TrainRecord]
     minibatches: list[list[Batch | None]]
     has_old_logp: bool = False
+    advantages: np.ndarray | None = None
 
     def all(self, first: int = 0) -> list[Batch | None]:
         """Returns the micro-batches of all minibatches from number ``first`` on, in one list."""
@@ -218,6 +221,7 @@ class LanguageTrainer:
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._prepared: _Prepared | None = None
+        self._moved = False  # whether an update of this step has changed the weights
 
     def _allowed_layouts(self) -> frozenset[Layout]:
         layouts = self._engine.layouts
@@ -417,15 +421,19 @@ class LanguageTrainer:
         Returns the metrics of the contract, those of the objective, ``actions`` and ``updates``; on
         an accelerator ``busy_s``, as ``DeviceClock`` measures it.
         ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout || current policy).
-        Raises ValueError when there are not as many advantages as prepared records, and
-        NonFiniteLoss when a loss or a gradient's norm is not finite.
+        Raises ValueError when there are not as many advantages as prepared records, NonFiniteLoss
+        when a loss or a gradient's norm is not finite, RecordMismatch when a loss is computed of
+        other terms than a record has, and TrainingError when the log-probs that ratios compare with
+        are not those of before the step.
         """
         prepared = self._prepared
         if prepared is None or len(advantages) != len(prepared.records):
             count = "none" if prepared is None else str(len(prepared.records))
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
+        prepared.advantages = advantages
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
         progress = Progress(step=step)
+        self._moved = False
         for batch in filter(None, prepared.all()):
             by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
                 self._engine.device
@@ -470,10 +478,11 @@ class LanguageTrainer:
             self._settings, self._updates, self._context.steps * self._context.updates_per_step
         )
         weight = self._engine.ranks.sum_terms([self._weight(b) for b in part if b is not None])
-        pass_ = _Pass(weight=weight, progress=progress, first=first)
+        pass_ = _Pass(weight=weight, progress=progress, first=first, prepared=prepared)
         if part:
             entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
             self._engine.accumulate(part, lambda *arguments: self._loss(pass_, *arguments), entropy)
+        self._check_ratio(pass_)
         loss = self._engine.ranks.sum_terms(pass_.losses)
         if not math.isfinite(loss):
             self._engine.discard()
@@ -486,6 +495,7 @@ class LanguageTrainer:
         if not math.isfinite(norm):
             raise self._not_finite(prepared, part, progress, f"gradient norm {norm}")
         self._updates += 1
+        self._moved = self._moved or (rate > 0 and norm > 0)
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
 
     @torch.no_grad()
@@ -499,6 +509,8 @@ class LanguageTrainer:
         if pass_.first:  # the weights are still those of the rollout and of ``old_logp``
             pass_.progress.compare(logp.detach(), batch)
             batch.columns.setdefault("old_logp", logp.detach())
+        self._check_terms(pass_, batch)
+        pass_.measure_ratio(batch, logp.detach())
         current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
         loss, metrics = self._loss_of(batch, current)
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
@@ -507,6 +519,44 @@ class LanguageTrainer:
         if not math.isfinite(value):
             pass_.broken.append(batch)
         return loss / pass_.weight if pass_.weight > 0 else loss * 0.0
+
+    def _check_terms(self, pass_: _Pass, batch: Batch) -> None:
+        prepared = pass_.prepared
+        if prepared.advantages is not None:
+            progress = pass_.progress
+            where = f"step {progress.step}, update {len(progress.rates)}, rank {self._context.rank}"
+            check_terms(batch, prepared.records, prepared.advantages, where)
+
+    def _check_ratio(self, pass_: _Pass) -> None:
+        """Raises TrainingError when an update compares with other log-probs than those of the
+        step's beginning.
+
+        Until an update has changed the weights, the ratio to them is 1; afterwards it is not 1
+        everywhere. In bfloat16 an update may be too small to show in any log-prob.
+        """
+        if "old_logp" not in self._objective.requires:
+            return
+        furthest, actions = self._engine.ranks.max([pass_.furthest, pass_.actions])
+        band = self._settings.logprob_band()
+        exact = self._settings.dtype == "float32"
+        if not self._moved and furthest > band:
+            problem = (
+                f"before any update log-probs differ by {furthest:.3g} from those that ratios "
+                f"compare with, the band is {band:g}"
+            )
+            why = "scoring the same tokens twice gives other log-probs: dropout, or another batch"
+        elif self._moved and exact and actions and furthest == 0:
+            problem = "after an update every ratio is exactly 1"
+            why = "old log-probs were computed anew for this update, so nothing is ever clipped"
+        else:
+            return
+        progress = pass_.progress
+        raise TrainingError(
+            problem,
+            where=f"step {progress.step}, update {len(progress.rates)}",
+            why=why,
+            todo="old_logp is computed once, before the first update of a step",
+        )
 
     def _loss_of(
         self, batch: Batch, current: dict[str, Tensor]
@@ -603,15 +653,30 @@ class _Pass:
     weight: the normaliser, summed over all ranks.
     progress: the step's metrics.
     first: whether this is the first update of the step.
+    prepared: the step's records.
     losses: of this rank's micro-batches so far, before normalisation.
+    furthest: the largest difference so far between log-probs and ``old_logp``, of trained actions.
+    actions: this rank's trained actions so far.
     broken: this rank's micro-batches whose loss was not finite.
     """
 
     weight: float
     progress: Progress
     first: bool
+    prepared: _Prepared
     losses: list[float] = field(default_factory=list)
+    furthest: float = 0.0
+    actions: float = 0.0
     broken: list[Batch] = field(default_factory=list)
+
+    def measure_ratio(self, batch: Batch, logp: Tensor) -> None:
+        """Notes how far log-probs, float32[A], are from ``old_logp``, where there is one."""
+        old_logp = batch.columns.get("old_logp")
+        if old_logp is None:
+            return
+        mask = batch.columns["mask"]
+        self.furthest = max(self.furthest, float(((logp - old_logp).abs() * mask).max()))
+        self.actions += float(mask.sum())
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:

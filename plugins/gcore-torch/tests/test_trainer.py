@@ -15,7 +15,7 @@ from gcore_torch.trainer import TorchTrainer
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gcore_core.contract.errors import ConfigError, DataError, NonFiniteLoss
+from gcore_core.contract.errors import ConfigError, DataError, NonFiniteLoss, TrainingError
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import Trainer
 from tests.support import language_models as tiny
@@ -494,3 +494,24 @@ def test_settings_out_of_range_are_named() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             TorchGeneratorConfig(**settings)
+
+
+def test_old_log_probs_that_are_computed_anew_are_refused(
+    open_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then every ratio is 1, and nothing is ever clipped."""
+    trainer = open_trainer(objective=tiny.Clip())
+    loss = type(trainer)._loss
+
+    def planted(self: Any, pass_: Any, batch: Any, logp: Any, entropies: Any) -> Any:
+        batch.columns["old_logp"] = logp.detach()
+        return loss(self, pass_, batch, logp, entropies)
+
+    monkeypatch.setattr(type(trainer), "_loss", planted)
+    with pytest.raises(TrainingError, match=r"update 1.*every ratio is exactly 1"):
+        one_step(trainer, minibatches=2)
+
+
+def test_a_rate_of_0_leaves_every_ratio_at_1_without_complaint(open_trainer: Any) -> None:
+    trainer = open_trainer(objective=tiny.Clip(), learning_rate=0.0)
+    assert one_step(trainer, minibatches=2, epochs=2)["updates"] == 4
