@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,8 +18,10 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import NonFiniteLoss
+from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import SendsDevice
+from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
 from gcore_core.testing.safetensors_files import read_safetensors
@@ -356,8 +358,10 @@ class TrainerContract(Contract):
         trainer.save_pretrained(tmp_path / "weights")
         files = sorted((tmp_path / "weights").glob("*.safetensors"))
         assert files, "save_pretrained wrote no safetensors"
-        assert digests([item for file in files for item in read_safetensors(file)]) == digests(
-            exported(trainer)
+        saved = [item for file in files for item in read_safetensors(file)]
+        assert digests(saved) == digests(exported(trainer))
+        assert weights_sha256(saved) == weights_sha256(exported(trainer)), (
+            "names, dtypes or shapes of the saved weights are not those of the exported ones"
         )
 
 
@@ -367,6 +371,14 @@ def restored(trainer: Trainer) -> Iterator[Callable[[], None]]:
     with tempfile.TemporaryDirectory() as directory:
         trainer.save(Path(directory))
         yield lambda: trainer.load(Path(directory))
+
+
+def weights_sha256(tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> str:
+    """Returns the hash that names these weights, whatever their order."""
+    weights = WeightsHash()
+    for spec, content in tensors:
+        weights.add(spec, np.ascontiguousarray(content).data)
+    return weights.hexdigest()
 
 
 def on_host(content: Any) -> np.ndarray:

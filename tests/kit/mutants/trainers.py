@@ -302,6 +302,21 @@ class SavesTheFirstWeights(Clean):
             )
 
 
+class SavesAnotherShape(Clean):
+    """The bytes are right, and the file has another ``weights_sha256`` than a checkpoint says."""
+
+    caught_by = ("test_saved_weights_are_the_exported_ones",)
+
+    class Backend(FakeTrainer):
+        def save_pretrained(self, directory: Path) -> None:
+            directory.mkdir()
+            flat = [
+                (TensorSpec(spec.name, spec.dtype, (1, *spec.shape), spec.nbytes), array)
+                for spec, array in self.export_weights()
+            ]
+            write_safetensors(directory / "model.safetensors", flat)
+
+
 # -- trainer and generator -------------------------------------------------------------------------
 
 
