@@ -23,7 +23,8 @@ def cut_into_tiles(groups: np.ndarray, tiles: int) -> np.ndarray:
     ordinals, place = np.unique(groups, return_inverse=True)
     count = min(tiles, len(ordinals))
     sizes = [len(part) for part in np.array_split(ordinals, count)]
-    return np.repeat(np.arange(count), sizes)[place]
+    tile_of: np.ndarray = np.repeat(np.arange(count), sizes)[place]
+    return tile_of
 
 
 def deal_tiles(tile_of: np.ndarray, costs: np.ndarray, ranks: int) -> np.ndarray:
@@ -42,4 +43,5 @@ def deal_tiles(tile_of: np.ndarray, costs: np.ndarray, ranks: int) -> np.ndarray
         rank = int(np.argmin(loads))
         rank_of_tile[tile] = rank
         loads[rank] += tile_costs[tile]
-    return rank_of_tile[tile_of]
+    rank_of: np.ndarray = rank_of_tile[tile_of]
+    return rank_of

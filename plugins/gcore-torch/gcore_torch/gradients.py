@@ -153,8 +153,7 @@ class ShardedExactGradients:
         pass
 
     def norm(self, gradients: Sequence[Tensor]) -> float:
-        locals_ = [g.to_local() for g in gradients]  # type: ignore[attr-defined]  # DTensors
-        return exact_norm(locals_, self._ranks)
+        return exact_norm([gradient.to_local() for gradient in gradients], self._ranks)
 
     def discard(self) -> None:
         for swap in self._swaps:
