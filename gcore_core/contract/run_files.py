@@ -5,6 +5,7 @@ The layout; ``latest`` is the run with the highest number:
     runs/<name>/<NNN>/
         config.yaml                the resolved configuration
         plugins.lock.json          plugin -> distribution and version
+         data.json                  how many rows the dataset has, and digests of some
         environment.jsonl          what each start of the run ran on: versions, machine, digests of the job's files
         metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation, digests,
                                    weights_sha256 where a checkpoint was saved
@@ -40,6 +41,7 @@ from gcore_core.contract.errors import DataError
 
 CONFIG = "config.yaml"
 LOCK = "plugins.lock.json"
+DATA = "data.json"
 METRICS = "metrics.jsonl"
 METRICS_UNDONE = "metrics.undone.jsonl"
 ENVIRONMENT = "environment.jsonl"

@@ -119,7 +119,11 @@ class StepProgram(ABC):
         watch.lap("push")
         verdicts = self.window.commit(taken)
         last = self.is_last(step, taken)
-        metrics = trained | watch.metrics() | self.placement.metrics
+        ordinals = {
+            "ordinals/first": float(taken.first_ordinal),
+            "ordinals/next": float(taken.next_ordinal),
+        }
+        metrics = trained | ordinals | watch.metrics() | self.placement.metrics
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         watch.go_on()
         evaluated = None

@@ -26,6 +26,7 @@ from gcore_core.run import directory as run_directory
 from gcore_core.run import environment, summary
 from gcore_core.run.checkpoint_service import newest
 from gcore_core.run.checkpoints import Checkpoints
+from gcore_core.run.consumed import check_data
 from gcore_core.run.display import Display, open_display
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import place
@@ -50,7 +51,8 @@ def prepare(
     """
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
-    rows = {"train": len(build(plan.factory("data")))}
+    dataset = build(plan.factory("data"))
+    rows = {"train": len(dataset)}
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
     placed = place(plan)
@@ -60,6 +62,7 @@ def prepare(
     if resumed is not None:
         check_same(resumed, plan, rows["train"])
     directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
+    check_data(directory, dataset, resumed=resume is not None)
     display: Display = display_of(run.steps, plan.settings.evaluation.every > 0)
     for note in resumed.notes if resumed else ():
         display.note(note)

@@ -26,6 +26,7 @@ from gcore_core.contract.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import journals, summary
 from gcore_core.run.checkpoint_service import Keeper
+from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.samples import shown_rows
@@ -84,6 +85,9 @@ class Supervisor:
             job.directory,
             alarm=display.note,
             resumed_from=job.resumed.step if job.resumed else None,
+        )
+        self._consumed = ConsumedOrdinals.of_run(
+            job.directory, job.resumed.step if job.resumed else None
         )
         if job.resumed:
             journals.go_back(job.directory, job.resumed.step, display.note)
@@ -273,6 +277,7 @@ class Supervisor:
         news = self._metrics.unwritten(report)
         if news is not None:
             self._metrics.append(news)
+        self._consumed.check(report.step, report.metrics)
         if report.samples and self._evaluated is not None:
             reader = StoreReader(self._site.store, AGENT, self._site.secret)
             rows = shown_rows(report.samples, reader, self._evaluated)

@@ -46,6 +46,7 @@ class Taken:
     teaches: whether any shard has a group to train on.
     counts: this shard's groups by what became of them, for the step's report.
     carried: this shard's records that wait for the next step.
+    first_ordinal: the ordinal of the run at which the step begins.
     oldest: the first step of which any record is still needed when this step has been trained on.
     next_ordinal: the ordinal of the run at which the next step begins.
     state: what a run that is resumed behind this step goes on with; plain values.
@@ -58,6 +59,7 @@ class Taken:
     teaches: bool
     counts: Counter[str]
     carried: list[Header]
+    first_ordinal: int
     oldest: int
     next_ordinal: int
     state: dict[str, Any] = field(repr=False)
@@ -163,6 +165,7 @@ class Window:
 
     async def _produce(self, step: int, least: int) -> Taken:
         """Draws until all shards together have enough groups that teach, or the limit is issued."""
+        first_ordinal = self._ledger.next_ordinal
         settled = list[Settled]()
         draws = set[asyncio.Task[None]]()
         began_s = asyncio.get_running_loop().time()
@@ -182,7 +185,7 @@ class Window:
         finally:
             for task in draws:
                 task.cancel()
-        return await self._close(step, settled)
+        return await self._close(step, settled, first_ordinal)
 
     async def _wait(self, draws: set[asyncio.Task[None]], began_s: float) -> None:
         """Waits for what was issued, at most until the next look whether more must be issued.
@@ -239,7 +242,7 @@ class Window:
 
     # -- the end of a step -------------------------------------------------------------------------
 
-    async def _close(self, step: int, settled: list[Settled]) -> Taken:
+    async def _close(self, step: int, settled: list[Settled], first_ordinal: int) -> Taken:
         """Ends the step behind the last group that it takes; groups behind that are surplus."""
         await self._learn()  # before the ledger forgets the verdicts on the surplus
         teach = [one.ordinal for one in settled if one.verdict == TRAINED]
@@ -256,6 +259,7 @@ class Window:
             teaches=self._quota.totals.kept > 0,
             counts=counts,
             carried=self._ledger.carried_records(),
+            first_ordinal=first_ordinal,
             oldest=step if self._quota.holds else step + 1,
             next_ordinal=end,
             state=self._present_state(),
