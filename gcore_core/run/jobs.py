@@ -190,6 +190,7 @@ def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) ->
             reward.role: job.workers(reward.role) for reward in settings_of.values() if reward.role
         },
         datasets={name: job.plan.provided[DATASET_SECTIONS[name]].reference for name in job.rows},
+        of_groups=[name for name in rewards if _is_of_groups(job, name)],
     )
     name = f"{worker}.{rank}"
     return _spec(job, site, name, job.scorer_count(rewards), factories | _datasets(job), settings)

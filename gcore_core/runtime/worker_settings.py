@@ -94,12 +94,14 @@ class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
     rewards: name -> its settings.
     asks: generator role that one of them asks -> peer names of its replicas.
     datasets: dataset -> its provider, as in ``use``.
+    of_groups: those of the rewards that see the records of a prompt together.
     """
 
     context: PlainContext = PlainContext()
     rewards: dict[str, Reward]
     asks: dict[str, list[str]] = {}
     datasets: dict[str, str] = {}
+    of_groups: list[str] = []
 
 
 class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):

@@ -191,6 +191,7 @@ class Worker:
                     timeout_s=reward.timeout_s,
                     when={field: _listed(values) for field, values in reward.when.items()},
                     sampler=sampler,
+                    of_groups=name in settings.of_groups,
                 )
             )
         reader = StoreReader(*self._place())
