@@ -1,11 +1,13 @@
 """Binds a record's content and its rewards to its name, from where it is sampled to its gradient.
 
-Three numbers of 64 bits, each an xxh3; a record's cost is a few microseconds a kilobyte:
+Numbers of 64 bits, each an xxh3; a record's cost is a few microseconds a kilobyte:
 
 seal     made by the generator of (ordinal, sample, digest of the prompt, all its columns). A scorer
          and a rank of the trainer make it again of what they have opened.
 receipt  made by a scorer of (seal, reward, value). A controller makes it again of the rewards that
          a record has when its advantage is computed.
+stamp    made of the digests of a push's tensors, by the trainer and by each generator. A record has
+         the stamp of the weights that its generator held when the record ended.
 terms    made by a rank of what its loss is computed of: tokens, mask, log-probs and advantage of
          each record. Made again of what was sealed and sent, as a multiset.
 
@@ -63,6 +65,21 @@ def receipt_of(seal: int, values: Mapping[str, float]) -> int:
 def add_receipts(*receipts: int) -> int:
     """Returns the receipt of the rewards of several receipts together."""
     return sum(receipts) % _MODULUS
+
+
+def stamp_of(digests: Mapping[str, int]) -> int:
+    """Returns the stamp of weights: one number for the digests of all tensors; never 0.
+
+    A version is a counter, and a counter can be wrong. A stamp is made of what was pushed, so a
+    record that carries it says by which weights it was sampled.
+
+    digests: name of a tensor -> its digest, in any order.
+    """
+    parts = (
+        xxhash.xxh3_64_intdigest(struct.pack("<Q", digest) + name.encode())
+        for name, digest in digests.items()
+    )
+    return sum(parts) % _MODULUS or 1
 
 
 def check_seal(

@@ -113,6 +113,7 @@ class Header(msgspec.Struct, array_like=True):
         are compared by them.
     seal: binds the record's content to its name (``gcore_core.contract.lineage``); 0: none.
     receipt: of its rewards, summed over the scorers that gave them.
+    stamp: of the weights that its generator held when it ended; 0 where that is not known.
     """
 
     ordinal: int
@@ -135,6 +136,7 @@ class Header(msgspec.Struct, array_like=True):
     digests: tuple[int, int] = (0, 0)
     seal: int = 0
     receipt: int = 0
+    stamp: int = 0
 
     @property
     def key(self) -> tuple[int, int]:

@@ -42,14 +42,14 @@ class Publishing:
         self._context = context
         self._config = config
         self._placement = placement
-        self._digest = 0
+        self._stamp = 0
 
     def digests(self) -> dict[str, int]:
-        """Returns the digest of the tensors that were pushed last, in the lead.
+        """Returns the stamp of the weights that were pushed last, in the lead.
 
         It is empty in other shards, and where no generator was awake.
         """
-        return {"weights": self._digest} if self._digest else {}
+        return {"weights": self._stamp} if self._stamp else {}
 
     async def publish(self, version: int, release_before: int) -> bool:
         """Pushes the trainers' weights to the generators; all shards call it.
@@ -94,7 +94,7 @@ class Publishing:
             asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:])),
             asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas))),
         )
-        self._digest = confirmed[0].digest if confirmed else 0
+        self._stamp = confirmed[0].stamp if confirmed else 0
 
     async def save(self) -> None:
         """Has the ranks write the final weights in Hugging Face layout; all shards call it.

@@ -304,6 +304,8 @@ def train_item(header: Header, plan: Plan) -> TrainItem:
         tile=place.tile,
         prompt_digest=header.prompt_digest,
         seal=header.seal,
+        stamp=header.stamp,
+        last_version=header.versions[1],
     )
 
 

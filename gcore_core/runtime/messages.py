@@ -181,7 +181,8 @@ class TrainItem(Message):
     version: of the weights that sampled its first action.
     extras: the columns that annotators gave the record.
     tile: the part of its minibatch that trains on one rank as a whole.
-    prompt_digest, seal: as in the header.
+    prompt_digest, seal, stamp: as in the header.
+    last_version: of the weights that sampled its last action.
     """
 
     ordinal: int
@@ -195,6 +196,8 @@ class TrainItem(Message):
     tile: int = 0
     prompt_digest: int = 0
     seal: int = 0
+    stamp: int = 0
+    last_version: int = 0
 
 
 class AnnotateRequest(Message):
@@ -390,13 +393,13 @@ class PushConfirmed(Message):
     """Says that a receiver has loaded a push.
 
     verified: the receiver hashed the weights it now holds, and they are the sender's.
-    digest: of all tensors, as ``gcore_core.runtime.step_digests.digest_of_tensors`` makes it.
+    stamp: of these weights, see ``gcore_core.contract.lineage``.
     """
 
     version: int
     nbytes: int
     verified: bool
-    digest: int = 0
+    stamp: int = 0
 
 
 class SaveWeights(Message):

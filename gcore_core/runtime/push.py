@@ -50,6 +50,7 @@ import xxhash
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Fingerprints, ReceivesWeights
 from gcore_core.contract.launching import Peer
+from gcore_core.contract.lineage import stamp_of
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.trainer import Trainer
 from gcore_core.contract.weight_transfer import (
@@ -75,7 +76,6 @@ from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist, shown
 from gcore_core.runtime.rpc.service import Call
-from gcore_core.runtime.step_digests import digest_of_tensors
 from gcore_core.runtime.store.client import copy_hashed, map_file
 from gcore_core.runtime.tensor_journal import TensorJournal
 
@@ -171,6 +171,7 @@ class PushSource:
     key: (version, attempt) of the push.
     plan: the tensors that will come.
     journal: gets the digests of all tensors when the last one is filled.
+    stamp: of the weights, when all tensors are filled; 0 before.
 
     Two sizes: ``_memory_nbytes`` is that of the memory for all buckets, ``_bucket_nbytes`` bounds
     one bucket of several tensors.
@@ -203,10 +204,11 @@ class PushSource:
         self._gathering = Gathering(request.receivers)
         self._all_asked_for = -1  # the latest bucket that all receivers have asked for
         self._latest: Bucket | None = None  # that was filled
+        self._digests: dict[str, int] = {}  # of the tensors that were filled
+        self.stamp = 0
         self._ahead: deque[asyncio.Future[Bucket]] = deque()  # filled or being filled, in order
         self._sending: asyncio.Future[None] | None = None  # of the bucket handed out last
         self._journal = journal
-        self._digests: list[int] = []  # of the tensors that were filled, in the order of the plan
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         """Returns the bucket of this index when all receivers have asked for it."""
@@ -326,9 +328,12 @@ class PushSource:
             offset += spec.nbytes
             self._next_tensor = next(self._tensors, None)
         self._may_be_read.append(Place(room.start, offset))
-        self._digests += digests
-        if self._next_tensor is None and self._journal is not None:
-            self._journal.write(self.plan, self._digests, self._writer.transport)
+        self._digests.update((spec.name, one) for spec, one in zip(specs, digests, strict=True))
+        if self._next_tensor is None:
+            self.stamp = stamp_of(self._digests)
+            if self._journal is not None:
+                in_order = [self._digests[spec.name] for spec in self.plan.tensors]
+                self._journal.write(self.plan, in_order, self._writer.transport)
         return Bucket(
             version=self.key[0],
             index=index,
@@ -423,7 +428,7 @@ async def pull_weights(
     if digests_held is not None:
         _check_held(digests_held, digests, plan, setting)
     nbytes = sum(spec.nbytes for spec in plan.tensors)
-    return PushConfirmed(version, nbytes, digests_held is not None, digest_of_tensors(digests))
+    return PushConfirmed(version, nbytes, digests_held is not None, stamp_of(digests))
 
 
 def _check_held(

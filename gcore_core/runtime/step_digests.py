@@ -63,11 +63,3 @@ def generation_digest(header: Header) -> int:
 def rewarding_digest(header: Header) -> int:
     """Returns the digest of what the rewards said of a record."""
     return digest_of(header.ordinal, header.sample, header.rewards, header.reward_status)
-
-
-def digest_of_tensors(digests: Mapping[str, int]) -> int:
-    """Returns one digest of all tensors of a push, in whatever order they come.
-
-    digests: name of a tensor -> the digest that the push has of it.
-    """
-    return sum_of(digest_of(name, digest) for name, digest in digests.items())

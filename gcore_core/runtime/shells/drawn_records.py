@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished
-from gcore_core.contract.lineage import seal_of
+from gcore_core.contract.lineage import UNSEALED, seal_of
 from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
@@ -95,8 +95,11 @@ class DrawnRecords:
         """Returns whether a record is finished for this step, or for a later one."""
         return key in self._finished and self._finished[key][0] >= step
 
-    async def take(self, finished: list[Finished]) -> None:
-        """Stores the records among these that run here, and tells those who wait for them."""
+    async def take(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
+        """Stores the records among these that run here, and tells those who wait for them.
+
+        stamp: of the weights that the backend holds.
+        """
         records = [record for record in finished if _key(record) in self._running]
         # The records of a group share their prompt.
         prompts = {id(record.request.prompt): record.request.prompt for record in records}
@@ -104,6 +107,8 @@ class DrawnRecords:
         headers = {
             _key(record): _header(record, digests[id(record.request.prompt)]) for record in records
         }
+        for header in headers.values():
+            header.stamp = stamp
         unkept = [record for record in records if record.status != FAILED]
         while unkept:
             step = max(self._running[_key(record)] for record in unkept)

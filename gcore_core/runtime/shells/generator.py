@@ -160,7 +160,7 @@ class GeneratorShell:
 
     async def take(self, finished: list[Finished]) -> None:
         if records := self._asking.take(finished):
-            await self._records.take(records)
+            await self._records.take(records, self._weights.stamp)
 
     def fail(self) -> None:
         self._records.fail()

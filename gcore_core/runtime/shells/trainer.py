@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.contract.errors import CheckpointError, ContractError
+from gcore_core.contract.errors import CheckpointError, ContractError, WeightMismatch
+from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import Bucket
@@ -37,6 +38,7 @@ from gcore_core.runtime.messages import (
     SaveState,
     SaveWeights,
     SkipStep,
+    TrainItem,
     TrainReply,
     TrainRequest,
 )
@@ -81,6 +83,7 @@ class TrainerShell:
         # The step that was saved last, and the hash of its weights.
         self._hashing: tuple[int, asyncio.Future[str]] | None = None
         self._urgent = False  # whether this process may be ended within seconds
+        self._stamps: dict[int, int] = {}  # version -> stamp of the weights that were pushed
 
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
@@ -102,6 +105,7 @@ class TrainerShell:
 
         async def act(_: list[list[PrepareRequest]]) -> list[list[list[float]]]:
             items = [item for part in parts for item in part.items]
+            self._check_stamps(items, parts[0].step)
             records = await open_records(self._store, items, parts[0].step)
             records.sort(key=lambda record: (record.ordinal, record.sample))
             scalars_of = await self._compute(self._prepare, parts[0], records)
@@ -113,6 +117,26 @@ class TrainerShell:
             ("prepare", parts[0].step), 0, parts, act
         )
         return rows
+
+    def _check_stamps(self, items: Sequence[TrainItem], step: int) -> None:
+        """Raises WeightMismatch for a record that other weights have sampled than it says.
+
+        Rank 0 knows the stamps of its pushes; a process that was started after a push does not.
+        """
+        push = self._push
+        if push is not None and push.stamp:
+            self._stamps[push.key[0]] = push.stamp
+        for item in items:
+            pushed = self._stamps.get(item.last_version, item.stamp)
+            if UNSEALED not in (item.stamp, pushed) and item.stamp != pushed:
+                holders = [str(v) for v, stamp in self._stamps.items() if stamp == item.stamp]
+                raise WeightMismatch(
+                    f"record {name_of(item.ordinal, item.sample)} says that version "
+                    f"{item.last_version} has sampled it, and other weights have",
+                    where=f"step {step}",
+                    why=f"they are those of version {', '.join(holders) or 'none that was pushed'}",
+                    todo="the generator's version is another than that of the weights it holds",
+                )
 
     def _prepare(
         self, request: PrepareRequest, records: list[TrainRecord]

@@ -12,6 +12,7 @@ import numpy as np
 from gcore_core.contract.errors import ContractError, WeightMismatch
 from gcore_core.contract.generator import Generator, ReceivesWeights
 from gcore_core.contract.launching import Network
+from gcore_core.contract.lineage import UNSEALED
 from gcore_core.runtime.messages import PUSH_BEGIN, BeginPush, PullWeights, PushConfirmed
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, pull_weights
@@ -30,6 +31,7 @@ class WeightsFollower:
     process: a number that no other process of the run has, for pushes of its own; 0: drawn here.
         Process ids would not do: they repeat.
     setting: what the generator's configuration says of its dtype, for errors.
+    stamp: of the weights that the backend holds; ``UNSEALED`` where no push has brought them.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class WeightsFollower:
         self._pulls = Gathering(1)
         self._mapped: dict[str, np.ndarray] = {}  # path -> shared memory, kept between pushes
         self.restoring = asyncio.Lock()
+        self.stamp = UNSEALED
 
     def is_behind(self, version: int) -> bool:
         """Returns whether the backend's weights are older than these and somebody can push newer
@@ -70,9 +73,12 @@ class WeightsFollower:
             async with self._lock:
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)
-                return await pull_weights(
+                self.stamp = UNSEALED
+                confirmed = await pull_weights(
                     receiver, source, request, self._compute, progress, self._mapped, self._setting
                 )
+                self.stamp = confirmed.stamp
+                return confirmed
 
         key = request.version, request.attempt
         confirmed: PushConfirmed = await self._pulls.join(key, 0, request, act)
