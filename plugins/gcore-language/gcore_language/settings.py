@@ -134,6 +134,12 @@ class TrainerSettings:
     """Whether to keep only the layers' inputs and compute the rest again in the backward pass,
     which saves memory and costs time.
     """
+    resplit_every: int = 100
+    """Number of steps after which the gradient of a minibatch is computed a second time, from
+    micro-batches that are cut otherwise, beginning with a process's first step; at least 0. A
+    gradient that differs by more than rounding ends the run. It costs one more pass over one
+    minibatch. 0 never does it, nor do engines that cannot show their gradient.
+    """
     trust_remote_code: bool = False
     """Whether Python code that lies in the model directory may be run."""
     dump_dir: str = ""
@@ -151,6 +157,11 @@ class TrainerSettings:
             self.warmup_updates >= 0,
             "warmup_updates",
             f"must not be negative, is {self.warmup_updates}",
+        )
+        require(
+            self.resplit_every >= 0,
+            "resplit_every",
+            f"must not be negative, is {self.resplit_every}",
         )
         require(
             0 <= self.final_fraction <= 1,

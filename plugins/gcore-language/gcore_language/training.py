@@ -48,6 +48,7 @@ from gcore_language.packing import (
 from gcore_language.policy import Entropy
 from gcore_language.progress import Progress
 from gcore_language.ranks import Ranks
+from gcore_language.resplit import TOLERANCES, ShowsGradient, carry_columns, check_same
 from gcore_language.schedule import rate_at
 from gcore_language.settings import TrainerSettings
 
@@ -222,6 +223,8 @@ class LanguageTrainer:
         self._updates = 0
         self._prepared: _Prepared | None = None
         self._moved = False  # whether an update of this step has changed the weights
+        self._changed = False  # the same of this process
+        self._trained_steps = 0  # by this process
 
     def _allowed_layouts(self) -> frozenset[Layout]:
         layouts = self._engine.layouts
@@ -457,6 +460,7 @@ class LanguageTrainer:
                 )
                 self._update(prepared, part, progress, first=epoch == 0 and minibatch == 0)
         self._prepared = None
+        self._trained_steps += 1
         self.version = step + 1
         ranks = self._engine.ranks
         metrics = progress.metrics(ranks.add_up(progress.terms), ranks.max([progress.gap])[0])
@@ -483,6 +487,10 @@ class LanguageTrainer:
             entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
             self._engine.accumulate(part, lambda *arguments: self._loss(pass_, *arguments), entropy)
         self._check_ratio(pass_)
+        if first:
+            self._check_reference(pass_)
+        if first and part and weight > 0:
+            self._check_resplit(pass_, part)
         loss = self._engine.ranks.sum_terms(pass_.losses)
         if not math.isfinite(loss):
             self._engine.discard()
@@ -496,6 +504,7 @@ class LanguageTrainer:
             raise self._not_finite(prepared, part, progress, f"gradient norm {norm}")
         self._updates += 1
         self._moved = self._moved or (rate > 0 and norm > 0)
+        self._changed = self._changed or self._moved
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
 
     @torch.no_grad()
@@ -557,6 +566,73 @@ class LanguageTrainer:
             why=why,
             todo="old_logp is computed once, before the first update of a step",
         )
+
+    def _check_reference(self, pass_: _Pass) -> None:
+        """Raises TrainingError when the reference is not the policy that the run began with.
+
+        Before the first update both give the same log-probs, within the band. After an update they
+        are not all equal, in float32: else the reference shares the policy's weights. A reference
+        of another model is not compared, nor one that another role gives.
+        """
+        own = self._has_reference and not self._settings.reference_path
+        if not own or "ref_logp" in self._supplied:
+            return
+        furthest, actions = self._engine.ranks.max([pass_.from_reference, pass_.referred])
+        band = self._settings.logprob_band()
+        if self._updates == 0 and furthest > band:
+            problem = f"before any update the reference differs by {furthest:.3g}, band {band:g}"
+            why = "it is not the policy that the run began with: its log-probs are of other weights"
+        elif self._changed and self._settings.dtype == "float32" and actions and furthest == 0:
+            problem = "after an update the reference still gives the policy's log-probs"
+            why = "it shares the policy's weights, so a penalty by it is always 0"
+        else:
+            return
+        raise TrainingError(
+            problem,
+            where=f"step {pass_.progress.step}, update 0",
+            why=why,
+            todo=f"roles.{self._context.role}.config.reference_path names another reference",
+        )
+
+    def _check_resplit(self, pass_: _Pass, part: Sequence[Batch | None]) -> None:
+        """Computes the gradient of a minibatch again, cut otherwise; raises where it is another.
+
+        It is done in the first step of a process and in every ``resplit_every``-th one after it, by
+        engines that show their gradient. The update goes on with the first gradient.
+        """
+        engine = self._engine
+        every = self._settings.resplit_every
+        if not (every and isinstance(engine, ShowsGradient)) or self._trained_steps % every:
+            return
+        gradient = engine.gradient()
+        engine.discard()
+        again = self._resplit(pass_.prepared, part)
+        weight = engine.ranks.sum([sum(map(self._weight, filter(None, again)))])[0]
+
+        def loss(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
+            self._context.progress()
+            current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
+            return self._loss_of(batch, current)[0] / weight
+
+        entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
+        engine.accumulate(again, loss, entropy)
+        second = engine.gradient()
+        engine.discard()
+        engine.set_gradient(gradient)
+        where = f"step {pass_.progress.step}, update 0"
+        check_same(gradient, second, engine.ranks, TOLERANCES[self._settings.dtype], where)
+
+    def _resplit(self, prepared: _Prepared, part: Sequence[Batch | None]) -> list[Batch | None]:
+        """Returns a minibatch's records in reverse order, in at least two micro-batches."""
+        places = [place for batch in filter(None, part) for place in batch.index.tolist()]
+        placed = [(place, prepared.records[place]) for place in sorted(places, reverse=True)]
+        half = len(placed) // 2
+        batches: list[Batch | None] = []
+        for packed in self.pack([placed[:half], placed[half:]]):
+            count = int(self._engine.ranks.max([len(packed)])[0])
+            batches += [*packed, *[None] * (count - len(packed))]
+        carry_columns(part, batches)
+        return batches
 
     def _loss_of(
         self, batch: Batch, current: dict[str, Tensor]
@@ -657,6 +733,7 @@ class _Pass:
     losses: of this rank's micro-batches so far, before normalisation.
     furthest: the largest difference so far between log-probs and ``old_logp``, of trained actions.
     actions: this rank's trained actions so far.
+    from_reference, referred: the same two numbers, of ``ref_logp``.
     broken: this rank's micro-batches whose loss was not finite.
     """
 
@@ -667,16 +744,20 @@ class _Pass:
     losses: list[float] = field(default_factory=list)
     furthest: float = 0.0
     actions: float = 0.0
+    from_reference: float = 0.0
+    referred: float = 0.0
     broken: list[Batch] = field(default_factory=list)
 
     def measure_ratio(self, batch: Batch, logp: Tensor) -> None:
-        """Notes how far log-probs, float32[A], are from ``old_logp``, where there is one."""
-        old_logp = batch.columns.get("old_logp")
-        if old_logp is None:
-            return
+        """Notes how far log-probs, float32[A], are from ``old_logp`` and ``ref_logp``, if any."""
         mask = batch.columns["mask"]
-        self.furthest = max(self.furthest, float(((logp - old_logp).abs() * mask).max()))
-        self.actions += float(mask.sum())
+        if (old_logp := batch.columns.get("old_logp")) is not None:
+            self.furthest = max(self.furthest, float(((logp - old_logp).abs() * mask).max()))
+            self.actions += float(mask.sum())
+        if (ref_logp := batch.columns.get("ref_logp")) is not None:
+            gap = float(((logp - ref_logp).abs() * mask).max())
+            self.from_reference = max(self.from_reference, gap)
+            self.referred += float(mask.sum())
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:

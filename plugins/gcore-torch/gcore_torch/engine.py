@@ -225,6 +225,16 @@ class TorchEngine:
         self.discard()
         return norm
 
+    def gradient(self) -> dict[str, Tensor]:
+        """See ``ShowsGradient.gradient``."""
+        named = ((name, tensor.grad) for name, tensor in self._tensors.items())
+        return {name: grad for name, grad in named if grad is not None}
+
+    def set_gradient(self, gradient: Mapping[str, Tensor]) -> None:
+        """See ``ShowsGradient.set_gradient``."""
+        for name, saved in gradient.items():
+            self._tensors[name].grad = saved
+
     def discard(self) -> None:
         """Drops the gradients."""
         self._gradients.discard()
