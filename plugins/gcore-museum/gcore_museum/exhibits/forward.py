@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gcore_core.testing.museum import Exhibit, Expected, Scene
-from gcore_museum.exhibits.weights import GENERATOR, SENTINEL
+from gcore_museum.exhibits.weights import GENERATOR, RESPLIT, SENTINEL
 
 ACTION_LOGP = "gcore_language.policy:_action_logp"
 CHOOSE = "gcore_torch.generator:choose"
@@ -343,9 +343,7 @@ EXHIBITS = (
         fault="Dropout is active while log-probs are computed.",
         shown="a KL in the thousands at the first step",
         plant=_dropout,
-        expected=Expected(
-            detector="first and second ratio", error="TrainingError", names=("dropout", "update 0")
-        ),
+        expected=Expected(detector=RESPLIT, error="TrainingError", names=("dropout",)),
     ),
     Exhibit(
         id="packed-without-borders",
@@ -354,7 +352,7 @@ EXHIBITS = (
         fault="Answers in one row start their positions anew but attend to those before them.",
         shown="nothing; found by changing a prefix",
         plant=_plain_causal_mask,
-        expected=_FOUND,
+        expected=Expected(detector=RESPLIT, error="TrainingError", names=("neighbours",)),
     ),
     Exhibit(
         id="positions-shifted",

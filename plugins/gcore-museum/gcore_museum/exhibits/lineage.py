@@ -14,6 +14,8 @@ from gcore_museum.exhibits.weights import GENERATOR, SENTINEL
 
 SEALS = "seal of a record"
 TERMS = "terms of a loss"
+#: The score of one record that is asked for alone.
+ALONE = "a record asked alone"
 RECEIPTS = "receipt of rewards"
 PROMPTS = "prompts of a group"
 _BOS = 1
@@ -208,7 +210,61 @@ def _balanced(scene: Scene) -> None:
     scene.wrap("gcore_language.training:LanguageTrainer.pack", make)
 
 
+def _scores_rotated(scene: Scene) -> None:
+    """A reward that scores several records gives each the score of the one beside."""
+
+    def make(score: Callable[..., Any]) -> Callable[..., Any]:
+        def planted(self: Any, records: Any) -> Any:
+            scores = score(self, records)
+            if len(scores) > 1:
+                scene.act()
+            return scores[1:] + scores[:1]
+
+        return planted
+
+    scene.wrap("gcore_core.builtin.function_reward:FunctionScorer.score", make)
+
+
+def _drawn_at_random(scene: Scene) -> None:
+    """A reward that is drawn anew each time: unwise, but no fault of ours."""
+
+    def make(score: Callable[..., Any]) -> Callable[..., Any]:
+        random = np.random.default_rng(0)
+
+        def planted(self: Any, records: Any) -> Any:
+            scene.act()
+            return [
+                dataclasses.replace(one, value=float(random.random()))
+                for one in score(self, records)
+            ]
+
+        return planted
+
+    scene.wrap("gcore_core.builtin.function_reward:FunctionScorer.score", make)
+
+
 EXHIBITS = (
+    Exhibit(
+        id="scores-in-another-order",
+        thread="verl#2185",
+        kind="G",
+        fault="A reward sorts its records by length and returns scores in that order.",
+        shown="no error; found by reading",
+        plant=_scores_rotated,
+        expected=Expected(
+            detector=ALONE, error="RecordMismatch", names=("rewards.digits", "alone")
+        ),
+    ),
+    Exhibit(
+        id="reward-drawn-at-random",
+        thread="verl#2185",
+        kind="G",
+        fault="A reward is random, so a record asked for twice has two scores.",
+        shown="no fault",
+        plant=_drawn_at_random,
+        expected=Expected(detector="nothing"),
+        control=True,
+    ),
     Exhibit(
         id="two-begin-tokens",
         thread="trl#3853",

@@ -16,6 +16,8 @@ TRAINER = "gcore_torch.engine:TorchEngine"
 DIGESTS = "digests of a push"
 #: What finds a generator that computes something else than the trainer.
 SENTINEL = "sentinel"
+#: What finds a gradient that depends on which records are computed together.
+RESPLIT = "minibatch cut again"
 _TWO_REPLICAS = ("roles.rollout.slots=2", "cluster.devices=4")
 
 
