@@ -55,6 +55,17 @@ class StatesLogprobBand(Protocol):
 
 
 @runtime_checkable
+class StatesPrecision(Protocol):
+    """Says in which dtype a generator or trainer computes."""
+
+    def precision(self) -> str:
+        """Returns the dtype of the arithmetic that gives log-probs, such as "bfloat16".
+
+        A sentinel compares log-probs by it. Without the method: "", which says that nobody knows.
+        """
+
+
+@runtime_checkable
 class TakesStale(Protocol):
     """Says whether an objective may train on records of older weights."""
 
@@ -148,6 +159,11 @@ def logprob_band(*configs: Any) -> float:
     return max(stated, default=1e-3)
 
 
+def precision(config: Any) -> str:
+    """Returns the dtype in which a generator or trainer computes; "" where its config is silent."""
+    return config.precision() if isinstance(config, StatesPrecision) else ""
+
+
 def takes_stale(config: Any) -> bool:
     """Returns whether an objective's loss is right for actions that older weights sampled."""
     return isinstance(config, TakesStale) and config.takes_stale()
@@ -218,6 +234,7 @@ def _ability(protocol: type, *kinds: str) -> Ability:
 ABILITIES = (
     _ability(Requires, "objective", "advantage"),
     _ability(StatesLogprobBand, "generator", "trainer"),
+    _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),

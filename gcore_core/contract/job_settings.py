@@ -159,6 +159,14 @@ class Balance(Choice):
 
 
 @dataclass
+class Sentinel(Choice):
+    """Watches whether generators compute what the trainer computes."""
+
+    # "auto": the plugin sentinel where it is installed, else core/band.
+    use: str = AUTO
+
+
+@dataclass
 class Placement(Choice):
     """Decides which devices each role has."""
 
@@ -219,6 +227,7 @@ class JobSettings:
     objective: Choice = _choice("objective", Choice)
     filter: Filter = _choice("filter", Filter)
     balance: Balance = _choice("balancer", Balance)
+    sentinel: Sentinel = _choice("sentinel", Sentinel)
     placement: Placement = _choice("placement", Placement)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     roles: dict[str, Role] = field(default_factory=dict)

@@ -47,6 +47,8 @@ CAPABILITIES = frozenset(
         "determinism",
         "images",  # accepts image inputs
         "logprobs",  # can score given actions (ScoresLogprobs)
+        # a trainer that gives its log-probs under the weights that a step begins with
+        "logprobs.compared",  # (ComparesLogprobs)
         # a trainer that trains on while its state is written (SavesInBackground)
         "save.background",
         "sharding",  # a trainer that takes more than one slot
@@ -182,7 +184,7 @@ class PlacementProvider(Provider):
 class GeneratorProvider(Provider):
     """Describes a backend that samples records from a policy or a judge.
 
-    Abilities of its config: ``logprob_band``, ``replica_slots``, ``keeps_weights``.
+    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``.
     """
 
 
@@ -190,7 +192,7 @@ class GeneratorProvider(Provider):
 class TrainerProvider(Provider):
     """Describes a backend that holds, updates and exports policy weights.
 
-    Abilities of its config: ``logprob_band``, ``replica_slots``.
+    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``.
     """
 
 
@@ -245,6 +247,11 @@ class BalancerProvider(Provider):
 @dataclass(frozen=True, kw_only=True)
 class FilterProvider(Provider):
     """Describes a filter, which says which groups teach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentinelProvider(Provider):
+    """Describes what watches whether generators compute what the trainer computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +343,7 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "objective": ("gcore_objectives", ObjectiveProvider),
     "balancer": ("gcore_balancers", BalancerProvider),
     "filter": ("gcore_filters", FilterProvider),
+    "sentinel": ("gcore_sentinels", SentinelProvider),
     "dataset": ("gcore_datasets", DatasetProvider),
     "launcher": ("gcore_launchers", LauncherProvider),
     "command": ("gcore_commands", CommandProvider),

@@ -114,6 +114,7 @@ class Header(msgspec.Struct, array_like=True):
     seal: binds the record's content to its name (``gcore_core.contract.lineage``); 0: none.
     receipt: of its rewards, summed over the scorers that gave them.
     stamp: of the weights that its generator held when it ended; 0 where that is not known.
+    replica: number of the generator's replica that sampled it.
     """
 
     ordinal: int
@@ -137,6 +138,7 @@ class Header(msgspec.Struct, array_like=True):
     seal: int = 0
     receipt: int = 0
     stamp: int = 0
+    replica: int = 0
 
     @property
     def key(self) -> tuple[int, int]:

@@ -87,6 +87,13 @@ class Checkpointing:
             await self._finish()
         return {"seconds/checkpoint": clock() - began_s}
 
+    async def settle(self) -> None:
+        """Has a save that was begun committed, since the run ends with an error; the lead calls it.
+
+        Nothing newer is saved: the trainers no longer hold what an earlier step left.
+        """
+        await self._finish()
+
     async def flush(self) -> None:
         """Saves what is not saved yet, since the run ends here, between two steps.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from gcore_core.contract.errors import WeightMismatch
 from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -91,7 +92,12 @@ class StepProgram(ABC):
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
-        metrics = await self.training.train(step, advantages, plan)
+        try:
+            metrics = await self.training.train(step, advantages, plan)
+        except WeightMismatch:
+            # What the trainers hold now was trained on such records; what is being saved was not.
+            await self.checkpointing.settle()
+            raise
         watch.lap("train")
         return metrics
 
@@ -134,7 +140,7 @@ class StepProgram(ABC):
         summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated, digests)
         metrics |= watch.metrics()
         ledger = self.state()["ledger"]
-        await self.reporting.end(version, summary, metrics, ledger, self._notes())
+        await self.reporting.end(version, summary, metrics, ledger, self._notes(step))
         if stops:
             raise Stopped
         return last
@@ -152,11 +158,12 @@ class StepProgram(ABC):
             or self.skipped >= self._max_skipped
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, step: int) -> list[str]:
         """What a person should know of the step."""
+        notes = self.training.watching.notes() if step == self.context.facts.start_step else []
         if not self.skipped:
-            return []
-        notes = ["no group was left to train on, so the weights stay as they are"]
+            return notes
+        notes += ["no group was left to train on, so the weights stay as they are"]
         if self.skipped >= self._max_skipped:
             notes.append(
                 f"the run ends: {self.skipped} steps in a row had no group to train on "
@@ -174,4 +181,5 @@ class StepProgram(ABC):
             "skipped": self.skipped,
             "placement": self.placement.state(),
             "balance": self.training.state(),
+            "sentinel": self.training.watching.state(),
         }

@@ -33,6 +33,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.reward_weights import rewards_of, statistics
 from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
+from gcore_core.controllers.watching import Watching
 from gcore_core.runtime.messages import (
     PREPARE_RANKS,
     SKIP_STEP,
@@ -79,6 +80,8 @@ class Training:
     The plan of a step says on which data-parallel rank and in which minibatch a record trains. A
     record is stale when older weights than the trainer's began it: the trainer does not compare
     its log-probs with its own.
+
+    watching: compares log-probs by the job's sentinel.
     """
 
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
@@ -86,6 +89,7 @@ class Training:
         self._config = config
         self._drawn_plan: Drawn | None = None  # only the lead has it
         self._digests: dict[str, int] = {}
+        self.watching = Watching(context)
         restore_costs(context.balancer, context.facts.state.get("balance", {}))
 
     def state(self) -> dict[str, Any]:
@@ -216,7 +220,7 @@ class Training:
 
         Returns the metrics that the ranks agreed on; empty on other shards than the lead. Raises
         TrainingError when no action was trained on, and WeightMismatch when log-probs differ by
-        more than the band.
+        more than the band, or when the sentinel gives an alarm.
         """
         config = self._config
         self._context.trace.advantages(step, advantages)
@@ -229,9 +233,10 @@ class Training:
         requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
         replies = await self._send_to_ranks(TRAIN_RANKS, step, requests)
         answers = [reply for reply in replies if reply is not None]
-        if not answers:
+        seen = await self.watching.judge(step, (g for reply in answers for g in reply.groups))
+        if not self._context.agree.lead:
             return {}
-        metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)}
+        metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)} | seen
         self._digests["training"] = digest_of({name: metrics.get(name) for name in UPDATE_METRICS})
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
         return metrics | self._balance_metrics(
@@ -325,6 +330,7 @@ def check_row(header: Header, rows: int, seed: int, where: str) -> None:
         todo="go on with the dataset and the seed that the run began with",
         ordinal=header.ordinal,
         sample=header.sample,
+        replica=header.replica,
     )
 
 

@@ -27,6 +27,7 @@ from gcore_core.contract.records import (
     StepReport,
     WeightPlan,
 )
+from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
 from gcore_core.runtime.rpc.service import RemoteFailure
 from gcore_core.runtime.worker_settings import AnySettings
@@ -183,6 +184,7 @@ class TrainItem(Message):
     tile: the part of its minibatch that trains on one rank as a whole.
     prompt_digest, seal, stamp: as in the header.
     last_version: of the weights that sampled its last action.
+    replica: number of the generator's replica that sampled it.
     """
 
     ordinal: int
@@ -198,6 +200,7 @@ class TrainItem(Message):
     seal: int = 0
     stamp: int = 0
     last_version: int = 0
+    replica: int = 0
 
 
 class AnnotateRequest(Message):
@@ -303,14 +306,32 @@ class TrainRequest(Message):
     epochs: int
 
 
+class GroupNumbers(msgspec.Struct, frozen=True, array_like=True):
+    """Holds what a rank's sentinel measured of a group, summed over those records of it that the
+    rank has.
+
+    ordinal: of the group.
+    replica, version: who sampled these records, and under which weights.
+    numbers: as of ``Sentinel.measure``.
+    """
+
+    ordinal: int
+    replica: int
+    version: int
+    numbers: list[float]
+
+
 class TrainReply(Message):
     """Holds what a rank says after the updates of a step.
+
+    The lead gets all of it, another shard only the groups that are its own.
 
     metrics: name -> value, as the ranks agreed on them.
     version: of the weights after the step.
     busy_s: seconds of this rank's own work; 0 when it cannot tell.
     trained: actions of this rank's records that the step trained on.
     masked: actions of these records that it did not, because their ``action_mask`` is 0.
+    groups: what the sentinel measured of the shard's groups.
     """
 
     metrics: dict[str, float]
@@ -318,6 +339,17 @@ class TrainReply(Message):
     busy_s: float = 0.0
     trained: int = 0
     masked: int = 0
+    groups: list[GroupNumbers] = []
+
+
+class DiagnoseRequest(Message):
+    """Asks a rank what its records of a step say of the cause of an alarm.
+
+    replicas: those that alarms name; none: all.
+    """
+
+    step: int
+    replicas: list[int]
 
 
 class SkipStep(Message):
@@ -331,6 +363,7 @@ RELEASE_STEPS = Endpoint("release_steps", ReleaseSteps, Nothing)
 PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[float]]])
 TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])
 SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
+DIAGNOSE = Endpoint("diagnose", DiagnoseRequest, list[Finding])
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -402,6 +435,28 @@ class PushConfirmed(Message):
     stamp: int = 0
 
 
+class HeldReply(Message):
+    """Says what a generator holds now, against what the last pushes brought.
+
+    version: of its weights, as it says itself.
+    pushed: version of the last push that it took; -1: it took none.
+    known: whether its weights can be compared with what came: it can hash them, and they came as
+        bytes.
+    differ: names of tensors that are not what the last push brought.
+    tensors: how many the push brought.
+    older: of those that differ, how many are what the push before brought.
+    older_version: of that push.
+    """
+
+    version: int
+    pushed: int = -1
+    known: bool = False
+    differ: list[str] = []
+    tensors: int = 0
+    older: int = 0
+    older_version: int = -1
+
+
 class SaveWeights(Message):
     directory: str
 
@@ -411,6 +466,7 @@ PUSH_BEGIN = Endpoint("push.begin", BeginPush, Nothing, Wait.PUSH)
 PUSH_PULL = Endpoint("push.pull", PullWeights, PushConfirmed, Wait.SOON)
 PUSH_PLAN = Endpoint("push.plan", PlanRequest, WeightPlan)
 PUSH_BUCKET = Endpoint("push.bucket", BucketRequest, Bucket)
+PUSH_HELD = Endpoint("push.held", Nothing, HeldReply, Wait.SOON)
 SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing, Wait.PUSH)
 
 

@@ -375,6 +375,7 @@ async def pull_weights(
     progress: Callable[[], None],
     mapped: dict[str, np.ndarray],
     setting: DtypeSetting = UNTOLD_DTYPE,
+    came: dict[str, int] | None = None,
 ) -> PushConfirmed:
     """Receives a push and loads it.
 
@@ -384,6 +385,8 @@ async def pull_weights(
         waited for.
     mapped: path -> shared memory, kept by the caller between pushes.
     setting: what the receiver's configuration says of its dtype, for the error.
+    came: gets the digest of every tensor, by name, if they came through shared memory; those of
+        other transports are not xxh3 of the bytes.
     """
     version = request.version
     plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
@@ -427,6 +430,8 @@ async def pull_weights(
     digests_held = await compute(reader.held)
     if digests_held is not None:
         _check_held(digests_held, digests, plan, setting)
+    if came is not None and bucket.transport == SHM:
+        came.update(digests)
     nbytes = sum(spec.nbytes for spec in plan.tensors)
     return PushConfirmed(version, nbytes, digests_held is not None, stamp_of(digests))
 

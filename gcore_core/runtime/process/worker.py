@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -157,6 +158,7 @@ class Worker:
             settings,
             restarted=spec.restarted,
             setting=DtypeSetting(f"roles.{spec.role}.config.dtype", own_dtype(spec)),
+            replica=spec.rank,
         )
         shell.register(service)
 
@@ -225,7 +227,12 @@ class Worker:
         path = Path(spec.store.directory) / f"{spec.name}-push"
         reader = StoreReader(*self._place())
         journal = TensorJournal(Path(settings.context.directory))
-        shell = TrainerShell(backend, reader, self._compute, path, spec.rank, journal)
+        sentinel = None
+        if settings.sentinel is not None:
+            sentinel = build(spec.factories["sentinel"], replace(settings.sentinel, rank=spec.rank))
+        shell = TrainerShell(
+            backend, reader, self._compute, path, spec.rank, journal=journal, sentinel=sentinel
+        )
         shell.register(service, Relay(self._network, service, settings.shards))
 
     def _context(

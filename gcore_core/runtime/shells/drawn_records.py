@@ -48,9 +48,12 @@ class DrawnRecords:
 
     A record that is asked for again is told again, not drawn again, until its step is over. A later
     step that asks for it has given it up and wants it anew, of the weights of then.
+
+    replica: number of the generator's replica, which its records name.
     """
 
-    def __init__(self, store: StoreWriter, rounds: Rounds, shards: int) -> None:
+    def __init__(self, store: StoreWriter, rounds: Rounds, shards: int, replica: int = 0) -> None:
+        self._replica = replica
         self._store = store
         self._rounds = rounds
         self._shards = shards
@@ -105,7 +108,8 @@ class DrawnRecords:
         prompts = {id(record.request.prompt): record.request.prompt for record in records}
         digests = {name: prompt_digest(prompt) for name, prompt in prompts.items()}
         headers = {
-            _key(record): _header(record, digests[id(record.request.prompt)]) for record in records
+            _key(record): _header(record, digests[id(record.request.prompt)], self._replica)
+            for record in records
         }
         for header in headers.values():
             header.stamp = stamp
@@ -178,10 +182,11 @@ def _check_size(header: Header) -> None:
         )
 
 
-def _header(record: Finished, digest: int | None = None) -> Header:
+def _header(record: Finished, digest: int | None = None, replica: int = 0) -> Header:
     """Makes a record's header.
 
     digest: of its prompt, where it is known already.
+    replica: number of the replica that sampled it.
     """
     request = record.request
     columns = record.columns
@@ -201,4 +206,5 @@ def _header(record: Finished, digest: int | None = None) -> Header:
         prompt_digest=row_digest,
         digests=digests_of_columns(record),
         seal=seal_of(request.ordinal, request.sample, row_digest, columns),
+        replica=replica,
     )

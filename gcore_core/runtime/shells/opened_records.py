@@ -44,6 +44,8 @@ async def open_records(
                 media=media,
                 fresh=item.version == step,
                 tile=item.tile,
+                replica=item.replica,
+                version=item.version,
             )
         )
     check_prompts(records, f"opening for step {step}")

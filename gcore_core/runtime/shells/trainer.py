@@ -16,10 +16,12 @@ import numpy as np
 from gcore_core.contract.errors import CheckpointError, ContractError, WeightMismatch
 from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import WeightPlan
+from gcore_core.contract.sentinel import Finding, Sentinel
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime.messages import (
+    DIAGNOSE,
     FINISH_SAVE,
     PREPARE_RANKS,
     PUSH_BEGIN,
@@ -31,6 +33,7 @@ from gcore_core.runtime.messages import (
     TRAIN_RANKS,
     BeginPush,
     BucketRequest,
+    DiagnoseRequest,
     Nothing,
     PlanRequest,
     PrepareRequest,
@@ -47,6 +50,7 @@ from gcore_core.runtime.push import PushMemory, PushSource, exhaust
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.compared_records import ComparedRecords
 from gcore_core.runtime.shells.opened_records import open_records
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.tensor_journal import TensorJournal
@@ -59,6 +63,7 @@ class TrainerShell:
     """Serves one rank of the trainer.
 
     journal: gets the digests of the tensors of each push.
+    sentinel: measures the log-probs of every step; None where nothing watches them.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class TrainerShell:
         push_path: Path,
         rank: int,
         journal: TensorJournal | None = None,
+        sentinel: Sentinel | None = None,
     ) -> None:
         self._journal = journal
         self._backend = backend
@@ -79,6 +85,7 @@ class TrainerShell:
         self._once = Gathering(1)  # of one part: a repeated request gets the reply of the first
         self._keys: list[tuple[int, int]] = []  # (ordinal, sample) of the prepared records
         self._counts = (0, 0)  # of their actions: trained, masked
+        self._compared = ComparedRecords(backend, sentinel) if sentinel is not None else None
         self._push: PushSource | None = None  # the push that is open
         # The step that was saved last, and the hash of its weights.
         self._hashing: tuple[int, asyncio.Future[str]] | None = None
@@ -89,6 +96,7 @@ class TrainerShell:
         relay.add(PREPARE_RANKS, self.prepare)
         relay.add(TRAIN_RANKS, self.train)
         service.add(SKIP_STEP, self.skip)
+        service.add(DIAGNOSE, self.diagnose)
         service.add(PUSH_BEGIN, self.begin_push)
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
@@ -145,6 +153,8 @@ class TrainerShell:
         if len(set(self._keys)) != len(self._keys):
             raise ContractError("two shards sent the same record", where=f"step {request.step}")
         self._counts = _count_actions(records)  # before the backend, which may change its arrays
+        if self._compared is not None:
+            self._compared.keep(request.step, records)
         rows = self._backend.prepare(records, frozenset(request.scalars))
         return {
             key: [row[name] for name in request.scalars]
@@ -152,18 +162,24 @@ class TrainerShell:
         }
 
     async def train(self, parts: list[TrainRequest], call: Call) -> list[TrainReply | None]:
-        """Runs the updates of a step; the lead gets the reply, the other shards get None."""
+        """Runs the updates of a step.
 
-        async def act(_: list[list[TrainRequest]]) -> TrainReply:
+        The lead gets the reply. Another shard gets what the sentinel measured of its groups, or
+        None where there is none.
+        """
+
+        async def act(_: list[list[TrainRequest]]) -> list[TrainReply | None]:
             # A generator that was started anew may be taking weights, where generation runs ahead:
             # it must not get some of before the update and some of after it.
             await self._close_push()
             return await self._compute(self._train, parts)
 
-        reply: TrainReply = await self._once.join(("train", parts[0].step), 0, parts, act)
-        return [reply, *[None] * (len(parts) - 1)]
+        replies: list[TrainReply | None] = await self._once.join(
+            ("train", parts[0].step), 0, parts, act
+        )
+        return replies
 
-    def _train(self, parts: list[TrainRequest]) -> TrainReply:
+    def _train(self, parts: list[TrainRequest]) -> list[TrainReply | None]:
         """Calls the backend with the advantages in the order of the prepared records.
 
         ``busy_s`` is processor time where the backend does not say it: a rank that waits for
@@ -183,7 +199,21 @@ class TrainerShell:
             parts[0].step, advantages, parts[0].minibatches, parts[0].epochs
         )
         busy_s = metrics.pop("busy_s", time.process_time() - began_s)
-        return TrainReply(metrics, self._backend.version, busy_s, *self._counts)
+        version = self._backend.version
+        if self._compared is None:
+            reply = TrainReply(metrics, version, busy_s, *self._counts)
+            return [reply, *[None] * (len(parts) - 1)]
+        by_shard = self._compared.by_shard(
+            [{ordinal for ordinal, _, _ in part.advantages} for part in parts]
+        )
+        reply = TrainReply(metrics, version, busy_s, *self._counts, by_shard[0])
+        return [reply, *(TrainReply({}, version, groups=groups) for groups in by_shard[1:])]
+
+    async def diagnose(self, request: DiagnoseRequest, call: Call) -> list[Finding]:
+        """Says what the records of the step that was trained last show of the cause of an alarm."""
+        if self._compared is None:
+            return []
+        return await self._compute(self._compared.diagnose, request)
 
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""

@@ -28,7 +28,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, NonFiniteLoss, TrainingError
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
 from gcore_language.images import Images
 from gcore_language.lineage import check_terms
@@ -225,6 +226,7 @@ class LanguageTrainer:
         self._moved = False  # whether an update of this step has changed the weights
         self._changed = False  # the same of this process
         self._trained_steps = 0  # by this process
+        self._at_start = AtStart()
 
     def _allowed_layouts(self) -> frozenset[Layout]:
         layouts = self._engine.layouts
@@ -437,6 +439,7 @@ class LanguageTrainer:
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
         progress = Progress(step=step)
         self._moved = False
+        self._at_start = AtStart(records=len(prepared.records))
         for batch in filter(None, prepared.all()):
             by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
                 self._engine.device
@@ -453,6 +456,7 @@ class LanguageTrainer:
                 self._fill(prepared.all(first=1), "old_logp", "policy")
             for batch in filter(None, prepared.all(first=1)):
                 progress.compare(batch.columns["old_logp"], batch)
+                self._at_start.add(batch, batch.columns["old_logp"])
         for epoch in range(epochs):
             for minibatch in range(minibatches):
                 part = (
@@ -469,6 +473,15 @@ class LanguageTrainer:
         busy_s = self._engine.clock.read_s()
         # without ``busy_s`` the shell takes the processor time
         return metrics if busy_s is None else {**metrics, "busy_s": busy_s}
+
+    def start_logprobs(self) -> Sequence[StartLogprobs | None]:
+        """Returns what was computed before the first update; see ``ComparesLogprobs``.
+
+        Records without actions have none, nor have those of later minibatches where the objective
+        does not require ``old_logp``. With pipeline stages the first minibatch is missing on all
+        stages but the last.
+        """
+        return self._at_start.by_record()
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""
@@ -517,6 +530,7 @@ class LanguageTrainer:
         self._context.progress()
         if pass_.first:  # the weights are still those of the rollout and of ``old_logp``
             pass_.progress.compare(logp.detach(), batch)
+            self._at_start.add(batch, logp.detach(), entropies.detach())
             batch.columns.setdefault("old_logp", logp.detach())
         self._check_terms(pass_, batch)
         pass_.measure_ratio(batch, logp.detach())

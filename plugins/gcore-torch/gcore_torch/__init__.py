@@ -18,7 +18,9 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="AdamW on a Hugging Face causal language model; several slots share it by FSDP2",
         factory="gcore_torch.trainer:TorchTrainer",
         config=TorchTrainerConfig,
-        capabilities=frozenset({"images", "save.background", "sharding", "weights.device"}),
+        capabilities=frozenset(
+            {"images", "logprobs.compared", "save.background", "sharding", "weights.device"}
+        ),
         needs=_NEEDS,
     )
 
