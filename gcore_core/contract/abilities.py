@@ -134,6 +134,17 @@ class CountsGroups(Protocol):
 
 
 @runtime_checkable
+class LimitsGaps(Protocol):
+    """Says that a controller's settings bound log-prob gaps in place of what the pair states."""
+
+    def largest_gap(self) -> float:
+        """Returns by how many nats the log-prob of one action may be off; 0 for the pair's band.
+
+        Without the method: 0.
+        """
+
+
+@runtime_checkable
 class NamesMeters(Protocol):
     """Says that a placement policy looks at ``Window.used``, and who reads it."""
 
@@ -194,6 +205,11 @@ def groups_per_step(config: Any) -> int:
     return config.groups_per_step() if isinstance(config, CountsGroups) else 0
 
 
+def largest_gap(config: Any) -> float:
+    """Returns the band that a controller's settings give, in nats; 0 where they give none."""
+    return config.largest_gap() if isinstance(config, LimitsGaps) else 0.0
+
+
 def meter_of(config: Any, kind: str) -> str:
     """Returns the factory of the meter that a placement policy wants read; "" for none.
 
@@ -241,6 +257,7 @@ ABILITIES = (
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
+    _ability(LimitsGaps, "controller"),
     _ability(NamesMeters, "placement"),
 )
 _NEAR_EDITS = 2

@@ -120,7 +120,7 @@ class ControllerProvider(Provider):
     trains_on_stale: it trains on records that older weights sampled, so the objective's loss must
         be right for them (``TakesStale``).
 
-    Abilities of its config: ``updates_per_step``, ``groups_per_step``.
+    Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``.
     """
 
     calls: Mapping[str, frozenset[str]]

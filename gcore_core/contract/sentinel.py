@@ -118,12 +118,14 @@ class Alarm:
     since_step: the step with which the disagreement probably began.
     actions: how many actions were compared since then.
     text: what was seen, one sentence for a person.
+    cause: a word for the cause, where what was seen leaves no doubt; "": it is looked for.
     """
 
     replica: int
     since_step: int
     actions: int
     text: str
+    cause: str = ""
 
 
 class Sentinel(Protocol):

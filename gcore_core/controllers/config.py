@@ -22,9 +22,9 @@ class SyncConfig:
     surplus: groups beyond those that a step needed: "keep" for the next step, under the weights
         that sampled them; "redraw" with newer ones; "auto" keeps them when the objective corrects
         for older weights.
-    logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before
-        the run stops; empty: what the pair states for its dtypes and engines, 1e-3 where it states
-        nothing.
+    logprob_band: largest |generator - trainer| log-prob of one action, under the weights that
+        sampled it, before the run stops; empty: what the pair states for its dtypes and engines,
+        1e-3 where it states nothing.
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or
         the run stops.
     failure_limit: share of a step's groups that may be unusable (failed rewards, failed records)
@@ -67,6 +67,10 @@ class SyncConfig:
     def updates_per_step(self) -> int:
         """Returns the optimizer updates of one step; a trainer's schedule counts them."""
         return self.minibatches * self.epochs
+
+    def largest_gap(self) -> float:
+        """Returns ``logprob_band``; 0 where it is not set."""
+        return self.logprob_band or 0.0
 
     def groups_per_step(self) -> int:
         """Returns how many groups a step trains on; a placement policy plans for them."""

@@ -92,32 +92,22 @@ class Watching:
 
     async def _mismatch(self, step: int, alarms: Sequence[Alarm]) -> WeightMismatch:
         """Makes the error, with what ranks and generators say of the cause."""
-        first = alarms[0]
+        facts = self._context.facts
         replicas = sorted({alarm.replica for alarm in alarms if alarm.replica >= 0})
-        cause = await self._held(replicas)
-        named, explanation = "weights", cause
-        if not cause:
-            named, explanation = likeliest(await self._findings(step, replicas))
-        names = [self._context.facts.replicas[i] for i in replicas]
-        who = ", ".join(names) if names else "the generators together"
-        return WeightMismatch(
-            f"{who} and the trainer disagree about log-probs since step {first.since_step}",
-            where=f"step {step}",
-            why=f"{first.text}\n{explanation}",
-            todo=self._todo(first.since_step),
-            replicas=replicas,
-            version=step,
-            since_step=first.since_step,
-            cause=named,
-        )
+        cause = await self._cause(step, alarms[0], replicas)
+        names = ", ".join(facts.replicas[i] for i in replicas) or "the generators together"
+        return mismatch(step, names, alarms, cause, checkpoints=facts.checkpoint.every > 0)
 
-    def _todo(self, since_step: int) -> str:
-        if not self._context.facts.checkpoint.every:
-            return "nothing is saved: set checkpoint.every, so that such a run can be resumed"
-        return (
-            "the run can be resumed from a checkpoint; g-core checkpoint lists them, those after "
-            f"step {since_step} were trained on such records"
-        )
+    async def _cause(self, step: int, alarm: Alarm, replicas: list[int]) -> tuple[str, str]:
+        """Returns a word for the cause and a sentence about it.
+
+        What generators hold comes first, since hashes leave no doubt.
+        """
+        if alarm.cause:
+            return alarm.cause, ""
+        if sentence := await self._held(replicas):
+            return "weights", sentence
+        return likeliest(await self._findings(step, replicas))
 
     async def _findings(self, step: int, replicas: list[int]) -> list[Finding]:
         request = DiagnoseRequest(step, replicas)
@@ -137,6 +127,32 @@ class Watching:
             if text := held_otherwise(peer.name, held):
                 return text
         return ""
+
+
+def mismatch(
+    step: int, names: str, alarms: Sequence[Alarm], cause: tuple[str, str], *, checkpoints: bool
+) -> WeightMismatch:
+    """Makes the error that ends a run after an alarm.
+
+    names: of the generators that it is about.
+    cause: a word and a sentence.
+    checkpoints: whether the run makes any.
+    """
+    first = alarms[0]
+    saved = (
+        "the run can be resumed from a checkpoint; g-core checkpoint lists them, those after "
+        f"step {first.since_step} were trained on such records"
+    )
+    unsaved = "nothing is saved: set checkpoint.every, so that such a run can be resumed"
+    return WeightMismatch(
+        f"{names} and the trainer disagree about log-probs since step {first.since_step}",
+        where=f"step {step}",
+        why=f"{first.text}\n{cause[1]}",
+        todo=saved if checkpoints else unsaved,
+        replicas=[alarm.replica for alarm in alarms],
+        since_step=first.since_step,
+        cause=cause[0],
+    )
 
 
 def evidence_of(sentinel: Sentinel, code: PluginCode, groups: Iterable[GroupNumbers]) -> Evidence:

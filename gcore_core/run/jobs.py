@@ -16,6 +16,7 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import (
     groups_per_step,
+    largest_gap,
     logprob_band,
     precision,
     replica_slots,
@@ -275,8 +276,6 @@ def _sentinel(job: Job) -> SentinelContext | None:
     if "logprobs.compared" not in plan.provided[paths[1]].spec.capabilities:
         return None
     generator, trainer = (plan.objects[path] for path in paths)
-    # Programs made of the core's parts have this setting; it widens or narrows the pair's band.
-    band_set = plan.config["controller"]["config"].get("logprob_band")
     return SentinelContext(
         pair=Pair(
             generator=plan.provided[paths[0]].plugin,
@@ -284,7 +283,7 @@ def _sentinel(job: Job) -> SentinelContext | None:
             trainer=plan.provided[paths[1]].plugin,
             trainer_precision=precision(trainer),
         ),
-        band=band_set or logprob_band(generator, trainer),
+        band=largest_gap(plan.objects["controller"]) or logprob_band(generator, trainer),
         model=dict(job.models.get(POLICY, {})),
         replicas=len(job.workers(ROLLOUT)),
         directory=str(job.directory),

@@ -32,14 +32,16 @@ from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
 from gcore_core.contract.lineage import check_receipt, check_seal
 from gcore_core.contract.records import Header, RunFacts, StepReport
+from gcore_core.contract.sentinel import Alarm
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.training import check_row, masked_share
+from gcore_core.controllers.watching import held_otherwise, mismatch
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.comparison import compare
 from gcore_core.run.export import export, weights_sha256
-from gcore_core.runtime.messages import TrainReply, Versions
+from gcore_core.runtime.messages import HeldReply, TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
 from gcore_core.runtime.shells.opened_records import check_prompts
@@ -325,6 +327,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "opening for step 4",
         ),
         "no trained action": lambda w: masked_share(3, [TrainReply({}, 4, 0.0, 0, 512)]),
+        "wrong log-probs of one replica": lambda w: alarmed(),
     },
     "Checkpoints": {
         "no checkpoints": lambda w: w.command("checkpoint", "verify", str(w.directory)),
@@ -338,6 +341,21 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "socket path too long": lambda w: sockets.check_free("unix:/" + "x" * 120),
     },
 }
+
+
+def alarmed() -> None:
+    alarm = Alarm(
+        replica=1,
+        since_step=3,
+        actions=376,
+        text=(
+            "gaps of unsure actions exceed the healthy 0.99 quantile too often: log e 21.6 after "
+            "376 actions, the alarm is at 19.5"
+        ),
+    )
+    held = HeldReply(4, 4, True, ["lm_head.weight"], 21, 0, 3)
+    cause = held_otherwise("rollout.1", held)
+    raise mismatch(4, "rollout.1", [alarm], ("weights", cause), checkpoints=True)
 
 
 def used_twice(directory: Path) -> None:

@@ -322,6 +322,26 @@ class TrainerContract(Contract):
         ] == expected
         assert digests(exported(trainer)) == after
 
+    @claims("logprobs.compared")
+    def test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        metrics = train(trainer, records, np.zeros(len(records)))
+        before = trainer.start_logprobs()
+        assert [len(own.logp) for own in before] == [len(r.columns["logp"]) for r in records]
+        gaps = [
+            np.abs(own.logp - record.columns["logp"])[record.columns["action_mask"] != 0].max()
+            for own, record in zip(before, records, strict=True)
+        ]
+        assert max(gaps) == pytest.approx(metrics["logprob_gap_max"], abs=self.tolerance)
+        train(trainer, records, advantages)
+        start = trainer.start_logprobs()
+        train(trainer, records, advantages, step=1)
+        later = trainer.start_logprobs()
+        for own, same, other in zip(before, start, later, strict=True):
+            assert own.logp == pytest.approx(same.logp, abs=self.tolerance), "after the update"
+            assert not np.allclose(own.logp, other.logp, atol=1e-7), "not of the second step"
+
     @claims("save.background")
     def test_a_save_in_the_background_is_of_the_moment_it_began(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path

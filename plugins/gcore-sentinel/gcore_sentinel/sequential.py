@@ -110,19 +110,19 @@ class Sequential:
     def _plain(self, step: int, replica: int, row: np.ndarray) -> list[Alarm]:
         """Judges what one step alone shows of a replica."""
         over, actions, records, ends_masked = (int(value) for value in row[:_PLAIN])
-        texts = []
+        alarms = []
         if over:
-            texts.append(
-                f"{over} of {actions} actions are off by more than {self._context.band:g} nats"
-            )
+            text = f"{over} of {actions} actions are off by more than {self._context.band:g} nats"
+            alarms.append(Alarm(replica=replica, since_step=step, actions=actions, text=text))
         if records >= _MANY and ends_masked == records:
-            texts.append(
+            text = (
                 f"the last action of each of {records} records is masked: a policy whose end "
                 "tokens are masked never learns to stop"
             )
-        return [
-            Alarm(replica=replica, since_step=step, actions=actions, text=text) for text in texts
-        ]
+            alarms.append(
+                Alarm(replica=replica, since_step=step, actions=actions, text=text, cause="masked")
+            )
+        return alarms
 
     def _sequential(self, step: int, rows: Mapping[int, np.ndarray]) -> list[Alarm]:
         """Adds a step to the tests of each replica, and of all together where there are several."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from gcore_sentinel.evidence import EDGES, Table, counts, quantiles_of, shares_of
 
 from gcore_core.contract.sentinel import Compared
+from gcore_sentinel.evidence import EDGES, Table, counts, quantiles_of, shares_of
 
 SAMPLES = 8
 ACTIONS = 8
@@ -16,7 +16,8 @@ ACTIONS = 8
 
 def typical_gap(trainer: np.ndarray) -> np.ndarray:
     """Returns the scale of healthy bfloat16 gaps: 1e-6 at probability .9999, .04 at .01."""
-    return 0.02 * (1 - np.exp(trainer)) ** 0.7 + 1e-6
+    scale: np.ndarray = 0.02 * (1 - np.exp(trainer)) ** 0.7 + 1e-6
+    return scale
 
 
 def healthy(generator: np.random.Generator, groups: int) -> tuple[np.ndarray, np.ndarray]:

@@ -129,4 +129,4 @@ def test_a_cusum_says_since_when_it_has_won() -> None:
 
 
 def test_no_bet_can_lose_everything() -> None:
-    assert 0 < min(BETS) and max(BETS) < 1
+    assert min(BETS) > 0 and max(BETS) < 1

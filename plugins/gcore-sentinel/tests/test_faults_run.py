@@ -20,7 +20,7 @@ STEPS = 16
 
 
 def run(tmp_path: Path, fault: str, replica: int) -> subprocess.CompletedProcess[str]:
-    """Runs the quickstart with a faulty generator, under the table of the pair that it stands for."""
+    """Runs the quickstart with a faulty generator, under the table of torch with torch."""
     table = json.loads(TABLE.read_text())
     table["pair"]["generator"] = "faulty"
     (tmp_path / "table.json").write_text(json.dumps(table))

@@ -12,7 +12,7 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.contract.weight_transfer import Offers
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
@@ -47,6 +47,26 @@ class ForgetsToCountASkippedStep(Clean):
 
     class Backend(FakeTrainer):
         def skip(self, step: int) -> None: ...
+
+
+class ComparesAfterTheUpdate(Clean):
+    caught_by = ("test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",)
+
+    class Backend(FakeTrainer):
+        def start_logprobs(self) -> list[StartLogprobs]:
+            logp = fake.log_softmax(self._logits)
+            return [StartLogprobs(logp=logp[r.columns["action_ids"]]) for r in self._records]
+
+
+class ComparesTheFirstStepForEver(Clean):
+    caught_by = ("test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",)
+
+    class Backend(FakeTrainer):
+        _first: list[StartLogprobs] | None = None
+
+        def start_logprobs(self) -> list[StartLogprobs]:
+            self._first = self._first or super().start_logprobs()
+            return self._first
 
 
 class MovesWithoutAdvantages(Clean):
