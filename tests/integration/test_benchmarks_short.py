@@ -156,6 +156,17 @@ SMALL = (
             slow=True,
         ),
         short(
+            "proved",
+            *("--parts", "hashes", "--steps", "2", "--set", *SMALL),
+            *("--cases", "1 controllers", "4 controllers, 2 replicas, 2 ranks", "inline"),
+            fact=lambda values: (
+                values["distinct_weight_hashes"] == 1
+                and values["hashed_runs"] == 3
+                and values["torch_pair_gap_max"] == 0
+            ),
+            slow=True,
+        ),
+        short(
             "digits",
             *("--seeds", "0:1", "--set", "run.steps=2", "evaluation.every=0"),
             # the trainer computes the log-probs of the very batches that were sampled
