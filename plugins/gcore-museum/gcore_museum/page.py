@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gcore_core.testing import museum
@@ -67,4 +68,6 @@ def _section(exhibit: Exhibit, finding: Finding) -> list[str]:
     ]
     if not finding.error:
         return [*lines, f"Said here: nothing ({finding.outcome})."]
-    return [*lines, f"```text\n{finding.error}: {finding.said}\n```"]
+    # files by their name alone: where they lie is one machine's matter
+    said = re.sub(r"/\S+/(?=[^/\s]+\.\w+)", "", finding.said)
+    return [*lines, f"```text\n{finding.error}: {said}\n```"]

@@ -254,7 +254,7 @@ EXHIBITS = (
         expected=_FOUND,
     ),
     Exhibit(
-        id="temperature-0.99",
+        id="temperature-nearly-right",
         thread="tinker-cloud#26",
         kind="D",
         fault="The same with 0.99, which is hard to see.",
