@@ -58,6 +58,9 @@ from gcore_core.runtime.tensor_journal import TensorJournal
 # Weights of more bytes are not hashed where a run must end within seconds; these take a second.
 _URGENT_BYTES = 1 << 30
 
+#: One reply for each shard; None for a shard to which there is nothing to say.
+_Replies = list[TrainReply | None]
+
 
 class TrainerShell:
     """Serves one rank of the trainer.
@@ -174,9 +177,7 @@ class TrainerShell:
             await self._close_push()
             return await self._compute(self._train, parts)
 
-        replies: list[TrainReply | None] = await self._once.join(
-            ("train", parts[0].step), 0, parts, act
-        )
+        replies: _Replies = await self._once.join(("train", parts[0].step), 0, parts, act)
         return replies
 
     def _train(self, parts: list[TrainRequest]) -> list[TrainReply | None]:
