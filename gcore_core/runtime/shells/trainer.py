@@ -130,14 +130,16 @@ class TrainerShell:
         return rows
 
     def _check_stamps(self, items: Sequence[TrainItem], step: int) -> None:
-        """Raises WeightMismatch for a record that other weights have sampled than it says.
+        """Raises WeightMismatch for a fresh record that other weights have sampled than it says.
 
         Rank 0 knows the stamps of its pushes; a process that was started after a push does not.
         """
         push = self._push
         if push is not None and push.stamp:
             self._stamps[push.key[0]] = push.stamp
-        for item in items:
+        # Only of fresh records: where generation runs ahead of training, and generators are lost,
+        # a record of older weights may have a later stamp.
+        for item in (item for item in items if item.version == step):
             pushed = self._stamps.get(item.last_version, item.stamp)
             if UNSEALED not in (item.stamp, pushed) and item.stamp != pushed:
                 holders = [str(v) for v, stamp in self._stamps.items() if stamp == item.stamp]

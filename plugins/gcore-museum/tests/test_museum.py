@@ -17,6 +17,7 @@ from gcore_core.testing.museum import Exhibit, Expected, Scene
 NOT_FOUND = {
     "rounded-rotary-tables",
     "sign-flipped",
+    "version-counts-calls",
     "masters-not-refreshed",
     "one-seed-for-all",
     "end-reason-lost",
