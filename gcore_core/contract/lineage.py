@@ -76,8 +76,8 @@ def stamp_of(digests: Mapping[str, int]) -> int:
     digests: name of a tensor -> its digest, in any order.
     """
     parts = (
-        xxhash.xxh3_64_intdigest(struct.pack("<Q", digest) + name.encode())
-        for name, digest in digests.items()
+        xxhash.xxh3_64_intdigest(struct.pack("<Q", digest % _MODULUS) + name.encode())
+        for name, digest in digests.items()  # those of some transports are signed
     )
     return sum(parts) % _MODULUS or 1
 
