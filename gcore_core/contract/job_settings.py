@@ -93,6 +93,8 @@ class Run:
     deterministic: bool = False
     # How long one process waits for another that shows no progress.
     patience_s: float = _positive(default=600.0)
+    # Processes that are kept ready to take the place of lost workers.
+    spares: str = _one_of("auto", "always", "never")
 
 
 @dataclass

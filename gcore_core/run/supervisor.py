@@ -42,6 +42,7 @@ from gcore_core.runtime.messages import (
     SPAWN,
     STEP_END,
     STOP_RUN,
+    UP,
     USAGE,
     Hello,
     Hung,
@@ -106,6 +107,7 @@ class Supervisor:
         self._once = Gathering(1)
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None  # held, or it could be collected
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -212,11 +214,18 @@ class Supervisor:
         if not self._waiting and not self._ready.is_set():
             self._ready.set()
             self._observers.run_start(self._run)
+            self._telling = asyncio.ensure_future(self._tell_up())
         elif self._waiting:
             self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
         if request.name in self._controllers:
             await self._ready.wait()
         return Nothing()
+
+    async def _tell_up(self) -> None:
+        """Tells the agent that the run is up. Its processes for later are no matter of life."""
+        if self._site is not None:
+            with contextlib.suppress(GcoreError):
+                await self._site.agent.call(UP, Nothing())
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         """Notes the error that ends a worker."""

@@ -614,6 +614,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarted: it takes the place of a process that ended.
     ending: how that process ended: ENDED_BY_ALARM, ENDED_HUNG or "" for any other way.
     shared_memory: how files are called that it may make in shared memory, see ``Provider``.
+    preload: modules that a process may import before it becomes this worker, see ``Provider``.
     """
 
     role: str
@@ -631,6 +632,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarted: bool = False
     ending: str = ""
     shared_memory: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -737,6 +739,7 @@ STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
+UP = Endpoint("up", Nothing, Nothing)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 USAGE = Endpoint("usage", Nothing, UsageReply)
 METER = Endpoint("meter", MeterRequest, MeterReply)

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
@@ -322,7 +322,11 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
 
 def main() -> None:
-    spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
+    run_process(*read_spec("a worker of a run; started by the node agent only", WorkerSpec))
+
+
+def run_process(spec: WorkerSpec, lifeline: int) -> NoReturn:
+    """Makes this process the worker, and ends it with the worker."""
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
     )
