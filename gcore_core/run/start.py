@@ -31,10 +31,12 @@ from gcore_core.run.display import Display, open_display
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import place
 from gcore_core.run.jobs import Job
+from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.make_model import make_model
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor
+from gcore_core.runtime.process.launchers import AGENT
 
 log = logging.getLogger(__name__)
 
@@ -139,33 +141,49 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
     KeyboardInterrupt when a signal has ended the run.
     """
 
-    async def run(job: Job) -> None:
-        supervisor = Supervisor(job, display)
-        with signals.ask(supervisor.stop):
-            await supervisor.run()
-
     with _logged(run_files.log_path(job.directory, "supervisor")):
-        for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
-            try:
-                asyncio.run(run(job))
-                if signals.code:
-                    raise KeyboardInterrupt
-                return
-            except asyncio.CancelledError:
-                raise KeyboardInterrupt from None
-            except WorkerError as error:
-                if signals.code:
-                    display.note(str(error))
-                    raise KeyboardInterrupt from error
-                if not restarts_left or not Checkpoints(job.directory).steps():
-                    raise
-                log.exception("the run goes on from its newest checkpoint")
-                job = replace(job, resumed=newest(job.directory))
-                assert job.resumed is not None
-                display.note(str(error))
-                for note in job.resumed.notes:
-                    display.note(note)
-                display.note(f"the run goes on from step {job.resumed.step}")
+        try:
+            asyncio.run(_attempts(job, display, signals))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        if signals.code:
+            raise KeyboardInterrupt
+
+
+async def _attempts(job: Job, display: Display, signals: Signals) -> None:
+    """Supervises one attempt after the other, on one site."""
+    supervisor: Supervisor | None = None
+
+    def stop(within_s: float) -> bool:
+        return supervisor is not None and supervisor.stop(within_s)
+
+    async with KeptSite(job) as place:
+        with signals.ask(stop):
+            for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
+                supervisor = Supervisor(job, display)
+                try:
+                    await supervisor.run(place)
+                    return
+                except WorkerError as error:
+                    if signals.code:
+                        display.note(str(error))
+                        raise asyncio.CancelledError from error
+                    if not restarts_left or not Checkpoints(job.directory).steps():
+                        raise
+                    log.exception("the run goes on from its newest checkpoint")
+                    supervisor = None
+                    await place.clear(agent_is_lost=error.where == AGENT)
+                    job = _resumed(job, display, error)
+
+
+def _resumed(job: Job, display: Display, error: WorkerError) -> Job:
+    """Returns the job as it goes on from its newest checkpoint, and says so."""
+    resumed = newest(job.directory)
+    display.note(str(error))
+    for note in resumed.notes:
+        display.note(note)
+    display.note(f"the run goes on from step {resumed.step}")
+    return replace(job, resumed=resumed)
 
 
 @contextlib.contextmanager

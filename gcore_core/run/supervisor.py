@@ -21,7 +21,7 @@ from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY
-from gcore_core.contract.launching import ALIVE, Launcher, Site
+from gcore_core.contract.launching import ALIVE, Site
 from gcore_core.contract.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import journals, summary
@@ -29,6 +29,7 @@ from gcore_core.run.checkpoint_service import Keeper
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
 from gcore_core.run.jobs import Job, worker_specs
+from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.samples import shown_rows
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
@@ -121,37 +122,19 @@ class Supervisor:
         self._keeper.register(service)
         return service
 
-    async def run(self) -> None:
-        """Runs the job to its end, and ends every process in any case.
+    async def run(self, place: KeptSite | None = None) -> None:
+        """Runs the job to its end.
 
+        place: where its processes live. Who gives it clears or closes it afterwards; without one,
+            every process ends in any case.
         Raises the error of the worker that failed first when one fails.
         """
-        launcher: Launcher = build(self._job.plan.factory("launcher"))
+        if place is None:
+            async with KeptSite(self._job) as place:
+                return await self.run(place)
         error = ""
         try:
-            async with launcher.site(
-                self._job.names(), self._service(), self._job.directory / "logs"
-            ) as site:
-                self._site = site
-                site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
-                watchers = [
-                    self._look_after(site, name)
-                    for name in (AGENT, *self._job.names())
-                    if site.end_agent
-                ]
-                watch: asyncio.Future[Any] = asyncio.gather(
-                    self._start(site), self._watch(site), *watchers
-                )
-                # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
-                try:
-                    await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
-                    await (self._over if self._over.done() else watch)
-                except GcoreError:
-                    await self._keep_newest(site)
-                    raise
-                finally:
-                    watch.cancel()
-                    await asyncio.gather(watch, return_exceptions=True)
+            await self._attempt(await place.open(self._service()))
         except BaseException as caught:
             error = str(caught) or type(caught).__name__
             raise
@@ -165,6 +148,25 @@ class Supervisor:
                 summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
             except GcoreError as unwritten:  # must not hide how the run ended
                 self._display.note(str(unwritten))
+
+    async def _attempt(self, site: Site) -> None:
+        """Starts and watches the processes of the site, until the run is over."""
+        self._site = site
+        site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
+        watchers = [
+            self._look_after(site, name) for name in (AGENT, *self._job.names()) if site.end_agent
+        ]
+        watch: asyncio.Future[Any] = asyncio.gather(self._start(site), self._watch(site), *watchers)
+        # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
+        try:
+            await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
+            await (self._over if self._over.done() else watch)
+        except GcoreError:
+            await self._keep_newest(site)
+            raise
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
@@ -362,7 +364,9 @@ class Supervisor:
             why = f"\n  {message}" if message else ""
             self._display.note(f"{exited.name} {reason}; it is started again{why}")
             return
-        await asyncio.sleep(0 if self._errors else SETTLE_S)
+        # No worker causes another one's SIGKILL, so there is nobody to wait for.
+        is_killed = exited.code == -signal.SIGKILL
+        await asyncio.sleep(0 if self._errors or is_killed else SETTLE_S)
         raise self._cause(exited, reason)
 
     def _cause(self, exited: WorkerExit, reason: str) -> GcoreError:

@@ -740,6 +740,7 @@ PUBLISHED = Endpoint("published", Published, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
 UP = Endpoint("up", Nothing, Nothing)
+CLEAR = Endpoint("clear", Nothing, Nothing)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 USAGE = Endpoint("usage", Nothing, UsageReply)
 METER = Endpoint("meter", MeterRequest, MeterReply)

@@ -25,6 +25,7 @@ import psutil
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
+    CLEAR,
     ENDED_BY_ALARM,
     ENDED_HUNG,
     EXITS,
@@ -110,6 +111,7 @@ class Agent:
         self.slabs.register(service)
         service.add(SPAWN, self.spawn)
         service.add(UP, self.up)
+        service.add(CLEAR, self.clear)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
         service.add(METER, self.meter)
@@ -234,10 +236,33 @@ class Agent:
         return Nothing()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all workers: asks, waits, kills."""
+        """Ends everything that the agent has started."""
         self._stopping = True
         self._metering.close()
         await self._spares.stop()
+        await self._end_workers(grace_s)
+        if self._looking is not None:
+            self._looking.cancel()
+        if not self._workers:
+            self._record.close()
+
+    async def clear(self, request: Nothing, call: Call) -> Nothing:
+        """Ends all workers and empties the store, for a run that begins anew from a checkpoint.
+
+        The processes that are kept ready stay. Raises WorkerError when a worker does not end.
+        """
+        self._stopping = True
+        await self._end_workers(GRACE_S)
+        if self._workers:
+            raise WorkerError(f"{', '.join(self._workers)} cannot be ended", where=self._spec.name)
+        self._exits = asyncio.Queue()  # the ends of these workers are no news
+        self._specs.clear()
+        self.slabs.clear()
+        self._stopping = False
+        return Nothing()
+
+    async def _end_workers(self, grace_s: float) -> None:
+        """Ends all workers: asks, waits, kills."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             self._look()
             for process in self._workers.values():
@@ -245,10 +270,6 @@ class Agent:
                     os.killpg(process.pid, sign)
             if self._watching:
                 await asyncio.wait(set(self._watching), timeout=grace_s)
-        if self._looking is not None:
-            self._looking.cancel()
-        if not self._workers:
-            self._record.close()
 
 
 async def _spawn_worker(spec: WorkerSpec) -> tuple[Process, int]:
