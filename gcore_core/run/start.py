@@ -28,6 +28,7 @@ from gcore_core.run.checkpoint_service import newest
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.consumed import check_data
 from gcore_core.run.display import Display, open_display
+from gcore_core.run.guard import Begun, Tell, guarded
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import place
 from gcore_core.run.jobs import Job
@@ -99,10 +100,28 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
     return {**model, "path": str(path)}
 
 
-def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+def run_guarded(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+    """Does what ``run_file`` does, in a child that is started again when it is killed."""
+
+    def supervise(again: Path | None, tell: Tell) -> int:
+        if again is None:
+            return run_file(file, overrides, resume, tell)
+        return run_file(again / run_files.CONFIG, (), again, tell)
+
+    return guarded(supervise)
+
+
+def run_file(
+    file: Path,
+    overrides: Sequence[str] = (),
+    resume: Path | None = None,
+    tell: Tell = lambda begun: None,
+) -> int:
     """Runs a job to its end and returns the exit code.
 
     0 when the run ended well, 130 after Ctrl-C, 143 after SIGTERM; errors are raised.
+
+    tell: called when the run's directory is known.
     """
     job = None
     display = None
@@ -110,6 +129,8 @@ def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = No
     with signals.handled():
         try:
             job, display = prepare(file, overrides, _display_of, resume)
+            restarts = job.plan.settings.checkpoint.restarts
+            tell(Begun(str(job.directory.resolve()), restarts))
             _supervise(job, display, signals)
         except KeyboardInterrupt:
             if display is not None and job is not None:

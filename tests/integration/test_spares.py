@@ -46,6 +46,11 @@ def started(run: runs.Run, name: str) -> int:
     return int(re.findall(rf"INFO {re.escape(name)} is started, pid (\d+)", log)[-1])
 
 
+def steps(run: runs.Run) -> list[int]:
+    """The steps of which there are metrics, but for the row before the first."""
+    return [int(row["step"]) for row in run.metrics() if row["step"]]
+
+
 def halted(run: runs.Run, directory: Path) -> str:
     """Waits until the run stands still and every spare is ready; returns the agent's log."""
     wait_for(directory / "at rollout")
@@ -103,8 +108,7 @@ def test_nothing_is_left_when_an_agent_is_killed_beside_stopped_workers_that_wer
             time.sleep(0.02)
         watched = runs.Watched(runs.descendants(run.process.pid))
         os.kill(pid, signal.SIGSTOP)
-        (agent,) = runs.children(run.process.pid)
-        os.kill(agent, signal.SIGKILL)
+        os.kill(run.pids()["agent.0"], signal.SIGKILL)
         assert watched.all_end_within(20)
         (tmp_path / "go on").touch()
         assert run.wait() == 0, run.output
@@ -128,3 +132,47 @@ def test_a_worker_lives_on_when_the_server_that_forked_it_is_killed(
         (tmp_path / "go on").touch()
         assert run.wait() == 0, run.output
     assert run.weights() == still
+
+
+@pytest.mark.parametrize("victim", ["policy.0", "controller.0", "controller.1"])
+def test_a_run_that_goes_back_keeps_its_agent_and_forks_every_worker(
+    victim: str, still: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config()) as run:
+        log = halted(run, tmp_path)
+        servers = {int(pid) for pid in re.findall(r"spare\.\w+ \(pid (\d+)\) is ready", log)}
+        agent, before = run.pids()["agent.0"], run.pids()
+        workers = set(before) - {"agent.0"}
+        watched = runs.Watched([before[name] for name in workers])
+        os.kill(before[victim], signal.SIGKILL)
+        run.read_until("the run goes on from step")
+        assert watched.all_end_within(20)
+        run.read_until("starting ")
+        while any(run.pids()[name] == before[name] for name in workers):
+            time.sleep(0.02)
+        assert run.pids()["agent.0"] == agent
+        (tmp_path / "go on").touch()
+        parents = {psutil.Process(run.pids()[name]).ppid() for name in workers}
+        assert parents == servers
+        assert run.wait() == 0, run.output
+    assert run.weights() == still
+    assert steps(run) == list(range(1, STEPS + 1))
+
+
+def test_a_killed_supervisor_is_started_again_and_the_run_goes_on(
+    still: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config("never")) as run:
+        wait_for(tmp_path / "at rollout")
+        watched = runs.Watched(list(run.pids().values()))
+        store = run.store()
+        os.kill(run.supervisor(), signal.SIGKILL)
+        run.read_until("the supervisor ended with signal SIGKILL; it is started again")
+        assert watched.all_end_within(20)
+        (tmp_path / "go on").touch()
+        assert run.wait() == 0, run.output
+        assert not store.exists()
+    assert run.weights() == still
+    assert steps(run) == list(range(1, STEPS + 1))

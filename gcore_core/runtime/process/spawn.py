@@ -113,12 +113,16 @@ def written_spec(spec: Any) -> Iterator[BinaryIO]:
         yield file
 
 
-def signal_at_end(pipe: int, group: int, number: signal.Signals) -> None:
+def signal_at_end(
+    pipe: int, receiver: int, number: signal.Signals, *, is_group: bool = True
+) -> None:
     """Has the kernel send a signal to a process group when nobody can write to a pipe any more.
 
     It reaches processes that are stopped or hang, which would not read the pipe. The settings
     belong to the open pipe, not to this descriptor or process: they hold as long as the process
     that inherited it has it open.
+
+    receiver: the group; without ``is_group`` a single process.
 
     Linux only. Elsewhere nothing happens here, and the process ends when it reads its lifeline.
     """
@@ -126,7 +130,8 @@ def signal_at_end(pipe: int, group: int, number: signal.Signals) -> None:
         return
     with contextlib.suppress(ProcessLookupError):  # it has ended already
         fcntl.fcntl(pipe, fcntl.F_SETSIG, number)
-        fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)  # negative: a group
+        owner = -receiver if is_group else receiver  # negative: a group
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, owner)
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
