@@ -74,6 +74,7 @@ class Run:
 
     def make_steps_until_ready(self) -> None:
         """Makes steps until a process is ready for each kind of worker of the present agent."""
+        self.next_step()
         while True:
             agent = str(self.pids()["agent.0"])
             log = (self.directory / "logs" / "agent.0.log").read_text()
@@ -115,7 +116,7 @@ def _parent(pid: int) -> str:
 def running(directory: Path) -> Iterator[Run]:
     """Starts a quickstart without evaluation, and kills what is left of it afterwards."""
     command = [sys.executable, "-u", "-m", "gcore_core", "run", str(RECIPE), "run.steps=100000"]
-    command += [f"run.dir={directory}", "run.spares=always", "evaluation.every=0", "plugins={}"]
+    command += [f"run.dir={directory}", "run.spares=always", "evaluation.every=0"]
     command += ["checkpoint.every=1", "checkpoint.restarts=100000"]
     process = subprocess.Popen(
         command,

@@ -118,6 +118,12 @@ SMALL = (
             fact=lambda values: values["controller_memory_mib"] > 1,
             repeats=True,
         ),
+        short(
+            "back_to_work",
+            *("--faults", "1", "--kills", "1", "--every", "1"),
+            fact=lambda values: 0 < values["fault_to_training_again_s"] < math.inf,
+            slow=True,
+        ),
         short("handover", "--rounds", "3", fact=_sizes_are_those_of_rates, repeats=True),
         short("balance", "--draws", "3", fact=_no_part_is_lighter_than_the_mean, repeats=True),
         short(
