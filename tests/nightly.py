@@ -85,11 +85,6 @@ PARTS = (
         budget_min=15,
         command=f"{{python}} -m pytest -q '{FAULTS}[30 of the quickstart]'",
     ),
-    Part(
-        name="same-hash",
-        budget_min=60,
-        command="{python} benchmarks/proved.py --parts hashes --check",
-    ),
     Part(name="stops", budget_min=10, command=f"{{python}} -m pytest -q {STOPS}"),
     Part(
         name="engines",

@@ -25,11 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.errors import ConfigError
     from gcore_core.contract.run_files import CONFIG
-
-    if args.owns_process:
-        from gcore_core.run.start import run_guarded as run_job
-    else:
-        from gcore_core.run.start import run_file as run_job
+    from gcore_core.run.start import run_file
 
     directory = args.run.expanduser().resolve()
     if not (directory / CONFIG).is_file():
@@ -39,4 +35,4 @@ def run(args: argparse.Namespace) -> int:
             why=f"it has no {CONFIG}",
             todo="give the directory of a run",
         )
-    return run_job(directory / CONFIG, args.overrides, directory)
+    return run_file(directory / CONFIG, args.overrides, directory)

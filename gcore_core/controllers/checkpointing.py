@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-import msgspec
-
 from gcore_core.contract.errors import CheckpointError
 from gcore_core.contract.launching import Endpoint, Reply, Request
 from gcore_core.contract.records import Header
@@ -24,6 +22,7 @@ from gcore_core.runtime.messages import (
     SAVE_STATE,
     Carried,
     CommitCheckpoint,
+    Nothing,
     OpenCheckpoint,
     SaveState,
 )
@@ -87,13 +86,6 @@ class Checkpointing:
             await self._finish()
         return {"seconds/checkpoint": clock() - began_s}
 
-    async def settle(self) -> None:
-        """Has a save that was begun committed, since the run ends with an error; the lead calls it.
-
-        Nothing newer is saved: the trainers no longer hold what an earlier step left.
-        """
-        await self._finish()
-
     async def flush(self) -> None:
         """Saves what is not saved yet, since the run ends here, between two steps.
 
@@ -117,31 +109,28 @@ class Checkpointing:
             await self._send_to_supervisor(BEGIN_CHECKPOINT, self._begun)
 
     async def _finish(self) -> None:
-        if self._begun is None:
-            return
-        urgent = self._context.stopping.is_set()
-        saved = await self._send_to_ranks(FINISH_SAVE, SaveState(self._begun.step, "", urgent))
+        if self._begun is not None:
+            await self._send_to_ranks(FINISH_SAVE, SaveState(self._begun.step, ""))
         # ``_send_to_ranks`` sets ``_begun`` to None when the save failed.
         if self._begun is not None:
-            begun = msgspec.structs.replace(self._begun, weights_sha256=saved[0].weights_sha256)
+            begun = self._begun
             self._begun = None
             await self._send_to_supervisor(COMMIT_CHECKPOINT, begun)
 
     async def _send_to_ranks(
-        self, endpoint: Endpoint[SaveState, Reply], request: SaveState
-    ) -> list[Reply]:
+        self, endpoint: Endpoint[SaveState, Nothing], request: SaveState
+    ) -> None:
         """Sends a request of a save to every rank, since saving may need collectives.
 
         When a rank cannot save, the save is given up and the supervisor gets the reason.
         """
         ranks = self._context.trainers
         try:
-            return await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
+            await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
         except CheckpointError as error:
             self._begun = None
             failed = CommitCheckpoint(request.step, {}, {}, str(error))
             await self._send_to_supervisor(COMMIT_CHECKPOINT, failed)
-            return []
 
     async def _send_to_supervisor(
         self, endpoint: Endpoint[Request, Reply], request: Request

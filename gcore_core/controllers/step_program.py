@@ -7,7 +7,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from gcore_core.contract.errors import WeightMismatch
 from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -63,8 +62,7 @@ class StepProgram(ABC):
             await self.placement.decide(facts.start_step, facts.start_step)
             await self.publishing.publish(facts.start_step, facts.start_step)
             evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
-            digests = self.publishing.digests()
-            await self.reporting.begin(facts.start_step, evaluated, digests)
+            await self.reporting.begin(facts.start_step, evaluated)
             for step in range(facts.start_step, facts.run.steps):
                 if await self.step(step):
                     break
@@ -92,12 +90,7 @@ class StepProgram(ABC):
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
-        try:
-            metrics = await self.training.train(step, advantages, plan)
-        except WeightMismatch:
-            # What the trainers hold now was trained on such records; what is being saved was not.
-            await self.checkpointing.settle()
-            raise
+        metrics = await self.training.train(step, advantages, plan)
         watch.lap("train")
         return metrics
 
@@ -125,22 +118,17 @@ class StepProgram(ABC):
         watch.lap("push")
         verdicts = self.window.commit(taken)
         last = self.is_last(step, taken)
-        ordinals = {
-            "ordinals/first": float(taken.first_ordinal),
-            "ordinals/next": float(taken.next_ordinal),
-        }
-        metrics = trained | ordinals | watch.metrics() | self.placement.metrics
+        metrics = trained | watch.metrics() | self.placement.metrics
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         watch.go_on()
         evaluated = None
         if not stops:
             evaluated = await unless(self.context.stopping, self.evaluation.at(version, last))
         watch.lap("evaluation")
-        digests = taken.digests | self.training.digests() | self.publishing.digests()
-        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated, digests)
+        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
         metrics |= watch.metrics()
         ledger = self.state()["ledger"]
-        await self.reporting.end(version, summary, metrics, ledger, self._notes(step))
+        await self.reporting.end(version, summary, metrics, ledger, self._notes())
         if stops:
             raise Stopped
         return last
@@ -158,12 +146,11 @@ class StepProgram(ABC):
             or self.skipped >= self._max_skipped
         )
 
-    def _notes(self, step: int) -> list[str]:
+    def _notes(self) -> list[str]:
         """What a person should know of the step."""
-        notes = self.training.watching.notes() if step == self.context.facts.start_step else []
         if not self.skipped:
-            return notes
-        notes += ["no group was left to train on, so the weights stay as they are"]
+            return []
+        notes = ["no group was left to train on, so the weights stay as they are"]
         if self.skipped >= self._max_skipped:
             notes.append(
                 f"the run ends: {self.skipped} steps in a row had no group to train on "
@@ -181,5 +168,4 @@ class StepProgram(ABC):
             "skipped": self.skipped,
             "placement": self.placement.state(),
             "balance": self.training.state(),
-            "sentinel": self.training.watching.state(),
         }

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.placement import PlacementPolicyContract
     from gcore_core.testing.contracts.plugin import PluginContract
     from gcore_core.testing.contracts.scorer import ScorerContract
-    from gcore_core.testing.contracts.sentinel import SentinelContract
     from gcore_core.testing.contracts.trainer import TrainerContract
 
 _HOMES = {
@@ -45,7 +44,6 @@ _HOMES = {
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
     "ScorerContract": "scorer",
-    "SentinelContract": "sentinel",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
     "claims": "base",
@@ -68,7 +66,6 @@ __all__ = [
     "PlacementPolicyContract",
     "PluginContract",
     "ScorerContract",
-    "SentinelContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
     "claims",

@@ -43,7 +43,6 @@ BY_KIND = {
     "objective": "ObjectiveContract",
     "placement": "PlacementPolicyContract",
     "reward": "ScorerContract",
-    "sentinel": "SentinelContract",
     "trainer": "TrainerContract",
 }
 
