@@ -85,7 +85,6 @@ _AHEAD = 2
 # Buckets before the one that is being filled which receivers still read or are yet to get.
 _MAY_BE_READ = _AHEAD + 1
 
-
 #: What backends call the dtypes of a push in their configs.
 _DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 

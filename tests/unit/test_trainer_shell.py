@@ -1,9 +1,8 @@
-"""What a trainer rank says it worked: its own time, never that in which it waited for other
-ranks.
-"""
+"""A trainer rank: the time that it says it worked is its own; a push is of the version it says."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,8 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.runtime.messages import PrepareRequest, TrainReply, TrainRequest
+from gcore_core.contract.errors import ContractError
+from gcore_core.runtime.messages import BeginPush, PrepareRequest, TrainReply, TrainRequest
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.testing import fake
 
@@ -66,3 +66,23 @@ async def test_busy_time_reported_by_a_backend_is_used_and_is_no_metric(
     reply = await trained({"busy_s": busy_s}, tmp_path)
     assert reply.busy_s == busy_s
     assert "busy_s" not in reply.metrics and "loss" in reply.metrics
+
+
+async def late(work: Callable[..., Any], *args: Any) -> Any:
+    await asyncio.sleep(0)
+    return work(*args)
+
+
+async def test_no_push_begins_while_another_is_closed_for_an_update(tmp_path: Path) -> None:
+    """Else the new weights would go out under the version of the old ones."""
+    trainer = fake.FakeTrainer(fake.FakeTrainerConfig(), WorkerContext(role="policy"))
+    shell = TrainerShell(trainer, NoRecords(), late, tmp_path / "push", 0)  # type: ignore[arg-type]
+    await shell.prepare([PrepareRequest(0, [], [])], None)  # type: ignore[arg-type]
+    await shell.begin_push(BeginPush(0, 1 << 20, 1, 0), None)  # type: ignore[arg-type]
+    update = shell.train([TrainRequest(0, [], 1, 1)], None)  # type: ignore[arg-type]
+    training = asyncio.ensure_future(update)
+    while shell._push is not None:
+        await asyncio.sleep(0)
+    with pytest.raises(ContractError, match="asked to push version 0, the trainer holds 1"):
+        await shell.begin_push(BeginPush(0, 1 << 20, 1, 1), None)  # type: ignore[arg-type]
+    await training

@@ -5,6 +5,7 @@ It gets the parts of all shards at once (see ``runtime.relay``) and calls the ba
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ class TrainerShell:
         self._keys: list[tuple[int, int]] = []  # (ordinal, sample) of the prepared records
         self._counts = (0, 0)  # of their actions: trained, masked
         self._push: PushSource | None = None  # the push that is open
+        self._turns = asyncio.Lock()  # an update runs, or a push begins
 
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
@@ -117,9 +119,11 @@ class TrainerShell:
 
         async def act(_: list[list[TrainRequest]]) -> TrainReply:
             # A generator that was started anew may be taking weights, where generation runs ahead:
-            # it must not get some of before the update and some of after it.
-            await self._close_push()
-            return await self._compute(self._train, parts)
+            # it must not get some of before the update and some of after it, nor those of after it
+            # under the version of before. So no push begins between the close and the update's end.
+            async with self._turns:
+                await self._close_push()
+                return await self._compute(self._train, parts)
 
         reply: TrainReply = await self._once.join(("train", parts[0].step), 0, parts, act)
         return [reply, *[None] * (len(parts) - 1)]
@@ -188,8 +192,9 @@ class TrainerShell:
             self._check_version(requests[0])  # an update may have run since it was asked
             return PushSource(self._backend, self._memory, self._compute, requests[0])
 
-        await self._close_push()
-        self._push = await self._compute(begin)
+        async with self._turns:
+            await self._close_push()
+            self._push = await self._compute(begin)
 
     async def _close_push(self) -> None:
         before = self._push
