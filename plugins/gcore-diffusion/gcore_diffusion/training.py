@@ -61,8 +61,8 @@ class DiffusionTrainer(LanguageTrainer):
     ) -> list[dict[str, float]]:
         """See ``Trainer.prepare``.
 
-        The first call compares the sampler's log-probs with ours. Raises WeightMismatch when they
-        differ by more than the dtype's band.
+        The first call that has fresh records compares the sampler's log-probs with ours. Raises
+        WeightMismatch when they differ by more than the dtype's band.
         """
         if records and not self._is_forward:
             self._regularised.dimensions = int(records[0].columns["latents"][0].size)
@@ -115,22 +115,23 @@ class DiffusionTrainer(LanguageTrainer):
             for part in parts
         ]
 
-    def _replay(self, records: Sequence[TrainRecord]) -> float:
+    def _replay(self, records: Sequence[TrainRecord]) -> float | None:
         """Returns the largest difference between the sampler's log-probs and ours.
 
-        It is taken over a few records of every rank. Raises WeightMismatch when it is outside the
-        band.
+        It is taken over a few records of every rank that this step's weights sampled; None where no
+        rank has one. Raises WeightMismatch when it is outside the band.
         """
-        replayed = [(i, r) for i, r in enumerate(records) if len(r.columns["logp"])][
-            :_REPLAYED_RECORDS
-        ]
-        gap = 0.0
+        own = [(i, r) for i, r in enumerate(records) if r.fresh and len(r.columns["logp"])]
+        replayed = own[:_REPLAYED_RECORDS]
+        gap = -1.0  # below that of any record
         if replayed:
             rows = transitions(replayed, self._denoising.device, self._diffusion.guidance)
             (logp,) = self._denoising.logprobs([rows], "policy")
             if logp is not None:
                 gap = float((logp - rows.columns["rollout_logp"]).abs().max())
         gap = self._denoising.ranks.max([gap])[0]
+        if gap < 0:
+            return None
         band = self._diffusion.logprob_band()
         if not gap <= band:  # NaN is outside as well
             raise WeightMismatch(

@@ -216,8 +216,20 @@ def test_a_restored_trainer_continues_as_if_never_stopped(tiny_dir: Path, tmp_pa
     expected = kit.train(trainer, records, step=1)["loss"], digests(exported(trainer))
     again = kit.make_trainer(tiny_dir, kl_coefficient=0.1, reference_decay=0.9)
     again.load(tmp_path)
-    again._replay_gap = 0.0  # these records are of older weights
-    assert (kit.train(again, records, step=1)["loss"], digests(exported(again))) == expected
+    older = [replace(record, fresh=False) for record in records]
+    assert (kit.train(again, older, step=1)["loss"], digests(exported(again))) == expected
+
+
+def test_records_of_older_weights_are_not_replayed_and_the_first_fresh_ones_are(
+    tiny_dir: Path,
+) -> None:
+    """A run whose generation is a step ahead may go on from a checkpoint with such records."""
+    records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
+    trainer = kit.make_trainer(tiny_dir, learning_rate=1e-2)
+    older = [replace(record, fresh=False) for record in records]
+    assert "replay_gap" not in kit.train(trainer, older)
+    with pytest.raises(WeightMismatch, match="replayed log-probs are off"):
+        kit.train(trainer, records, step=1)
 
 
 def test_non_finite_numbers_stop_the_run_and_are_saved(tiny_dir: Path, tmp_path: Path) -> None:
