@@ -42,7 +42,7 @@ def old_path(python: Path, nbytes: int, records: int, serialisation: str) -> Mea
     if not fits(nbytes, OLD_NEEDS):
         return None
     settings = {"VERL_DATAPROTO_SERIALIZATION_METHOD": serialisation} if serialisation else {}
-    words = [str(nbytes), str(records), "1", "reads"]
+    words = [str(nbytes), str(records), "1"]
     return last_line([str(python), str(HERE / "verl_controller.py"), *words], settings)
 
 

@@ -88,7 +88,7 @@ def test_each_path_of_verl_is_run_by_its_own_python_with_its_own_settings(
         side()
     scripts = [Path(command[1]).name for command, _ in ran]
     assert scripts == ["verl_transferqueue.py"] * 2 + ["verl_controller.py"] * 2
-    assert [command[-1] for command, _ in ran] == ["default", "tuned", "reads", "reads"]
+    assert [command[-1] for command, _ in ran] == ["default", "tuned", "1", "1"]
     assert all((BENCHMARKS / script).exists() for script in scripts)
     assert ran[3][1] == {"VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy"}
 
