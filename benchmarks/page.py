@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from measured import BENCHMARKS, ROOT, Benchmark, digest
+from measured import BENCHMARKS, RESULTS, ROOT, Benchmark, digest
 
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
 HEAD = """\
@@ -37,7 +37,9 @@ HEAD = """\
 Each table is the file of the same name in `benchmarks/results`. `tox run -e results` measures those
 again that are **stale**: code that they measure has changed since. An interval holds 95% of
 bootstrap draws of the repetitions (rounds, draws or seeds). What was measured once, a count and the
-worst of all repetitions have none. *missed* marks a claim that does not hold its bar.
+worst of all repetitions have none. *missed* marks a claim that does not hold its bar. *Loop* is a
+fixed loop of Python, timed after the benchmark: how fast the processor was. At the end stands what
+came of the tests that take hours, part by part.
 """
 FIGURE = re.compile(
     r"(?P<number>[\d,]*\d(?:\.\d+)?)(?P<percent>\s?%)?(?P<words>[^\d<\n]{0,12})"
@@ -129,18 +131,42 @@ def render() -> str:
             sections.append(section(result, stale=is_stale(benchmark, result)))
         else:
             sections.append(f"### {benchmark.name}\n\nNot measured yet.\n")
+    sections.append(long_tests())
     return "\n".join(sections)
+
+
+def long_tests() -> str:
+    """Returns the part of the page for tests that run part by part (tests/parts.py)."""
+    head = "### Tests that take hours\n\n`tox run -e engines` and `tox run -e nightly`: "
+    path = RESULTS / "long_tests.json"
+    if not path.exists():
+        return f"{head}not run yet.\n"
+    result = json.loads(path.read_text())
+    passed = sum(part["outcome"] == "passed" for part in result["parts"].values())
+    lines = [
+        f"{head}{passed} of {len(result['parts'])} parts that ran passed, on "
+        f"{result['machine']['cores']} cores ({result['machine']['processor']}).",
+        "",
+        "| part | outcome | seconds | commit |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{part}` | {entry['outcome']} | {entry['seconds']:,} | `{entry['commit'][:12]}` |"
+        for part, entry in result["parts"].items()
+    ]
+    return "\n".join([*lines, ""])
 
 
 def section(result: dict[str, Any], *, stale: bool) -> str:
     """Returns the part of the page for one result."""
     machine = result["machine"]
+    loop = f", loop {machine['loop_ms']:g} ms" if "loop_ms" in machine else ""
     lines = [
         f"### {result['benchmark']}",
         "",
         f"{'**stale**: ' if stale else ''}measured on {result['date']} at commit "
         f"`{result['commit'][:12]}` on {machine['cores']} cores ({machine['processor']}), "
-        f"{machine['memory_gib']} GiB; load {machine['load_1min']:g} at its end.",
+        f"{machine['memory_gib']} GiB; load {machine['load_1min']:g} at its end{loop}.",
         "",
         "| claim | value | 95% interval | unit | bar | |",
         "|---|---|---|---|---|---|",

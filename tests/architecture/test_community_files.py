@@ -14,7 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
-TOX = re.compile(r"tox run -e ([\w-]+)")
+TOX = re.compile(r"tox run -e ([\w-]+)(?: -- --fresh)?")
 
 
 def tox_environments() -> set[str]:

@@ -2,6 +2,7 @@
 create` makes.
 
     python tests/engines/suites.py [--engines vllm ...] [--slow] [--select WORDS] [--fresh]
+    [--files FILE ...]
     python tests/engines/suites.py --create
 
 The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is.
@@ -13,6 +14,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from gcore_core.config import venvs
@@ -35,16 +37,20 @@ def create_venv(engine: str, *, fresh: bool) -> str:
     return python
 
 
-def run_suite(engine: str, *, slow: bool, fresh: bool, select: str = "") -> int:
+def run_suite(
+    engine: str, *, slow: bool, fresh: bool, select: str = "", files: Sequence[str] = ()
+) -> int:
     """Makes the venv and runs the tests; returns pytest's exit code.
 
     select: pytest's ``-k``; "": all.
+    files: only these, from the root of the checkout; none: all of the plugin's.
     """
     python = create_venv(engine, fresh=fresh)
     marks = "engine" if slow else "engine and not slow"
+    where = files or [f"plugins/gcore-{engine}"]
     began_s = time.perf_counter()
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-m", marks, "-k", select, f"plugins/gcore-{engine}"],
+        [python, "-m", "pytest", "-q", "-m", marks, "-k", select, *where],
         cwd=ROOT,
         check=False,
     )
@@ -62,6 +68,7 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
     parser.add_argument("--select", default="", metavar="WORDS", help="pytest's -k")
+    parser.add_argument("--files", nargs="+", default=(), metavar="FILE", help="only these")
     parser.add_argument("--fresh", action="store_true", help="make the venvs anew")
     parser.add_argument("--create", action="store_true", help="make the venvs, and run nothing")
     args = parser.parse_args()
@@ -70,7 +77,7 @@ def main() -> int:
             create_venv(engine, fresh=args.fresh)
         return 0
     return max(
-        run_suite(engine, slow=args.slow, fresh=args.fresh, select=args.select)
+        run_suite(engine, slow=args.slow, fresh=args.fresh, select=args.select, files=args.files)
         for engine in args.engines
     )
 
