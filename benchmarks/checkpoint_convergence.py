@@ -7,8 +7,8 @@ run that goes on from it would learn otherwise. For each seed the quickstart is 
 from the same weights: without a save; with one every step; and killed_every_step, which saves every
 step and has all of its processes killed (SIGKILL to the whole process group) as soon as a third,
 and again when two thirds of its steps are written down, each time followed by ``g-core resume``.
-The order of the three turns with the seed. Accuracy is that of
-the final weights on the held-out problems, greedy, as the run evaluates it itself.
+The order of the three turns with the seed. Accuracy is that of the final weights on the held-out
+problems, greedy, as the run evaluates it itself.
 
 The bar: for every way of saving, the mean over the seeds lies no further from that without a save
 than the seeds lie from each other (largest less smallest without a save), or than 0.01 where that

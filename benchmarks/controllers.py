@@ -15,9 +15,9 @@ controller, likewise.
 time_<size>_inline_single_over_ours: a step that makes 256 records with <size> bytes of payload in
 all, shows them to a reward and trains on them, by one controller that the payload goes through,
 over ours. That controller is written here, over the same RPC, as well as such a design can be:
-parts of 128 KiB, which measured best, go to the reward while others come in, and its processes are
-tuned as ours are. It does nothing but move bytes; ours is the whole step. On both sides reward and
-trainer have the payload at hand and do not look at it.
+parts of 128 KiB go to the reward while others come in, and its processes are tuned as ours are. It
+does nothing but move bytes; ours is the whole step. On both sides reward and trainer have the
+payload at hand and do not look at it.
 
 time_<size>_read_inline_single_over_ours: reward and trainer open the payload, in every design, go
 over every byte, and check that they are those that were made. verl_v1_time_<size>_read_over_ours
