@@ -374,6 +374,10 @@ class MegatronEngine:
         self.ranks.wait()
 
     def close(self) -> None:
+        # Megatron's hooks on gradients refer to this module from torch's C++ objects, where no
+        # garbage collector sees it. What it holds, process groups with polling threads among them,
+        # would stay as long as this process lives.
+        vars(self._replicated).clear()
         if self._owns_groups:
             parallel_state.destroy_model_parallel()
         self.ranks.close()

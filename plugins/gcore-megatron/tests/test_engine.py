@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -339,3 +341,22 @@ def test_the_state_of_another_model_is_refused(
             other.load(tmp_path)
     finally:
         other.close()
+
+
+def test_a_closed_engine_leaves_no_thread(models: dict[str, tuple[Path, Path]]) -> None:
+    """Threads of process groups poll; those of many closed engines would take a core."""
+    from gcore_megatron.engine import MegatronEngine
+
+    counts = []
+    for _ in range(3):
+        opened = MegatronEngine(
+            MegatronTrainerConfig(**tools.SETTINGS),
+            tiny.make_context(models["llama"][0], tools.make_objective(*OBJECTIVES[0])),
+        )
+        opened.close()
+        opened.close()  # a second time does no harm
+        del opened
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/task")))
+    # the first may leave threads of libraries that are made once
+    assert counts[1] == counts[2] == counts[0]
