@@ -18,11 +18,13 @@ class TestLlamaTrainer(conformance.TestLlamaTrainer):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestQwen2Trainer(conformance.TestQwen2Trainer):
     pass
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestLlamaTrainerOfStage1(conformance.TestLlamaTrainer):
     """Its records are encoded flat."""
 

@@ -18,6 +18,7 @@ class TestLlamaTrainer(conformance.TestLlamaTrainer):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestQwen2Trainer(conformance.TestQwen2Trainer):
     pass
 
@@ -34,6 +35,7 @@ class TestWholeOptimizer(conformance.TestLlamaTrainer):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestWholeTensors(conformance.TestQwen2Trainer):
     """States that every trainer loads."""
 

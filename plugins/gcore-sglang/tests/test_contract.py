@@ -26,11 +26,13 @@ class TestLlamaGenerator(conformance.TestLlamaGenerator):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestQwen2Generator(conformance.TestQwen2Generator):
     pass
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestQwen2VLGenerator(conformance.TestQwen2VLGenerator):
     pass
 
@@ -41,6 +43,7 @@ class TestSleepingGenerator(conformance.TestSleepingGenerator):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestTorchTrainerWithGenerator(TrainerWithGeneratorContract):
     """On a model with tied embeddings, whose tensor two layers of SGLang share; all tests with one
     server.

@@ -169,10 +169,10 @@ def test_a_sample_that_sglang_refuses_fails_alone(opened: Any) -> None:
 
 def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str, Path]) -> None:
     generator = opened(max_new_tokens=20)
-    requests = requests_of((LONG,), 80)  # more than run at once
+    requests = requests_of((LONG,), 200)  # three times as many as run at once
     generator.submit(requests)
     ended = [*generator.step(), *generator.step()]
-    keys = {(0, sample) for sample in range(80)} - {(0, r.request.sample) for r in ended}
+    keys = {(0, sample) for sample in range(200)} - {(0, r.request.sample) for r in ended}
     aborted = generator.abort([*sorted(keys), (99, 0)])
     assert {(r.request.ordinal, r.request.sample) for r in aborted} == keys
     assert {r.status for r in aborted} == {"aborted"}

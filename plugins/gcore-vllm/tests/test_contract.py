@@ -22,11 +22,13 @@ class TestLlamaGenerator(conformance.TestLlamaGenerator):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestQwen2Generator(conformance.TestQwen2Generator):
     pass
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 class TestQwen2VLGenerator(conformance.TestQwen2VLGenerator):
     pass
 
