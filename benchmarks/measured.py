@@ -92,6 +92,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark(name="house", measures=(CORE, "plugins"), minutes=0.5),
     Benchmark(name="startup", measures=(CORE,), minutes=0.5),
+    Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=15),
     Benchmark(
         name="rewards",
         measures=("plugins/gcore-rewards/gcore_rewards", "benchmarks/math_verify_cases.json"),
@@ -162,6 +163,16 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts saturation",),
         minutes=25,
+    ),
+    *(
+        Benchmark(
+            name=f"proved_{part}",
+            of="proved",
+            measures=(CORE, *QUICKSTART, QUICKSTART_RUNS),
+            commands=(f"{SCRIPT} --parts {part}",),
+            minutes=minutes,
+        )
+        for part, minutes in (("hashes", 60), ("time", 15))
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
     Benchmark(name="placement_real", measures=REAL, minutes=18),

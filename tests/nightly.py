@@ -28,6 +28,7 @@ FAULTS = (
 STOPS = "tests/integration/test_resume.py::test_a_run_stopped_repeatedly_gives_the_same_weights"
 #: What most parts run.
 INTEGRATION = (*CODE, "tests/integration")
+PROVED = (*CODE, "benchmarks/proved.py")
 
 PARTS = (
     *(
@@ -51,6 +52,12 @@ PARTS = (
         budget_min=15,
         command=f"{{python}} -m pytest -q '{FAULTS}[30 of the quickstart]'",
         runs=INTEGRATION,
+    ),
+    Part(
+        name="same-hash",
+        budget_min=60,
+        command="{python} benchmarks/proved.py --parts hashes --check",
+        runs=PROVED,
     ),
     Part(
         name="stops",

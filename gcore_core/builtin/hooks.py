@@ -89,6 +89,15 @@ def gcore_filters() -> Iterable[p.FilterProvider]:
 
 
 @hookimpl
+def gcore_sentinels() -> Iterable[p.SentinelProvider]:
+    yield p.SentinelProvider(
+        name="band",
+        summary="stops at the first action whose log-prob is off by more than the pair's band",
+        factory="gcore_core.builtin.band:Band",
+    )
+
+
+@hookimpl
 def gcore_balancers() -> Iterable[p.BalancerProvider]:
     yield p.BalancerProvider(
         name="in-order",

@@ -19,9 +19,12 @@ VERBS = {
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins, or begin a new one",
     "conformance": "hold a plugin to the contracts of what it provides",
+    "diff": "say where two runs part, and why",
     "trace": "sum up a run's trace, or write it as a timeline",
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
+    "hash": "print the SHA-256 of weights",
+    "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
 
 _NO_PLUGINS = "--no-plugins"
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(words)
+        code = _dispatch(words, owns_process=argv is None and sys.gettrace() is None)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -60,14 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], *, owns_process: bool) -> int:
+    """Runs the command that the words say.
+
+    owns_process: nobody else's code runs in this process, so a verb may fork it.
+    """
     parser = _parser()
     if not words:
         parser.print_help()
         return 2
     if words[0] == _NO_PLUGINS:
         os.environ["G_CORE_PLUGINS"] = "off"  # the processes that are started from here see it too
-        return _dispatch(words[1:])
+        return _dispatch(words[1:], owns_process=owns_process)
     verb = words[0]
     arguments = words[1:]
     if verb.startswith("-"):
@@ -85,7 +92,9 @@ def _dispatch(words: list[str]) -> int:
     )
     module.configure(verb_parser)
     # Intermixed: options may stand between the file and the overrides.
-    return int(module.run(verb_parser.parse_intermixed_args(arguments)))
+    args = verb_parser.parse_intermixed_args(arguments)
+    args.owns_process = owns_process
+    return int(module.run(args))
 
 
 def _parser() -> argparse.ArgumentParser:

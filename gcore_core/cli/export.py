@@ -31,13 +31,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.step is None:
-        from gcore_core.run.export import export
+    from gcore_core.run.export import export, weights_sha256
 
+    if args.step is None:
         size = export(args.run_dir, args.to)
     else:
         from gcore_core.run.checkpoint_export import export_step
 
         size = export_step(args.run_dir, args.step, args.to)
     print(f"{args.to}: {size / 1e6:.1f} MB")
+    print(f"weights_sha256 {weights_sha256(args.to)}")
     return 0

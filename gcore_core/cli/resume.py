@@ -25,7 +25,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.errors import ConfigError
     from gcore_core.contract.run_files import CONFIG
-    from gcore_core.run.start import run_file
+
+    if args.owns_process:
+        from gcore_core.run.start import run_guarded as run_job
+    else:
+        from gcore_core.run.start import run_file as run_job
 
     directory = args.run.expanduser().resolve()
     if not (directory / CONFIG).is_file():
@@ -35,4 +39,4 @@ def run(args: argparse.Namespace) -> int:
             why=f"it has no {CONFIG}",
             todo="give the directory of a run",
         )
-    return run_file(directory / CONFIG, args.overrides, directory)
+    return run_job(directory / CONFIG, args.overrides, directory)

@@ -20,6 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.run.start import run_file
+    if args.owns_process:
+        from gcore_core.run.start import run_guarded as run_job
+    else:
+        from gcore_core.run.start import run_file as run_job
 
-    return run_file(args.file, args.overrides)
+    return run_job(args.file, args.overrides)

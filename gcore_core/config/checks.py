@@ -30,7 +30,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 #: Kind of a role -> the config paths whose objects its workers build beside their backend.
 _BUILT_BESIDE = {
-    "trainer": ("objective",),
+    "trainer": ("objective", "sentinel"),
     "generator": ("data", "evaluation.data"),
     "annotator": (),
 }

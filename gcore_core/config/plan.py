@@ -18,7 +18,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from gcore_core import __version__
-from gcore_core.config import catalog, checks, default_balancer, schema, yaml_source
+from gcore_core.config import (
+    catalog,
+    checks,
+    default_balancer,
+    default_sentinel,
+    schema,
+    yaml_source,
+)
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
 from gcore_core.contract.errors import (
     ConfigError,
@@ -130,9 +137,13 @@ def load_plan(
     merged = _merged(tree, user, source, {})
     core = _core_values(merged)
     installed = installed or catalog.scan()
-    balancer = default_balancer.choose(core, merged, installed)
-    if balancer is not None:
-        _take_balancer(balancer.use, core, user)
+    chosen = {
+        "balance": default_balancer.choose(core, merged, installed),
+        "sentinel": default_sentinel.choose(core, installed),
+    }
+    defaults = {section: choice for section, choice in chosen.items() if choice is not None}
+    for section, choice in defaults.items():
+        _take(section, choice.use, core, user)
     plugins = _load_plugins(core, installed, source.file.parent)
     parts = _parts(core, plugins)
     _require(core, user, parts, source.file)
@@ -149,8 +160,7 @@ def load_plan(
     checks.no_missing(plain, provided)
     settings = msgspec.convert(plain, JobSettings)
     origins = dict(source.origins) | _fill_defaults(settings, plugins, source.file)
-    if balancer is not None:
-        origins["balance.use"] = balancer.reason
+    origins |= {f"{section}.use": choice.reason for section, choice in defaults.items()}
     yaml_source.resolve_paths(settings, source.file.parent)
     config = asdict(settings)
     objects = {
@@ -175,7 +185,7 @@ def load_plan(
         ),
         origins=origins,
         plugins=plugins,
-        notes=(balancer.note,) if balancer is not None and balancer.note else (),
+        notes=tuple(choice.note for choice in defaults.values() if choice.note),
     )
 
 
@@ -279,11 +289,11 @@ def _core_values(tree: DictConfig) -> dict[str, Any]:
     return core
 
 
-def _take_balancer(use: str, core: dict[str, Any], user: dict[str, Any]) -> None:
-    """Puts the balancer that was chosen for the user where a user would name it."""
-    core["balance"]["use"] = use
-    section = user.get("balance")
-    user["balance"] = {**(section if isinstance(section, dict) else {}), "use": use}
+def _take(section: str, use: str, core: dict[str, Any], user: dict[str, Any]) -> None:
+    """Puts the provider that was chosen for the user where a user would name it."""
+    core[section]["use"] = use
+    node = user.get(section)
+    user[section] = {**(node if isinstance(node, dict) else {}), "use": use}
 
 
 def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:

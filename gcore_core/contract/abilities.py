@@ -55,6 +55,17 @@ class StatesLogprobBand(Protocol):
 
 
 @runtime_checkable
+class StatesPrecision(Protocol):
+    """Says in which dtype a generator or trainer computes."""
+
+    def precision(self) -> str:
+        """Returns the dtype of the arithmetic that gives log-probs, such as "bfloat16".
+
+        A sentinel compares log-probs by it. Without the method: "", which says that nobody knows.
+        """
+
+
+@runtime_checkable
 class TakesStale(Protocol):
     """Says whether an objective may train on records of older weights."""
 
@@ -123,6 +134,17 @@ class CountsGroups(Protocol):
 
 
 @runtime_checkable
+class LimitsGaps(Protocol):
+    """Says that a controller's settings bound log-prob gaps in place of what the pair states."""
+
+    def largest_gap(self) -> float:
+        """Returns by how many nats the log-prob of one action may be off; 0 for the pair's band.
+
+        Without the method: 0.
+        """
+
+
+@runtime_checkable
 class NamesMeters(Protocol):
     """Says that a placement policy looks at ``Window.used``, and who reads it."""
 
@@ -146,6 +168,11 @@ def logprob_band(*configs: Any) -> float:
     """Returns the widest band that a config states, in nats; 1e-3 where none does."""
     stated = [config.logprob_band() for config in configs if isinstance(config, StatesLogprobBand)]
     return max(stated, default=1e-3)
+
+
+def precision(config: Any) -> str:
+    """Returns the dtype in which a generator or trainer computes; "" where its config is silent."""
+    return config.precision() if isinstance(config, StatesPrecision) else ""
 
 
 def takes_stale(config: Any) -> bool:
@@ -176,6 +203,11 @@ def updates_per_step(config: Any) -> int:
 def groups_per_step(config: Any) -> int:
     """Returns how many groups a step trains on under a controller; 0 when nobody knows."""
     return config.groups_per_step() if isinstance(config, CountsGroups) else 0
+
+
+def largest_gap(config: Any) -> float:
+    """Returns the band that a controller's settings give, in nats; 0 where they give none."""
+    return config.largest_gap() if isinstance(config, LimitsGaps) else 0.0
 
 
 def meter_of(config: Any, kind: str) -> str:
@@ -218,12 +250,14 @@ def _ability(protocol: type, *kinds: str) -> Ability:
 ABILITIES = (
     _ability(Requires, "objective", "advantage"),
     _ability(StatesLogprobBand, "generator", "trainer"),
+    _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
+    _ability(LimitsGaps, "controller"),
     _ability(NamesMeters, "placement"),
 )
 _NEAR_EDITS = 2

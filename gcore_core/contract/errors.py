@@ -16,7 +16,8 @@
     │   └── DeadlineExceeded (TimeoutError)
     ├── TrainingError                6
     │   ├── NonFiniteLoss
-    │   └── WeightMismatch               generator and trainer disagree about the weights
+    │   ├── WeightMismatch               generator and trainer disagree about the weights
+    │   └── RecordMismatch               a record is not what was sampled, or not where it belongs
     ├── AddressError (OSError)       7   a port is taken, a socket path is too long, a bind is unsafe
     └── CheckpointError              8   a checkpoint cannot be written, or none is whole
 
@@ -124,6 +125,10 @@ class NonFiniteLoss(TrainingError):
 
 
 class WeightMismatch(TrainingError):
+    pass
+
+
+class RecordMismatch(TrainingError):
     pass
 
 

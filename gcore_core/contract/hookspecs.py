@@ -101,6 +101,13 @@ def gcore_balancers() -> Iterable[p.BalancerProvider]:  # type: ignore[empty-bod
 
 
 @hookspec
+def gcore_sentinels() -> Iterable[p.SentinelProvider]:  # type: ignore[empty-body]
+    """Watchers of log-probs. Factory: ``(config, context: SentinelContext) -> Sentinel``, called in
+    each trainer rank and in each controller.
+    """
+
+
+@hookspec
 def gcore_filters() -> Iterable[p.FilterProvider]:  # type: ignore[empty-body]
     """Judges of whole groups for dynamic sampling. Factory: ``(config) -> Filter``, called in
     controllers.

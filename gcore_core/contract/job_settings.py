@@ -93,6 +93,8 @@ class Run:
     deterministic: bool = False
     # How long one process waits for another that shows no progress.
     patience_s: float = _positive(default=600.0)
+    # Processes that are kept ready to take the place of lost workers.
+    spares: str = _one_of("auto", "always", "never")
 
 
 @dataclass
@@ -159,6 +161,14 @@ class Balance(Choice):
 
 
 @dataclass
+class Sentinel(Choice):
+    """Watches whether generators compute what the trainer computes."""
+
+    # "auto": the plugin sentinel where it is installed, else core/band.
+    use: str = AUTO
+
+
+@dataclass
 class Placement(Choice):
     """Decides which devices each role has."""
 
@@ -219,6 +229,7 @@ class JobSettings:
     objective: Choice = _choice("objective", Choice)
     filter: Filter = _choice("filter", Filter)
     balance: Balance = _choice("balancer", Balance)
+    sentinel: Sentinel = _choice("sentinel", Sentinel)
     placement: Placement = _choice("placement", Placement)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     roles: dict[str, Role] = field(default_factory=dict)

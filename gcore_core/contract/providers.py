@@ -47,6 +47,8 @@ CAPABILITIES = frozenset(
         "determinism",
         "images",  # accepts image inputs
         "logprobs",  # can score given actions (ScoresLogprobs)
+        # a trainer that gives its log-probs under the weights that a step begins with
+        "logprobs.compared",  # (ComparesLogprobs)
         # a trainer that trains on while its state is written (SavesInBackground)
         "save.background",
         "sharding",  # a trainer that takes more than one slot
@@ -72,6 +74,10 @@ class Provider:
     shared_memory: names of files that its engine makes directly in ``/dev/shm`` and leaves there
         when it is killed, as fnmatch reads them, such as ``("engine_queue_*",)``. The node agent
         removes those that it saw its own worker hold.
+    preload: modules of the engine, which a process imports that is kept ready to take a lost
+        worker's place, before it knows which one. To import them must read nothing that the
+        factory sets before, touch no device and start no thread; where it does one of the last two,
+        the process is not forked.
     """
 
     name: str = "default"
@@ -81,6 +87,7 @@ class Provider:
     capabilities: frozenset[str] = field(default_factory=frozenset)
     needs: tuple[str, ...] = ()
     shared_memory: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
 
     def problems(self, plugin: str) -> list[str]:
         """Returns the reasons why this description is not valid; none when it is."""
@@ -100,6 +107,11 @@ class Provider:
             for name in self.shared_memory
             if not _SHARED_NAME.match(name) or "/" in name
         ]
+        problems += [
+            f"preload {name!r} is not the name of a module"
+            for name in self.preload
+            if not all(part.isidentifier() for part in name.split("."))
+        ]
         for word in sorted(self.capabilities - CAPABILITIES):
             if not word.startswith(f"{plugin}:"):
                 problems.append(
@@ -118,7 +130,7 @@ class ControllerProvider(Provider):
     trains_on_stale: it trains on records that older weights sampled, so the objective's loss must
         be right for them (``TakesStale``).
 
-    Abilities of its config: ``updates_per_step``, ``groups_per_step``.
+    Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``.
     """
 
     calls: Mapping[str, frozenset[str]]
@@ -182,7 +194,7 @@ class PlacementProvider(Provider):
 class GeneratorProvider(Provider):
     """Describes a backend that samples records from a policy or a judge.
 
-    Abilities of its config: ``logprob_band``, ``replica_slots``, ``keeps_weights``.
+    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``.
     """
 
 
@@ -190,7 +202,7 @@ class GeneratorProvider(Provider):
 class TrainerProvider(Provider):
     """Describes a backend that holds, updates and exports policy weights.
 
-    Abilities of its config: ``logprob_band``, ``replica_slots``.
+    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``.
     """
 
 
@@ -245,6 +257,11 @@ class BalancerProvider(Provider):
 @dataclass(frozen=True, kw_only=True)
 class FilterProvider(Provider):
     """Describes a filter, which says which groups teach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentinelProvider(Provider):
+    """Describes what watches whether generators compute what the trainer computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +353,7 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "objective": ("gcore_objectives", ObjectiveProvider),
     "balancer": ("gcore_balancers", BalancerProvider),
     "filter": ("gcore_filters", FilterProvider),
+    "sentinel": ("gcore_sentinels", SentinelProvider),
     "dataset": ("gcore_datasets", DatasetProvider),
     "launcher": ("gcore_launchers", LauncherProvider),
     "command": ("gcore_commands", CommandProvider),

@@ -109,6 +109,12 @@ class Header(msgspec.Struct, array_like=True):
     media: name -> further bytes that scorers and trainers need.
     prompt_digest: xxh3-64 of the row as the generator opened it; 0 where it is not known. A scorer
         compares it with its own opening of the row.
+    digests: xxh3-64 of what was sampled, and of its log-probs; 0 where they are not known. Two runs
+        are compared by them.
+    seal: binds the record's content to its name (``gcore_core.contract.lineage``); 0: none.
+    receipt: of its rewards, summed over the scorers that gave them.
+    stamp: of the weights that its generator held when it ended; 0 where that is not known.
+    replica: number of the generator's replica that sampled it.
     """
 
     ordinal: int
@@ -128,6 +134,11 @@ class Header(msgspec.Struct, array_like=True):
     cost: float = 0.0
     media: dict[str, Ref] = {}
     prompt_digest: int = 0
+    digests: tuple[int, int] = (0, 0)
+    seal: int = 0
+    receipt: int = 0
+    stamp: int = 0
+    replica: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -180,6 +191,8 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True):
     statuses: reward -> "ok", "failed", "timeout" or "skipped".
     reason: the first one that a reward gave, such as why it failed; "" without one.
     asked: what the rewards asked generator roles.
+    receipt: of the values, made of the record that the scorer has opened; see
+        ``gcore_core.contract.lineage``.
     """
 
     ordinal: int
@@ -188,6 +201,7 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True):
     statuses: dict[str, str]
     reason: str = ""
     asked: list[Inquiry] = []
+    receipt: int = 0
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
@@ -209,12 +223,16 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True):
     ordinal, sample: which record it is.
     rank: the data-parallel rank.
     minibatch: the minibatch of the step; it is drawn by seed, never by length.
+    tile: the part of its minibatch that it belongs to. A tile trains on one rank as a whole, and
+        its records do not depend on the number of ranks. 0 for all records unless the run is
+        deterministic.
     """
 
     ordinal: int
     sample: int
     rank: int
     minibatch: int
+    tile: int = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -251,6 +269,8 @@ class StepReport(msgspec.Struct, kw_only=True):
     metrics: slash-separated path -> value.
     evaluation: "greedy/<reward>", "sampled/<reward>", ... -> value; only at evaluation steps.
     samples: a few evaluated records, to be opened by reference; only at evaluation steps.
+    digests: stage -> digest of what the step did there, in hexadecimal, by which two runs are
+        compared; of step 0 only that of the weights.
     """
 
     step: int
@@ -258,6 +278,7 @@ class StepReport(msgspec.Struct, kw_only=True):
     metrics: dict[str, float]
     evaluation: dict[str, float] = {}
     samples: list[Header] = []
+    digests: dict[str, str] = {}
 
 
 class RunFacts(msgspec.Struct, kw_only=True, frozen=True):

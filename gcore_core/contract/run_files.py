@@ -5,11 +5,16 @@ The layout; ``latest`` is the run with the highest number:
     runs/<name>/<NNN>/
         config.yaml                the resolved configuration
         plugins.lock.json          plugin -> distribution and version
-        metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation
+         data.json                  how many rows the dataset has, and digests of some
+        environment.jsonl          what each start of the run ran on: versions, machine, digests of the job's files
+        metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation, digests,
+                                   weights_sha256 where a checkpoint was saved
         metrics.undone.jsonl       rows of steps that were undone when the run went back to a checkpoint, as they were
         position.json              the last committed step and the ledger's state after it
         placement.jsonl            what a placement policy decided and what it came to; only of policies that move devices
         placement.undone.jsonl     lines of steps that were undone, as they were
+        tensors.jsonl              digests of the tensors of every push
+        tensors.undone.jsonl       lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
@@ -36,8 +41,12 @@ from gcore_core.contract.errors import DataError
 
 CONFIG = "config.yaml"
 LOCK = "plugins.lock.json"
+DATA = "data.json"
 METRICS = "metrics.jsonl"
 METRICS_UNDONE = "metrics.undone.jsonl"
+ENVIRONMENT = "environment.jsonl"
+TENSORS = "tensors.jsonl"
+TENSORS_UNDONE = "tensors.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
 PLACEMENT_UNDONE = "placement.undone.jsonl"
@@ -54,6 +63,21 @@ LATEST = "latest"
 #: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
 _NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
+
+#: Metrics of an update that repeat where a run does; a trainer gives at least these.
+UPDATE_METRICS = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "entropy",
+    "kl",
+    "clip_share",
+    "logprob_gap_max",
+    "logprob_gap_mean",
+    "masked_share",
+)
+#: Stages that have a digest in a row of metrics, in the order of a step.
+DIGESTS = ("generation", "rewarding", "preparation", "training", "weights")
 
 
 def samples_path(run_dir: Path, step: int) -> Path:
@@ -81,6 +105,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     that was resumed from step s may have rows of s and of the steps after it twice. A later row of
     the same step completes the earlier one; rows of the abandoned attempt are left out. A null (NaN
     when it was written) is read as NaN.
+
+    Where the file has them, a row has ``digests`` (stage -> digest in hexadecimal, see ``DIGESTS``)
+    and ``weights_sha256``.
     """
     try:
         lines = (run_dir / METRICS).read_bytes().splitlines()
@@ -108,6 +135,10 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
                 "evaluation": same["evaluation"] | _numbers(row.evaluation),
             }
         )
+        if digests := row.digests | same.get("digests", {}):
+            rows[-1]["digests"] = digests
+        if weights_sha256 := row.weights_sha256 or same.get("weights_sha256"):
+            rows[-1]["weights_sha256"] = weights_sha256
     return rows
 
 
@@ -117,6 +148,8 @@ class _MetricsRow(msgspec.Struct, frozen=True):
     time_unix_s: float
     metrics: dict[str, float | None]
     evaluation: dict[str, float | None] = {}
+    digests: dict[str, str] = {}
+    weights_sha256: str = ""
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
@@ -213,6 +246,10 @@ class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_
     chunk_bytes: size of the chunk that holds its columns, and those of others.
     media_bytes: size of its media.
     asked: what judges answered about it.
+    row: row of the dataset.
+    digests: in hexadecimal: of the prompt, of what was sampled, of the log-probs; "" for unknown.
+    rewards: reward -> value.
+    reward_status: reward -> how it ended, where that is not "ok".
     """
 
     step: int
@@ -232,6 +269,21 @@ class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_
     chunk_bytes: int = 0
     media_bytes: int = 0
     asked: list[Asked] = []
+    row: int = -1
+    digests: tuple[str, str, str] = ("", "", "")
+    rewards: dict[str, float] = {}
+    reward_status: dict[str, str] = {}
+
+
+class GroupAdvantages(msgspec.Struct, tag="advantages", tag_field="what", frozen=True):
+    """Traces the advantages of a group that a step trains on.
+
+    values: sample -> advantage.
+    """
+
+    step: int
+    ordinal: int
+    values: dict[int, float]
 
 
 class Stage(msgspec.Struct, tag="stage", tag_field="what", frozen=True):
@@ -247,7 +299,7 @@ class Stage(msgspec.Struct, tag="stage", tag_field="what", frozen=True):
     end_s: float
 
 
-Line = Clock | Record | Stage
+Line = Clock | Record | GroupAdvantages | Stage
 
 
 def read_trace(run_dir: Path) -> Iterator[Line]:
@@ -291,6 +343,91 @@ def _of_day(line: Line, ahead_s: float) -> Line:
     return msgspec.structs.replace(
         line, **{name: value + ahead_s for name, value in times.items() if value}
     )
+
+
+# -- digests of pushed tensors, and what a run ran on ----------------------------------------------
+
+
+class TensorNames(msgspec.Struct, tag="names", tag_field="what", frozen=True):
+    """Names the tensors of the lines behind it, in the order of a push."""
+
+    names: list[str]
+
+
+class PushedTensors(msgspec.Struct, tag="push", tag_field="what", frozen=True):
+    """Holds the digests of the tensors of one push.
+
+    step: version of the weights: how many steps are finished.
+    transport: of the push; each may have digests of its own kind.
+    digests: eight bytes for each tensor, big-endian; base64 in the file.
+    """
+
+    step: int
+    transport: str
+    digests: bytes
+
+
+def read_tensors(run_dir: Path, step: int) -> tuple[str, dict[str, str]]:
+    """Returns the digests of the tensors that were pushed after so many steps.
+
+    Returns (transport of the push, tensor -> digest in hexadecimal), in the order of the push;
+    ("", {}) where there are none.
+    """
+    decode = msgspec.json.Decoder(TensorNames | PushedTensors).decode
+    names: list[str] = []
+    pushed = "", dict[str, str]()
+    for text in _lines(run_dir / TENSORS):
+        try:
+            line = decode(text)
+        except msgspec.MsgspecError:
+            continue  # half a line, as a killed run may leave it
+        if isinstance(line, TensorNames):
+            names = line.names
+        elif line.step == step:
+            parts = [line.digests[i : i + 8].hex() for i in range(0, len(line.digests), 8)]
+            pushed = line.transport, dict(zip(names, parts, strict=False))
+    return pushed
+
+
+class Environment(msgspec.Struct, kw_only=True, frozen=True):
+    """Says what a run ran on, from one of its starts on.
+
+    step: how many steps were finished at that start.
+    versions: distribution -> version, and "python"; "role/distribution" of a role's own
+        interpreter.
+    machine: processor, cores, accelerators and variables that libraries of numbers read.
+    files: key of the configuration -> digest of the file that it names.
+    """
+
+    step: int
+    versions: dict[str, str]
+    machine: dict[str, str]
+    files: dict[str, str]
+
+
+def read_environment(run_dir: Path, step: int) -> Environment | None:
+    """Returns what a run ran on when it made the step after ``step`` finished ones.
+
+    It is None where that was not written.
+    """
+    latest = None
+    for text in _lines(run_dir / ENVIRONMENT):
+        try:
+            line = msgspec.json.decode(text, type=Environment)
+        except msgspec.MsgspecError:
+            continue
+        if latest is None or line.step <= step:
+            latest = line
+    return latest
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file, one at a time; none of a file that is not there."""
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except FileNotFoundError:
+        return
 
 
 # -- placement decisions ---------------------------------------------------------------------------

@@ -22,6 +22,10 @@ class TrainRecord:
     columns: as listed in ``gcore_core.contract.records``.
     media: ``Finished.media`` of its generator.
     fresh: whether this step's weights sampled it.
+    tile: the part of its minibatch that it belongs to, see ``Assignment``. A rank that has one
+        record of a tile has all of them.
+    replica: number of the generator's replica that sampled it.
+    version: of the weights that sampled its first action.
     """
 
     ordinal: int
@@ -30,6 +34,9 @@ class TrainRecord:
     columns: Columns
     media: Columns = field(default_factory=dict)
     fresh: bool = True
+    tile: int = 0
+    replica: int = 0
+    version: int = 0
 
 
 @runtime_checkable
@@ -117,4 +124,29 @@ class SavesInBackground(Protocol):
         """Waits until this rank's part is on the disk; raises what failed.
 
         Without a save under way it does nothing.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartLogprobs:
+    """Holds a record's log-probs under the weights that its step began with.
+
+    logp: float32[A], in nats, at the record's temperature.
+    entropy: float32[A], of the distribution at each action, in nats; None where it was not needed.
+    """
+
+    logp: np.ndarray
+    entropy: np.ndarray | None = None
+
+
+@runtime_checkable
+class ComparesLogprobs(Protocol):
+    """Gives the log-probs that a sentinel compares: capability "logprobs.compared" of a trainer."""
+
+    def start_logprobs(self) -> Sequence[StartLogprobs | None]:
+        """Returns what the last ``train`` computed before its first update, for each record.
+
+        It is called once after each ``train`` and computes nothing anew. The records are those of
+        ``prepare``, in their order; None for one whose log-probs were not computed before the
+        first update, such as those of later minibatches under an objective without ``old_logp``.
         """

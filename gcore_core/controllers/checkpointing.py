@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
 from gcore_core.contract.errors import CheckpointError
 from gcore_core.contract.launching import Endpoint, Reply, Request
 from gcore_core.contract.records import Header
@@ -22,7 +24,6 @@ from gcore_core.runtime.messages import (
     SAVE_STATE,
     Carried,
     CommitCheckpoint,
-    Nothing,
     OpenCheckpoint,
     SaveState,
 )
@@ -86,6 +87,13 @@ class Checkpointing:
             await self._finish()
         return {"seconds/checkpoint": clock() - began_s}
 
+    async def settle(self) -> None:
+        """Has a save that was begun committed, since the run ends with an error; the lead calls it.
+
+        Nothing newer is saved: the trainers no longer hold what an earlier step left.
+        """
+        await self._finish()
+
     async def flush(self) -> None:
         """Saves what is not saved yet, since the run ends here, between two steps.
 
@@ -109,28 +117,31 @@ class Checkpointing:
             await self._send_to_supervisor(BEGIN_CHECKPOINT, self._begun)
 
     async def _finish(self) -> None:
-        if self._begun is not None:
-            await self._send_to_ranks(FINISH_SAVE, SaveState(self._begun.step, ""))
+        if self._begun is None:
+            return
+        urgent = self._context.stopping.is_set()
+        saved = await self._send_to_ranks(FINISH_SAVE, SaveState(self._begun.step, "", urgent))
         # ``_send_to_ranks`` sets ``_begun`` to None when the save failed.
         if self._begun is not None:
-            begun = self._begun
+            begun = msgspec.structs.replace(self._begun, weights_sha256=saved[0].weights_sha256)
             self._begun = None
             await self._send_to_supervisor(COMMIT_CHECKPOINT, begun)
 
     async def _send_to_ranks(
-        self, endpoint: Endpoint[SaveState, Nothing], request: SaveState
-    ) -> None:
+        self, endpoint: Endpoint[SaveState, Reply], request: SaveState
+    ) -> list[Reply]:
         """Sends a request of a save to every rank, since saving may need collectives.
 
         When a rank cannot save, the save is given up and the supervisor gets the reason.
         """
         ranks = self._context.trainers
         try:
-            await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
+            return await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
         except CheckpointError as error:
             self._begun = None
             failed = CommitCheckpoint(request.step, {}, {}, str(error))
             await self._send_to_supervisor(COMMIT_CHECKPOINT, failed)
+            return []
 
     async def _send_to_supervisor(
         self, endpoint: Endpoint[Request, Reply], request: Request

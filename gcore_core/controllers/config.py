@@ -12,6 +12,9 @@ class SyncConfig:
 
     prompts: groups that a step trains on, over all shards.
     minibatches, epochs: a step makes minibatches x epochs optimizer updates over the same records.
+    tiles: parts into which a deterministic run cuts each minibatch, whatever the number of trainer
+        ranks. A rank trains whole tiles, so more ranks than tiles leave some idle. The last bits of
+        the weights depend on it. Other runs do not read it.
     max_rounds: a step issues at most this many times ``prompts`` groups; then it goes on with those
         that teach.
     max_skipped_steps: a step without a group that teaches is skipped: its weights are those of the
@@ -19,9 +22,9 @@ class SyncConfig:
     surplus: groups beyond those that a step needed: "keep" for the next step, under the weights
         that sampled them; "redraw" with newer ones; "auto" keeps them when the objective corrects
         for older weights.
-    logprob_band: largest |generator - trainer| log-prob of one action, right after a push, before
-        the run stops; empty: what the pair states for its dtypes and engines, 1e-3 where it states
-        nothing.
+    logprob_band: largest |generator - trainer| log-prob of one action, under the weights that
+        sampled it, before the run stops; empty: what the pair states for its dtypes and engines,
+        1e-3 where it states nothing.
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or
         the run stops.
     failure_limit: share of a step's groups that may be unusable (failed rewards, failed records)
@@ -36,6 +39,7 @@ class SyncConfig:
     prompts: int = 32
     minibatches: int = 1
     epochs: int = 1
+    tiles: int = 8
     max_rounds: int = 10
     max_skipped_steps: int = 10
     surplus: Literal["auto", "keep", "redraw"] = "auto"
@@ -50,6 +54,7 @@ class SyncConfig:
             "prompts",
             "minibatches",
             "epochs",
+            "tiles",
             "max_rounds",
             "max_skipped_steps",
             "push_bucket_bytes",
@@ -62,6 +67,10 @@ class SyncConfig:
     def updates_per_step(self) -> int:
         """Returns the optimizer updates of one step; a trainer's schedule counts them."""
         return self.minibatches * self.epochs
+
+    def largest_gap(self) -> float:
+        """Returns ``logprob_band``; 0 where it is not set."""
+        return self.logprob_band or 0.0
 
     def groups_per_step(self) -> int:
         """Returns how many groups a step trains on; a placement policy plans for them."""

@@ -15,6 +15,7 @@ from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.launching import Network, Peer, Traffic
 from gcore_core.contract.placement import PlacementPolicy
 from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.contract.sentinel import Sentinel
 from gcore_core.controllers.algorithm_answers import advantage_code, balancer_code, filter_code
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
@@ -40,6 +41,7 @@ class ControllerContext:
     annotators: role that gives columns -> its workers.
     placement: the policy that moves devices between generators; none where nothing moves.
     agent: the node's agent, where it reads how long devices are in use.
+    sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
     """
 
@@ -58,6 +60,7 @@ class ControllerContext:
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
     placement: PlacementPolicy | None = None
     agent: Peer | None = None
+    sentinel: Sentinel | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -122,4 +125,5 @@ def make_context(
         },
         placement=build(factories["placement"]) if "placement" in factories else None,
         agent=network.peer(placed.agent) if placed and placed.meter else None,
+        sentinel=build(factories["sentinel"], facts.sentinel) if facts.sentinel else None,
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.weight_transfer import SHM
 from gcore_core.controllers.annotating import release_annotations
 from gcore_core.controllers.config import SyncConfig
@@ -19,6 +22,7 @@ from gcore_core.runtime.messages import (
     BeginPush,
     Published,
     PullWeights,
+    PushConfirmed,
     SaveWeights,
 )
 from gcore_core.runtime.rpc.retry import PUSHES, insist
@@ -38,6 +42,14 @@ class Publishing:
         self._context = context
         self._config = config
         self._placement = placement
+        self._stamp = 0
+
+    def digests(self) -> dict[str, int]:
+        """Returns the stamp of the weights that were pushed last, in the lead.
+
+        It is empty in other shards, and where no generator was awake.
+        """
+        return {"weights": self._stamp} if self._stamp else {}
 
     async def publish(self, version: int, release_before: int) -> bool:
         """Pushes the trainers' weights to the generators; all shards call it.
@@ -72,14 +84,17 @@ class Publishing:
             version, self._config.push_bucket_bytes, len(replicas), attempt, transport
         )
 
-        def pull(receiver: int) -> PullWeights:
-            return PullWeights(version, receiver, ranks[0].name, attempt, release_before)
+        async def pull(receiver: int, replica: Peer) -> PushConfirmed:
+            ask = PullWeights(version, receiver, ranks[0].name, attempt, release_before)
+            with _naming(replica):
+                return await insist(replica, PUSH_PULL, ask)
 
         await insist(ranks[0], PUSH_BEGIN, request)
-        await asyncio.gather(
-            *(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:]),
-            *(insist(replica, PUSH_PULL, pull(i)) for i, replica in enumerate(replicas)),
+        _, confirmed = await asyncio.gather(
+            asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:])),
+            asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas))),
         )
+        self._stamp = confirmed[0].stamp if confirmed else 0
 
     async def save(self) -> None:
         """Has the ranks write the final weights in Hugging Face layout; all shards call it.
@@ -93,3 +108,13 @@ class Publishing:
             request = SaveWeights(output)
             await asyncio.gather(*(insist(r, SAVE_PRETRAINED, request) for r in ranks))
         await agree.barrier("saved")
+
+
+@contextmanager
+def _naming(replica: Peer) -> Iterator[None]:
+    """Adds the replica's name to where its weights are wrong."""
+    try:
+        yield
+    except WeightMismatch as error:
+        error.where = f"{replica.name}, {error.where}" if error.where else replica.name
+        raise

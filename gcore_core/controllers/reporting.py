@@ -15,11 +15,13 @@ import numpy as np
 
 from gcore_core.contract.launching import Traffic
 from gcore_core.contract.records import TRUNCATED, Header, StepReport
+from gcore_core.contract.run_files import DIGESTS
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
 from gcore_core.runtime.messages import STEP_END, StepEnd
 from gcore_core.runtime.rpc.resting import latest_delays_s
 from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.step_digests import sum_of
 
 
 class ShardReport(msgspec.Struct, array_like=True):
@@ -29,12 +31,14 @@ class ShardReport(msgspec.Struct, array_like=True):
     counts: name -> a number that is added over all shards.
     evaluation: as ``sums``; empty without an evaluation.
     samples: a few evaluated records, by reference.
+    digests: stage -> digest; the report has their sums over all shards.
     """
 
     sums: dict[str, tuple[float, float]]
     counts: dict[str, float]
     evaluation: dict[str, tuple[float, float]]
     samples: list[Header]
+    digests: dict[str, int] = {}
 
 
 class Reporting:
@@ -50,12 +54,14 @@ class Reporting:
         counts: Counter[str],
         verdicts: Mapping[int, tuple[str, str]],
         evaluated: Evaluated | None,
+        digests: Mapping[str, int] | None = None,
     ) -> ShardReport:
         """Sums up the records that this shard trained on in a step.
 
         counts: name -> groups, reported as ``groups/NAME``.
         verdicts: ordinal -> (verdict, reason) of the step's groups; they are counted by verdict.
         evaluated: this shard's part of an evaluation, if one was made.
+        digests: stage -> this shard's digest of it; runs are compared where there are some.
         """
         records = [header for group in groups for header in group]
         rewards = self._context.facts.rewards
@@ -83,11 +89,17 @@ class Reporting:
         if delays_s := latest_delays_s():
             name = f"loop_delay_ms_p99/controller.{self._context.facts.shard}"
             shard_counts[name] = 1000 * float(np.percentile(delays_s, 99))
-        return ShardReport(sums, shard_counts, *_of(evaluated))
+        return ShardReport(sums, shard_counts, *_of(evaluated), dict(digests or {}))
 
-    async def begin(self, version: int, evaluated: Evaluated | None) -> None:
-        """Reports the state before the first step: an evaluation, if one was due."""
-        await self.end(version, ShardReport({}, {}, *_of(evaluated)), {}, {})
+    async def begin(
+        self,
+        version: int,
+        evaluated: Evaluated | None,
+        digests: Mapping[str, int] | None = None,
+    ) -> None:
+        """Reports the state before the first step: weights, and an evaluation if one was due."""
+        own_part = ShardReport({}, {}, *_of(evaluated), dict(digests or {}))
+        await self.end(version, own_part, {}, {})
 
     async def end(
         self,
@@ -124,12 +136,19 @@ class Reporting:
             samples=sorted(
                 (h for shard in shards for h in shard.samples), key=lambda header: -header.ordinal
             ),
+            digests=_summed([shard.digests for shard in shards]),
         )
         await insist(self._context.supervisor, STEP_END, StepEnd(report, dict(ledger), list(notes)))
 
 
 def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:
     return (evaluated.sums, evaluated.samples) if evaluated else ({}, [])
+
+
+def _summed(parts: Sequence[Mapping[str, int]]) -> dict[str, str]:
+    """Adds up each stage's digests, and writes the sums in hexadecimal."""
+    stages = [stage for stage in DIGESTS if any(stage in part for part in parts)]
+    return {stage: f"{sum_of(part.get(stage, 0) for part in parts):016x}" for stage in stages}
 
 
 def _means(parts: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from gcore_core.contract.errors import WeightMismatch
 from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -62,7 +63,8 @@ class StepProgram(ABC):
             await self.placement.decide(facts.start_step, facts.start_step)
             await self.publishing.publish(facts.start_step, facts.start_step)
             evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
-            await self.reporting.begin(facts.start_step, evaluated)
+            digests = self.publishing.digests()
+            await self.reporting.begin(facts.start_step, evaluated, digests)
             for step in range(facts.start_step, facts.run.steps):
                 if await self.step(step):
                     break
@@ -90,7 +92,12 @@ class StepProgram(ABC):
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
-        metrics = await self.training.train(step, advantages, plan)
+        try:
+            metrics = await self.training.train(step, advantages, plan)
+        except WeightMismatch:
+            # What the trainers hold now was trained on such records; what is being saved was not.
+            await self.checkpointing.settle()
+            raise
         watch.lap("train")
         return metrics
 
@@ -118,17 +125,22 @@ class StepProgram(ABC):
         watch.lap("push")
         verdicts = self.window.commit(taken)
         last = self.is_last(step, taken)
-        metrics = trained | watch.metrics() | self.placement.metrics
+        ordinals = {
+            "ordinals/first": float(taken.first_ordinal),
+            "ordinals/next": float(taken.next_ordinal),
+        }
+        metrics = trained | ordinals | watch.metrics() | self.placement.metrics
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         watch.go_on()
         evaluated = None
         if not stops:
             evaluated = await unless(self.context.stopping, self.evaluation.at(version, last))
         watch.lap("evaluation")
-        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated)
+        digests = taken.digests | self.training.digests() | self.publishing.digests()
+        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated, digests)
         metrics |= watch.metrics()
         ledger = self.state()["ledger"]
-        await self.reporting.end(version, summary, metrics, ledger, self._notes())
+        await self.reporting.end(version, summary, metrics, ledger, self._notes(step))
         if stops:
             raise Stopped
         return last
@@ -146,11 +158,12 @@ class StepProgram(ABC):
             or self.skipped >= self._max_skipped
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, step: int) -> list[str]:
         """What a person should know of the step."""
+        notes = self.training.watching.notes() if step == self.context.facts.start_step else []
         if not self.skipped:
-            return []
-        notes = ["no group was left to train on, so the weights stay as they are"]
+            return notes
+        notes += ["no group was left to train on, so the weights stay as they are"]
         if self.skipped >= self._max_skipped:
             notes.append(
                 f"the run ends: {self.skipped} steps in a row had no group to train on "
@@ -168,4 +181,5 @@ class StepProgram(ABC):
             "skipped": self.skipped,
             "placement": self.placement.state(),
             "balance": self.training.state(),
+            "sentinel": self.training.watching.state(),
         }

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gcore_core.contract.records import Header, RecordScore
-from gcore_core.contract.run_files import Asked, Clock, Line, Record, Stage
+from gcore_core.contract.records import OK, Header, RecordScore
+from gcore_core.contract.run_files import Asked, Clock, GroupAdvantages, Line, Record, Stage
 
 _FLUSH_LINES = 1024
 
@@ -109,9 +109,23 @@ class Trace:
                 record.reason = h.reason or reason
                 record.chunk_bytes = 0 if h.columns is None else h.columns.nbytes
                 record.media_bytes = sum(ref.nbytes for ref in h.media.values())
+                record.row = h.row
+                record.digests = _hex(h.prompt_digest), _hex(h.digests[0]), _hex(h.digests[1])
+                record.rewards = h.rewards
+                record.reward_status = {k: v for k, v in h.reward_status.items() if v != OK}
                 self._write(record)
                 records.append(record)
         return records
+
+    def advantages(self, step: int, advantages: Mapping[tuple[int, int], float]) -> None:
+        """Writes the advantages of the records that a step trains on, by (ordinal, sample)."""
+        if self._path is None:
+            return
+        groups: dict[int, dict[int, float]] = {}
+        for (ordinal, sample), value in advantages.items():
+            groups.setdefault(ordinal, {})[sample] = value
+        for ordinal, values in groups.items():
+            self._write(GroupAdvantages(step, ordinal, values))
 
     def stage(self, step: int, name: str, start_s: float, end_s: float) -> None:
         """Writes one stage of a step; times are by the event loop's clock."""
@@ -138,3 +152,7 @@ class Trace:
                 file.write(b"\n".join(lines) + b"\n")
         except OSError:
             self._path = None
+
+
+def _hex(digest: int) -> str:
+    return f"{digest:016x}" if digest else ""

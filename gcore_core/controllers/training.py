@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.algorithms import Balancer, GroupScalars, KeepsCosts, LearnsCosts, Work
-from gcore_core.contract.errors import TrainingError, WeightMismatch
+from gcore_core.contract.errors import RecordMismatch, TrainingError, WeightMismatch
 from gcore_core.contract.launching import Peer
-from gcore_core.contract.order import step_seed
+from gcore_core.contract.lineage import check_receipt, name_of
+from gcore_core.contract.order import row_of, step_seed
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import Assignment, Facts, Header, Ref
+from gcore_core.contract.run_files import UPDATE_METRICS
 from gcore_core.controllers.algorithm_answers import (
     advantages_of,
     balancer_code,
@@ -30,6 +32,8 @@ from gcore_core.controllers.annotating import annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.reward_weights import rewards_of, statistics
+from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
+from gcore_core.controllers.watching import Watching
 from gcore_core.runtime.messages import (
     PREPARE_RANKS,
     SKIP_STEP,
@@ -47,6 +51,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.relay import RELAYED
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import encode
+from gcore_core.runtime.step_digests import digest_of, sum_of
 
 Key = tuple[int, int]  # (ordinal, sample) of a record
 Plan = dict[Key, Assignment]
@@ -75,17 +80,28 @@ class Training:
     The plan of a step says on which data-parallel rank and in which minibatch a record trains. A
     record is stale when older weights than the trainer's began it: the trainer does not compare
     its log-probs with its own.
+
+    watching: compares log-probs by the job's sentinel.
     """
 
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
         self._context = context
         self._config = config
         self._drawn_plan: Drawn | None = None  # only the lead has it
+        self._digests: dict[str, int] = {}
+        self.watching = Watching(context)
         restore_costs(context.balancer, context.facts.state.get("balance", {}))
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run goes on with, besides the trainers' own part; plain values."""
         return learned_costs(self._context.balancer)
+
+    def digests(self) -> dict[str, int]:
+        """Returns stage -> this shard's digest of the latest update; empty after a skipped step.
+
+        The sum over the shards is the step's.
+        """
+        return self._digests
 
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
         """Sends the facts of this shard's records to the lead; returns the plan for these records.
@@ -102,6 +118,7 @@ class Training:
                 step_seed(self._context.facts.run.seed, step),
                 self._context.balancer,
                 self._context.balancer_code,
+                self._config.tiles if self._context.facts.run.deterministic else None,
             )
             plan = self._drawn_plan.plan
             return [
@@ -146,10 +163,13 @@ class Training:
     ) -> dict[Key, float]:
         """Returns the advantage of each of this shard's records.
 
-        It is computed from this shard's groups and from statistics summed over all shards.
+        It is computed from this shard's groups and from statistics summed over all shards. Raises
+        RecordMismatch when a record is of another row than its ordinal has, or has rewards that no
+        scorer gave it.
 
         scalars: what ``prepare`` returned.
         """
+        self._check_records(groups)
         advantage = self._context.advantage
         names = sorted(advantage.requires)
         rewards = self._context.facts.rewards
@@ -170,6 +190,13 @@ class Training:
             for group, row in zip(groups, values, strict=True)
             for header, value in zip(group, row, strict=True)
         }
+
+    def _check_records(self, groups: list[list[Header]]) -> None:
+        facts = self._context.facts
+        where = f"advantages of shard {facts.shard}"
+        for header in (header for group in groups for header in group):
+            check_row(header, facts.rows["train"], facts.run.seed, where)
+            check_receipt(header.receipt, header.seal, *header.key, header.rewards, where)
 
     def _scalars(
         self,
@@ -193,18 +220,24 @@ class Training:
 
         Returns the metrics that the ranks agreed on; empty on other shards than the lead. Raises
         TrainingError when no action was trained on, and WeightMismatch when log-probs differ by
-        more than the band.
+        more than the band, or when the sentinel gives an alarm.
         """
         config = self._config
+        self._context.trace.advantages(step, advantages)
+        self._digests = {
+            "preparation": sum_of(digest_of(*key, value) for key, value in advantages.items())
+        }
         parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
         for (ordinal, sample), value in advantages.items():
             parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
         requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
         replies = await self._send_to_ranks(TRAIN_RANKS, step, requests)
         answers = [reply for reply in replies if reply is not None]
-        if not answers:
+        seen = await self.watching.judge(step, (g for reply in answers for g in reply.groups))
+        if not self._context.agree.lead:
             return {}
-        metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)}
+        metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)} | seen
+        self._digests["training"] = digest_of({name: metrics.get(name) for name in UPDATE_METRICS})
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
         return metrics | self._balance_metrics(
             np.array([reply.busy_s for reply in answers], np.float64)
@@ -212,6 +245,7 @@ class Training:
 
     async def skip(self, step: int) -> None:
         """Ends a step that no shard has a group for: its weights are those of the step before."""
+        self._digests = {}
         if self._context.agree.lead:
             ranks = self._context.trainers
             await asyncio.gather(*(insist(rank, SKIP_STEP, SkipStep(step)) for rank in ranks))
@@ -264,8 +298,40 @@ class Training:
 def train_item(header: Header, plan: Plan) -> TrainItem:
     """Makes the form in which workers get a record: references to its columns, no arrays."""
     ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
-    minibatch = plan[header.key].minibatch
-    return TrainItem(*header.key, minibatch, ref, header.slot, header.media, header.versions[0])
+    place = plan[header.key]
+    return TrainItem(
+        *header.key,
+        place.minibatch,
+        ref,
+        header.slot,
+        header.media,
+        header.versions[0],
+        tile=place.tile,
+        prompt_digest=header.prompt_digest,
+        seal=header.seal,
+        stamp=header.stamp,
+        last_version=header.versions[1],
+    )
+
+
+def check_row(header: Header, rows: int, seed: int, where: str) -> None:
+    """Raises RecordMismatch when a record is of another row than its ordinal has in this run.
+
+    rows: size of the dataset.
+    seed: of the run; it gives the order of the rows.
+    """
+    _, row = row_of(header.ordinal, rows, seed)
+    if row == header.row:
+        return
+    raise RecordMismatch(
+        f"record {name_of(*header.key)} is of row {header.row}, its ordinal has row {row}",
+        where=where,
+        why="order, seed or size of the dataset are others than when the record was drawn",
+        todo="go on with the dataset and the seed that the run began with",
+        ordinal=header.ordinal,
+        sample=header.sample,
+        replica=header.replica,
+    )
 
 
 def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
@@ -285,6 +351,7 @@ def draw_plan(
     seed: int,
     balancer: Balancer,
     code: PluginCode | None = None,
+    tiles: int | None = None,
 ) -> Drawn:
     """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
@@ -294,6 +361,8 @@ def draw_plan(
     about one minibatch at a time, and cannot move a record to another.
 
     code: what errors say of the balancer; without it they name its class.
+    tiles: into how many parts each minibatch is cut that train on one rank as a whole; None where
+        records go to ranks one by one. Tiles are dealt by the costs that the balancer predicts.
     """
     if code is None:
         code = balancer_code(balancer)
@@ -311,23 +380,27 @@ def draw_plan(
         extra=np.array([fact.cost for fact in facts], np.float64),
     )
     ordinals = np.random.default_rng(seed).permutation(np.unique(work.group))
-    rank_of, minibatch_of = np.zeros((2, len(facts)), np.int64)
+    rank_of, minibatch_of, tile_of = np.zeros((3, len(facts)), np.int64)
     imbalances = []
     for minibatch, groups in enumerate(np.array_split(ordinals, minibatches)):
         members = np.flatnonzero(np.isin(work.group, groups))
-        bins = split_of(code, balancer, work.take(members), ranks)
         costs = costs_of(code, balancer, work.take(members))
         minibatch_of[members] = minibatch
-        for rank, indexes in enumerate(bins):
-            rank_of[members[indexes]] = rank
+        if tiles is None:
+            for rank, indexes in enumerate(split_of(code, balancer, work.take(members), ranks)):
+                rank_of[members[indexes]] = rank
+        else:
+            tile_of[members] = cut_into_tiles(work.group[members], tiles)
+            rank_of[members] = deal_tiles(tile_of[members], costs, ranks)
         imbalances.append(
             most_over_mean(np.bincount(rank_of[members], weights=costs, minlength=ranks))
         )
-    places = zip(facts, rank_of.tolist(), minibatch_of.tolist(), strict=True)
+    columns = (column.tolist() for column in (rank_of, minibatch_of, tile_of))
+    places = zip(facts, *columns, strict=True)
     return Drawn(
         {
-            (f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch)
-            for f, rank, minibatch in places
+            (f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch, tile)
+            for f, rank, minibatch, tile in places
         },
         [work.take(np.flatnonzero(rank_of == rank)) for rank in range(ranks)],
         max(imbalances),

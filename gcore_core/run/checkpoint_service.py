@@ -53,11 +53,19 @@ class Keeper:
     """Serves the calls of controllers about checkpoints.
 
     note: called with a line for a person when a save failed, which ends no run.
+    hashed: called with a step and the SHA-256 of its weights when they are saved.
     """
 
-    def __init__(self, plan: Plan, directory: Path, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path,
+        note: Callable[[str], None],
+        hashed: Callable[[int, str], None] = lambda step, weights_sha256: None,
+    ) -> None:
         self._plan = plan
         self._note = note
+        self._hashed = hashed
         self._checkpoints = Checkpoints(directory)
         self._once = Gathering(1)  # a repeated request gets the first one's answer
         #: (step, shard) -> its carried records; steps before the latest are dropped.
@@ -144,8 +152,10 @@ class Keeper:
         finish = SaveState(begun.step, "")
         try:
             async with asyncio.timeout(within_s):
-                await asyncio.gather(*(rank.call(FINISH_SAVE, finish) for rank in ranks))
-                await self.commit(begun, Call(lambda: None))
+                saved = await asyncio.gather(*(rank.call(FINISH_SAVE, finish) for rank in ranks))
+                weights_sha256 = saved[0].weights_sha256
+                request = msgspec.structs.replace(begun, weights_sha256=weights_sha256)
+                await self.commit(request, Call(lambda: None))
         except (GcoreError, TimeoutError):
             return
         self._note(f"the checkpoint of step {begun.step} was being saved and is whole")
@@ -154,6 +164,8 @@ class Keeper:
         async def act(_: list[None]) -> None:
             self._begun = None
             await asyncio.to_thread(self._commit, request)
+            if request.weights_sha256:
+                self._hashed(request.step, request.weights_sha256)
 
         await self._once.join(("commit", request.step), 0, None, act)
         return Nothing()
@@ -174,6 +186,7 @@ class Keeper:
                 lock={item["distribution"]: item["version"] for item in self._plan.lock},
                 config_hash=hashlib.sha256(sorted_config).hexdigest(),
                 metrics=request.metrics,
+                weights_sha256=request.weights_sha256,
             )
             self._checkpoints.commit(request.step, facts)
             self._checkpoints.keep(

@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from gcore_core.contract.errors import CheckpointError
 from gcore_core.run.manifest import (
     MANIFEST,
@@ -50,12 +52,14 @@ class CheckpointFacts:
     lock: distribution -> version.
     config_hash: of the resolved configuration.
     metrics: those of the step, by which ``Retention`` finds the best; only finite ones are saved.
+    weights_sha256: of the policy's weights; "" where it was not taken.
     """
 
     run: str
     lock: Mapping[str, str] = field(default_factory=dict)
     config_hash: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    weights_sha256: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +163,7 @@ class Checkpoints:
                     if math.isfinite(value)
                 },
                 parts=parts,
+                weights_sha256=facts.weights_sha256 or msgspec.UNSET,
             )
             write_durably(partial / MANIFEST, seal(manifest, self._key()))
             sync(partial)

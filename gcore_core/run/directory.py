@@ -31,6 +31,7 @@ from gcore_core.contract.run_files import (
 )
 
 log = logging.getLogger(__name__)
+_ROW_END = b"}\n"
 
 
 # -- making one ------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ def create(root: Path, name: str, explicit: str | None = None) -> Path:
     """
     try:
         directory = (
-            _numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
+            numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
         )
         (directory / SAMPLES).mkdir(exist_ok=True)
         (directory / LOGS).mkdir(exist_ok=True)
@@ -55,8 +56,11 @@ def create(root: Path, name: str, explicit: str | None = None) -> Path:
     return directory.absolute()
 
 
-def _numbered(root: Path, name: str) -> Path:
-    """Makes ``root/<name>/<NNN>`` with the next free number."""
+def numbered(root: Path, name: str) -> Path:
+    """Makes ``root/<name>/<NNN>`` with the next free number.
+
+    Raises ConfigError for a name that is none, OSError where it cannot be made.
+    """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ConfigError(
             f"{name!r} cannot name a directory.",
@@ -227,6 +231,8 @@ class MetricsFile:
         self._alarmed = False
         #: The row of the step that the run goes on from, until another one follows.
         self._last: dict[str, Any] | None = None
+        self._newest = -1  # step of the last row
+        self._hashes: dict[int, str] = {}  # of steps that have no row yet
         if resumed_from is not None:
             self._last = self._go_back(resumed_from)
         self._open()
@@ -259,12 +265,43 @@ class MetricsFile:
             "metrics": report.metrics,
             "evaluation": report.evaluation,
         }
+        if report.digests:
+            row["digests"] = report.digests
+        if weights_sha256 := self._hashes.pop(report.step, ""):
+            row["weights_sha256"] = weights_sha256
         last = self._last
         self._last = None
         if last is not None and last["step"] == report.step and self._complete(last, row):
             return
         self._pending += _json(row) + b"\n"
+        self._newest = report.step
         self._drain()
+
+    def hashed(self, step: int, weights_sha256: str) -> None:
+        """Adds the SHA-256 of a step's weights to its row, written already or yet to be.
+
+        It often comes later than the row: the weights are hashed while the next step runs. Then it
+        is written behind the row's other fields, and no byte before it changes.
+        """
+        if step != self._newest:
+            self._hashes[step] = weights_sha256
+            return
+        self._newest = -1  # now its row is complete
+        field = b"," + _json({"weights_sha256": weights_sha256})[1:] + b"\n"
+        if self._pending.endswith(_ROW_END):
+            self._pending[-len(_ROW_END) :] = field
+        elif not self._pending:
+            self._extend_last_row(field)
+
+    def _extend_last_row(self, field: bytes) -> None:
+        try:
+            with self._path.open("rb+") as file:
+                file.seek(-len(_ROW_END), os.SEEK_END)
+                if file.read() == _ROW_END:
+                    file.seek(-len(_ROW_END), os.SEEK_END)
+                    file.write(field)
+        except OSError as error:
+            self._alarm(f"{self._path} cannot be written ({error.strerror}).")
 
     def _go_back(self, step: int) -> dict[str, Any] | None:
         """Takes the rows after ``step`` out of the file; returns the row of ``step``, if it is

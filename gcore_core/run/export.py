@@ -1,4 +1,4 @@
-"""Copies a run's final weights out, after checking that they are whole.
+"""Copies a run's final weights out, after checking that they are whole, and hashes weights.
 
 Used by ``g-core export``. Weights of a checkpoint are written by
 ``gcore_core.run.checkpoint_export``.
@@ -6,16 +6,23 @@ Used by ``g-core export``. Weights of a checkpoint are written by
 
 from __future__ import annotations
 
+import hashlib
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.run_files import CONFIG, METRICS, WEIGHTS
+from gcore_core.contract.weights_hash import WeightsHash
 
 INDEX = "model.safetensors.index.json"
+
+_THREADS = 4  # hash tensors side by side
 
 
 def export(run_dir: Path, to: Path) -> int:
@@ -64,6 +71,51 @@ def write_whole(to: Path, write: Callable[[Path], None]) -> int:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # after a success it is no longer there
     return sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+
+
+def weights_sha256(directory: Path) -> str:
+    """Returns the SHA-256 of the weights in a directory of safetensors files.
+
+    What it covers: ``gcore_core.contract.weights_hash``. The files are read once, through the page
+    cache, by a few threads; no tensor is copied.
+
+    Raises DataError when there is no such file, or one is damaged.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise DataError(
+            "no weights to hash.",
+            where=str(directory),
+            why="there is no *.safetensors file in it",
+            todo="name a directory of weights, such as runs/<name>/<NNN>/weights",
+        )
+    _check(directory)
+    tensors = [tensor for file in files for tensor in _tensors(file)]
+    weights = WeightsHash()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        digests = threads.map(lambda tensor: hashlib.sha256(tensor[1]).hexdigest(), tensors)
+        for (spec, _), digest in zip(tensors, digests, strict=True):
+            weights.add_digest(spec, digest)
+    return weights.hexdigest()
+
+
+def _tensors(file: Path) -> list[tuple[TensorSpec, memoryview]]:
+    """Returns the tensors of a safetensors file that was checked, mapped into memory.
+
+    The library gives no view of a tensor whose dtype numpy lacks, so the header is read here:
+    eight bytes with its length, then JSON.
+    """
+    with file.open("rb") as stream:
+        content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    first = 8 + int.from_bytes(content[:8], "little")
+    tensors = []
+    for name, entry in json.loads(bytes(content[8:first])).items():
+        if name == "__metadata__":
+            continue
+        start, end = entry["data_offsets"]
+        spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]), end - start)
+        tensors.append((spec, content[first + start : first + end]))
+    return tensors
 
 
 def _final_weights(run_dir: Path) -> Path:

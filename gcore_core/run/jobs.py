@@ -16,7 +16,9 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import (
     groups_per_step,
+    largest_gap,
     logprob_band,
+    precision,
     replica_slots,
     takes_stale,
     updates_per_step,
@@ -26,6 +28,7 @@ from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Site
 from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
+from gcore_core.contract.sentinel import Pair, SentinelContext
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
 from gcore_core.run.initial_placement import Placed
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
@@ -154,6 +157,7 @@ def _spec(
         log=str(job.directory / "logs" / f"{name}.log"),
         restarts=RESTARTS.get(settings.kind, 0),
         shared_memory=tuple(sorted({name for p in provided for name in p.spec.shared_memory})),
+        preload=tuple(dict.fromkeys(module for p in provided for module in p.spec.preload)),
     )
 
 
@@ -166,7 +170,11 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     if kind == "trainer":
         factories |= _chosen(job, "objective")
         resume = f"{job.resumed.path}/{TRAINER}" if job.resumed else ""
-        settings = TrainerSettings(run=run, shards=job.shards, context=context, resume=resume)
+        sentinel = _sentinel(job)
+        factories |= _chosen(job, "sentinel") if sentinel else {}
+        settings = TrainerSettings(
+            run=run, shards=job.shards, context=context, resume=resume, sentinel=sentinel
+        )
     elif kind == "annotator":
         settings = AnnotatorSettings(run=run, shards=job.shards, context=context)
     else:
@@ -190,6 +198,7 @@ def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) ->
             reward.role: job.workers(reward.role) for reward in settings_of.values() if reward.role
         },
         datasets={name: job.plan.provided[DATASET_SECTIONS[name]].reference for name in job.rows},
+        of_groups=[name for name in rewards if _is_of_groups(job, name)],
     )
     name = f"{worker}.{rank}"
     return _spec(job, site, name, job.scorer_count(rewards), factories | _datasets(job), settings)
@@ -204,7 +213,8 @@ def _last_ordinal(job: Job) -> int:
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     """Returns the spec of the controller of one shard."""
     moves = ["placement"] if job.placed.moves else []
-    factories = _chosen(job, "controller", *ALGORITHMS, *moves)
+    watches = ["sentinel"] if _sentinel(job) else []
+    factories = _chosen(job, "controller", *ALGORITHMS, *moves, *watches)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
     return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, shard))
 
@@ -232,13 +242,14 @@ def _facts(job: Job, shard: int) -> JobFacts:
         rewards=settings.rewards,
         providers={
             name: job.plan.provided[name].reference
-            for name in ALGORITHMS
+            for name in (*ALGORITHMS, "sentinel")
             if name in job.plan.provided
         },
         of_groups=[name for name in settings.rewards if _is_of_groups(job, name)],
         evaluation=settings.evaluation,
         checkpoint=settings.checkpoint,
         logprob_band=logprob_band(*backends),
+        sentinel=_sentinel(job),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
@@ -251,6 +262,32 @@ def _facts(job: Job, shard: int) -> JobFacts:
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
         carried=resumed.carried if resumed else [],
+    )
+
+
+def _sentinel(job: Job) -> SentinelContext | None:
+    """Returns what the job's sentinel is to know.
+
+    None where nothing watches: the job has no rollout, or its trainer does not give log-probs.
+    """
+    plan = job.plan
+    paths = [f"roles.{ROLLOUT}", f"roles.{POLICY}"]
+    if not {"sentinel", *paths} <= plan.provided.keys():
+        return None
+    if "logprobs.compared" not in plan.provided[paths[1]].spec.capabilities:
+        return None
+    generator, trainer = (plan.objects[path] for path in paths)
+    return SentinelContext(
+        pair=Pair(
+            generator=plan.provided[paths[0]].plugin,
+            generator_precision=precision(generator),
+            trainer=plan.provided[paths[1]].plugin,
+            trainer_precision=precision(trainer),
+        ),
+        band=largest_gap(plan.objects["controller"]) or logprob_band(generator, trainer),
+        model=dict(job.models.get(POLICY, {})),
+        replicas=len(job.workers(ROLLOUT)),
+        directory=str(job.directory),
     )
 
 

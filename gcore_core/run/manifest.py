@@ -48,6 +48,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config_hash: of the resolved configuration.
     metrics: those of the step that are finite.
     parts: path relative to the checkpoint, with "/" -> file.
+    weights_sha256: of the policy's weights, see ``gcore_core.contract.weights_hash``; not there
+        where it was not taken.
     mac: keyed BLAKE2b of all the other fields.
     """
 
@@ -59,6 +61,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config_hash: str
     metrics: dict[str, float]
     parts: dict[str, Part]
+    # Left out where it is not set: so a manifest without it keeps the bytes that its MAC covers.
+    weights_sha256: str | msgspec.UnsetType = msgspec.UNSET
     mac: str = ""
 
     @property

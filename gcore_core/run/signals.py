@@ -20,6 +20,11 @@ END_WITHIN_S = 4.0
 _AT_ONCE = 3
 
 
+#: A signal that only the process before this one got (``guard``) comes as this number plus its own.
+#: Whoever signals a whole group reaches both; then it comes twice and counts once.
+PASSED_ON = signal.SIGRTMIN
+
+
 class Signals:
     """Receives the signals of one process.
 
@@ -29,6 +34,8 @@ class Signals:
     def __init__(self) -> None:
         self.code = 0
         self._received = 0
+        # number of a signal -> how often it came [directly, passed on]
+        self._ways: dict[int, list[int]] = {number: [0, 0] for number in SAVE_WITHIN_S}
         self._act: Callable[[signal.Signals], object] | None = None
         self._end: threading.Timer | None = None
 
@@ -38,7 +45,10 @@ class Signals:
 
         A signal that the process ignores stays ignored, as Ctrl-C is in the background of a script.
         """
-        numbers = [number for number in SAVE_WITHIN_S if signal.getsignal(number) != signal.SIG_IGN]
+        numbers = [
+            int(number) for number in SAVE_WITHIN_S if signal.getsignal(number) != signal.SIG_IGN
+        ]
+        numbers += [PASSED_ON + number for number in numbers]
         handlers_before = {number: signal.signal(number, self._receive) for number in numbers}
         try:
             yield
@@ -79,6 +89,13 @@ class Signals:
 
     def _receive(self, number: int, frame: Any) -> None:
         """Handles a signal; ``ask`` decides on the event loop what to do."""
+        is_passed_on = number >= PASSED_ON
+        if is_passed_on:
+            number -= PASSED_ON
+        ways = self._ways[number]
+        ways[is_passed_on] += 1
+        if ways[is_passed_on] <= ways[not is_passed_on]:
+            return  # the same one has come the other way
         self._received += 1
         self.code = 128 + number
         if self._act is None or self._received >= _AT_ONCE:

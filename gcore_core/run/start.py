@@ -23,17 +23,21 @@ from gcore_core.contract import run_files
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.run import directory as run_directory
-from gcore_core.run import summary
+from gcore_core.run import environment, summary
 from gcore_core.run.checkpoint_service import newest
 from gcore_core.run.checkpoints import Checkpoints
+from gcore_core.run.consumed import check_data
 from gcore_core.run.display import Display, open_display
+from gcore_core.run.guard import Begun, Tell, guarded
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import place
 from gcore_core.run.jobs import Job
+from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.make_model import make_model
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor
+from gcore_core.runtime.process.launchers import AGENT
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,8 @@ def prepare(
     """
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
-    rows = {"train": len(build(plan.factory("data")))}
+    dataset = build(plan.factory("data"))
+    rows = {"train": len(dataset)}
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
     placed = place(plan)
@@ -60,11 +65,13 @@ def prepare(
     if resumed is not None:
         check_same(resumed, plan, rows["train"])
     directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
+    check_data(directory, dataset, resumed=resume is not None)
     display: Display = display_of(run.steps, plan.settings.evaluation.every > 0)
     for note in resumed.notes if resumed else ():
         display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
+    environment.write(directory, plan, resumed.step if resumed else 0)
     models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
@@ -93,10 +100,28 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
     return {**model, "path": str(path)}
 
 
-def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+def run_guarded(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+    """Does what ``run_file`` does, in a child that is started again when it is killed."""
+
+    def supervise(again: Path | None, tell: Tell) -> int:
+        if again is None:
+            return run_file(file, overrides, resume, tell)
+        return run_file(again / run_files.CONFIG, (), again, tell)
+
+    return guarded(supervise)
+
+
+def run_file(
+    file: Path,
+    overrides: Sequence[str] = (),
+    resume: Path | None = None,
+    tell: Tell = lambda begun: None,
+) -> int:
     """Runs a job to its end and returns the exit code.
 
     0 when the run ended well, 130 after Ctrl-C, 143 after SIGTERM; errors are raised.
+
+    tell: called when the run's directory is known.
     """
     job = None
     display = None
@@ -104,6 +129,8 @@ def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = No
     with signals.handled():
         try:
             job, display = prepare(file, overrides, _display_of, resume)
+            restarts = job.plan.settings.checkpoint.restarts
+            tell(Begun(str(job.directory.resolve()), restarts))
             _supervise(job, display, signals)
         except KeyboardInterrupt:
             if display is not None and job is not None:
@@ -135,33 +162,49 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
     KeyboardInterrupt when a signal has ended the run.
     """
 
-    async def run(job: Job) -> None:
-        supervisor = Supervisor(job, display)
-        with signals.ask(supervisor.stop):
-            await supervisor.run()
-
     with _logged(run_files.log_path(job.directory, "supervisor")):
-        for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
-            try:
-                asyncio.run(run(job))
-                if signals.code:
-                    raise KeyboardInterrupt
-                return
-            except asyncio.CancelledError:
-                raise KeyboardInterrupt from None
-            except WorkerError as error:
-                if signals.code:
-                    display.note(str(error))
-                    raise KeyboardInterrupt from error
-                if not restarts_left or not Checkpoints(job.directory).steps():
-                    raise
-                log.exception("the run goes on from its newest checkpoint")
-                job = replace(job, resumed=newest(job.directory))
-                assert job.resumed is not None
-                display.note(str(error))
-                for note in job.resumed.notes:
-                    display.note(note)
-                display.note(f"the run goes on from step {job.resumed.step}")
+        try:
+            asyncio.run(_attempts(job, display, signals))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        if signals.code:
+            raise KeyboardInterrupt
+
+
+async def _attempts(job: Job, display: Display, signals: Signals) -> None:
+    """Supervises one attempt after the other, on one site."""
+    supervisor: Supervisor | None = None
+
+    def stop(within_s: float) -> bool:
+        return supervisor is not None and supervisor.stop(within_s)
+
+    async with KeptSite(job) as place:
+        with signals.ask(stop):
+            for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
+                supervisor = Supervisor(job, display)
+                try:
+                    await supervisor.run(place)
+                    return
+                except WorkerError as error:
+                    if signals.code:
+                        display.note(str(error))
+                        raise asyncio.CancelledError from error
+                    if not restarts_left or not Checkpoints(job.directory).steps():
+                        raise
+                    log.exception("the run goes on from its newest checkpoint")
+                    supervisor = None
+                    await place.clear(agent_is_lost=error.where == AGENT)
+                    job = _resumed(job, display, error)
+
+
+def _resumed(job: Job, display: Display, error: WorkerError) -> Job:
+    """Returns the job as it goes on from its newest checkpoint, and says so."""
+    resumed = newest(job.directory)
+    display.note(str(error))
+    for note in resumed.notes:
+        display.note(note)
+    display.note(f"the run goes on from step {resumed.step}")
+    return replace(job, resumed=resumed)
 
 
 @contextlib.contextmanager
@@ -183,15 +226,20 @@ def _logged(file: Path) -> Iterator[None]:
 
 
 def where_things_are(directory: Path) -> list[str]:
-    """Returns a line for each file of the run that a person may want to open."""
+    """Returns a line for each file of the run that a person may want to open.
+
+    The last line has the SHA-256 of the final weights.
+    """
     files = {
         "summary": "summary.md",
         "curves": "curves.png",
         "weights": "weights",
         "metrics": "metrics.jsonl",
     }
-    return [
+    lines = [
         f"{what:8} {directory / name}"
         for what, name in files.items()
         if (directory / name).exists()
     ]
+    weights_sha256 = summary.weights_sha256_in(directory)
+    return [*lines, f"weights_sha256 {weights_sha256}"] if weights_sha256 else lines

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract import run_files
+from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.records import RunFacts
 from gcore_core.contract.run_files import stage_seconds
 from gcore_core.run import directory as d
 from gcore_core.run.display import duration
+from gcore_core.run.export import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]  # rows of metrics as ``read_metrics`` returns them
+
+_HASH_LINE = "- weights_sha256: "
 
 ANSWERS = 3  # how many prompts are shown with their answers
 ANSWER_LIMIT = 800  # how many characters of one prompt or answer are shown
@@ -74,6 +78,16 @@ def table(metrics: Rows) -> str:
     return "\n".join(lines)
 
 
+def weights_sha256_in(run_dir: Path) -> str:
+    """Returns the SHA-256 of the final weights that stands in a run's summary; "" without one."""
+    try:
+        lines = (run_dir / run_files.SUMMARY).read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    hashes = [line.removeprefix(_HASH_LINE) for line in lines if line.startswith(_HASH_LINE)]
+    return hashes[0] if hashes else ""
+
+
 # -- the parts -------------------------------------------------------------------------------------
 
 
@@ -94,7 +108,20 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
     lines = [f"- {steps}", f"- {duration(wall_s)} wall time, {cpu_s:.0f} CPU seconds"]
     if plugins:
         lines.append(f"- plugins: {', '.join(plugins)}")
+    if weights_sha256 := _final_weights_sha256(Path(run.directory)):
+        lines.append(f"{_HASH_LINE}{weights_sha256}")
     return "\n".join(lines) + "\n"
+
+
+def _final_weights_sha256(run_dir: Path) -> str:
+    """Hashes the files of the final weights; "" where there are none that can be read."""
+    weights = run_dir / run_files.WEIGHTS
+    if not any(weights.glob("*.safetensors")):
+        return ""
+    try:
+        return weights_sha256(weights)
+    except (GcoreError, OSError):
+        return ""
 
 
 def _before_and_after(metrics: Rows) -> list[list[str]]:

@@ -21,13 +21,15 @@ from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY
-from gcore_core.contract.launching import ALIVE, Launcher, Site
+from gcore_core.contract.launching import ALIVE, Site
 from gcore_core.contract.records import RunFacts, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import journals, summary
 from gcore_core.run.checkpoint_service import Keeper
+from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
 from gcore_core.run.jobs import Job, worker_specs
+from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.samples import shown_rows
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
@@ -41,6 +43,7 @@ from gcore_core.runtime.messages import (
     SPAWN,
     STEP_END,
     STOP_RUN,
+    UP,
     USAGE,
     Hello,
     Hung,
@@ -85,6 +88,9 @@ class Supervisor:
             alarm=display.note,
             resumed_from=job.resumed.step if job.resumed else None,
         )
+        self._consumed = ConsumedOrdinals.of_run(
+            job.directory, job.resumed.step if job.resumed else None
+        )
         if job.resumed:
             journals.go_back(job.directory, job.resumed.step, display.note)
         self._waiting = set(job.names())
@@ -96,12 +102,13 @@ class Supervisor:
         self._evaluated = (
             build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
         )
-        self._keeper = Keeper(job.plan, job.directory, display.note)
+        self._keeper = Keeper(job.plan, job.directory, display.note, self._metrics.hashed)
         self._started_s = time.monotonic()
         # A controller repeats a report when the answer was lost; each report is handled once.
         self._once = Gathering(1)
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None  # held, or it could be collected
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -115,37 +122,19 @@ class Supervisor:
         self._keeper.register(service)
         return service
 
-    async def run(self) -> None:
-        """Runs the job to its end, and ends every process in any case.
+    async def run(self, place: KeptSite | None = None) -> None:
+        """Runs the job to its end.
 
+        place: where its processes live. Who gives it clears or closes it afterwards; without one,
+            every process ends in any case.
         Raises the error of the worker that failed first when one fails.
         """
-        launcher: Launcher = build(self._job.plan.factory("launcher"))
+        if place is None:
+            async with KeptSite(self._job) as place:
+                return await self.run(place)
         error = ""
         try:
-            async with launcher.site(
-                self._job.names(), self._service(), self._job.directory / "logs"
-            ) as site:
-                self._site = site
-                site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
-                watchers = [
-                    self._look_after(site, name)
-                    for name in (AGENT, *self._job.names())
-                    if site.end_agent
-                ]
-                watch: asyncio.Future[Any] = asyncio.gather(
-                    self._start(site), self._watch(site), *watchers
-                )
-                # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
-                try:
-                    await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
-                    await (self._over if self._over.done() else watch)
-                except GcoreError:
-                    await self._keep_newest(site)
-                    raise
-                finally:
-                    watch.cancel()
-                    await asyncio.gather(watch, return_exceptions=True)
+            await self._attempt(await place.open(self._service()))
         except BaseException as caught:
             error = str(caught) or type(caught).__name__
             raise
@@ -159,6 +148,25 @@ class Supervisor:
                 summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
             except GcoreError as unwritten:  # must not hide how the run ended
                 self._display.note(str(unwritten))
+
+    async def _attempt(self, site: Site) -> None:
+        """Starts and watches the processes of the site, until the run is over."""
+        self._site = site
+        site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
+        watchers = [
+            self._look_after(site, name) for name in (AGENT, *self._job.names()) if site.end_agent
+        ]
+        watch: asyncio.Future[Any] = asyncio.gather(self._start(site), self._watch(site), *watchers)
+        # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
+        try:
+            await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
+            await (self._over if self._over.done() else watch)
+        except GcoreError:
+            await self._keep_newest(site)
+            raise
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
@@ -208,11 +216,18 @@ class Supervisor:
         if not self._waiting and not self._ready.is_set():
             self._ready.set()
             self._observers.run_start(self._run)
+            self._telling = asyncio.ensure_future(self._tell_up())
         elif self._waiting:
             self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
         if request.name in self._controllers:
             await self._ready.wait()
         return Nothing()
+
+    async def _tell_up(self) -> None:
+        """Tells the agent that the run is up. Its processes for later are no matter of life."""
+        if self._site is not None:
+            with contextlib.suppress(GcoreError):
+                await self._site.agent.call(UP, Nothing())
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         """Notes the error that ends a worker."""
@@ -273,6 +288,7 @@ class Supervisor:
         news = self._metrics.unwritten(report)
         if news is not None:
             self._metrics.append(news)
+        self._consumed.check(report.step, report.metrics)
         if report.samples and self._evaluated is not None:
             reader = StoreReader(self._site.store, AGENT, self._site.secret)
             rows = shown_rows(report.samples, reader, self._evaluated)
@@ -348,7 +364,9 @@ class Supervisor:
             why = f"\n  {message}" if message else ""
             self._display.note(f"{exited.name} {reason}; it is started again{why}")
             return
-        await asyncio.sleep(0 if self._errors else SETTLE_S)
+        # No worker causes another one's SIGKILL, so there is nobody to wait for.
+        is_killed = exited.code == -signal.SIGKILL
+        await asyncio.sleep(0 if self._errors or is_killed else SETTLE_S)
         raise self._cause(exited, reason)
 
     def _cause(self, exited: WorkerExit, reason: str) -> GcoreError:

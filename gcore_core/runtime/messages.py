@@ -27,6 +27,7 @@ from gcore_core.contract.records import (
     StepReport,
     WeightPlan,
 )
+from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
 from gcore_core.runtime.rpc.service import RemoteFailure
 from gcore_core.runtime.worker_settings import AnySettings
@@ -180,6 +181,10 @@ class TrainItem(Message):
     media: name -> further bytes of the record.
     version: of the weights that sampled its first action.
     extras: the columns that annotators gave the record.
+    tile: the part of its minibatch that trains on one rank as a whole.
+    prompt_digest, seal, stamp: as in the header.
+    last_version: of the weights that sampled its last action.
+    replica: number of the generator's replica that sampled it.
     """
 
     ordinal: int
@@ -190,6 +195,12 @@ class TrainItem(Message):
     media: dict[str, Ref] = {}
     version: int = 0
     extras: list[Extra] = []
+    tile: int = 0
+    prompt_digest: int = 0
+    seal: int = 0
+    stamp: int = 0
+    last_version: int = 0
+    replica: int = 0
 
 
 class AnnotateRequest(Message):
@@ -295,14 +306,32 @@ class TrainRequest(Message):
     epochs: int
 
 
+class GroupNumbers(msgspec.Struct, frozen=True, array_like=True):
+    """Holds what a rank's sentinel measured of a group, summed over those records of it that the
+    rank has.
+
+    ordinal: of the group.
+    replica, version: who sampled these records, and under which weights.
+    numbers: as of ``Sentinel.measure``.
+    """
+
+    ordinal: int
+    replica: int
+    version: int
+    numbers: list[float]
+
+
 class TrainReply(Message):
     """Holds what a rank says after the updates of a step.
+
+    The lead gets all of it, another shard only the groups that are its own.
 
     metrics: name -> value, as the ranks agreed on them.
     version: of the weights after the step.
     busy_s: seconds of this rank's own work; 0 when it cannot tell.
     trained: actions of this rank's records that the step trained on.
     masked: actions of these records that it did not, because their ``action_mask`` is 0.
+    groups: what the sentinel measured of the shard's groups.
     """
 
     metrics: dict[str, float]
@@ -310,6 +339,17 @@ class TrainReply(Message):
     busy_s: float = 0.0
     trained: int = 0
     masked: int = 0
+    groups: list[GroupNumbers] = []
+
+
+class DiagnoseRequest(Message):
+    """Asks a rank what its records of a step say of the cause of an alarm.
+
+    replicas: those that alarms name; none: all.
+    """
+
+    step: int
+    replicas: list[int]
 
 
 class SkipStep(Message):
@@ -323,6 +363,7 @@ RELEASE_STEPS = Endpoint("release_steps", ReleaseSteps, Nothing)
 PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[float]]])
 TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])
 SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
+DIAGNOSE = Endpoint("diagnose", DiagnoseRequest, list[Finding])
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -382,9 +423,38 @@ class BucketRequest(Message):
 
 
 class PushConfirmed(Message):
+    """Says that a receiver has loaded a push.
+
+    verified: the receiver hashed the weights it now holds, and they are the sender's.
+    stamp: of these weights, see ``gcore_core.contract.lineage``.
+    """
+
     version: int
     nbytes: int
-    verified: bool  # the receiver hashed the weights it now holds and they are the sender's
+    verified: bool
+    stamp: int = 0
+
+
+class HeldReply(Message):
+    """Says what a generator holds now, against what the last pushes brought.
+
+    version: of its weights, as it says itself.
+    pushed: version of the last push that it took; -1: it took none.
+    known: whether its weights can be compared with what came: it can hash them, and they came as
+        bytes.
+    differ: names of tensors that are not what the last push brought.
+    tensors: how many the push brought.
+    older: of those that differ, how many are what the push before brought.
+    older_version: of that push.
+    """
+
+    version: int
+    pushed: int = -1
+    known: bool = False
+    differ: list[str] = []
+    tensors: int = 0
+    older: int = 0
+    older_version: int = -1
 
 
 class SaveWeights(Message):
@@ -396,6 +466,7 @@ PUSH_BEGIN = Endpoint("push.begin", BeginPush, Nothing, Wait.PUSH)
 PUSH_PULL = Endpoint("push.pull", PullWeights, PushConfirmed, Wait.SOON)
 PUSH_PLAN = Endpoint("push.plan", PlanRequest, WeightPlan)
 PUSH_BUCKET = Endpoint("push.bucket", BucketRequest, Bucket)
+PUSH_HELD = Endpoint("push.held", Nothing, HeldReply, Wait.SOON)
 SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing, Wait.PUSH)
 
 
@@ -424,10 +495,25 @@ class CheckpointPlace(Message):
 
 
 class SaveState(Message):
-    """Asks a rank to begin to save into ``directory``, or to finish the save begun for ``step``."""
+    """Asks a rank to begin to save into ``directory``, or to finish the save begun for ``step``.
+
+    urgent: of a request to finish: the process may be ended within seconds, so what can be left out
+        is left out.
+    """
 
     step: int
     directory: str
+    urgent: bool = False
+
+
+class SavedState(Message):
+    """Says that a rank has saved.
+
+    weights_sha256: of the weights that were saved, by rank 0, see
+        ``gcore_core.contract.weights_hash``; "" from others, and where it was left out.
+    """
+
+    weights_sha256: str = ""
 
 
 class CommitCheckpoint(Message):
@@ -437,18 +523,20 @@ class CommitCheckpoint(Message):
     state: what a resumed run of the controller needs.
     metrics: of the step.
     failed: why a rank could not save, so that the unfinished checkpoint is deleted; "" if all have.
+    weights_sha256: as in ``SavedState``.
     """
 
     step: int
     state: dict[str, Any]
     metrics: dict[str, float]
     failed: str = ""
+    weights_sha256: str = ""
 
 
 CARRIED = Endpoint("carried", Carried, Nothing, Wait.MEETING)
 OPEN_CHECKPOINT = Endpoint("open_checkpoint", OpenCheckpoint, CheckpointPlace, Wait.MEETING)
 SAVE_STATE = Endpoint("save_state", SaveState, Nothing, Wait.MEETING)
-FINISH_SAVE = Endpoint("finish_save", SaveState, Nothing, Wait.MEETING)
+FINISH_SAVE = Endpoint("finish_save", SaveState, SavedState, Wait.MEETING)
 BEGIN_CHECKPOINT = Endpoint("begin_checkpoint", CommitCheckpoint, Nothing, Wait.MEETING)
 COMMIT_CHECKPOINT = Endpoint("commit_checkpoint", CommitCheckpoint, Nothing, Wait.MEETING)
 
@@ -526,6 +614,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarted: it takes the place of a process that ended.
     ending: how that process ended: ENDED_BY_ALARM, ENDED_HUNG or "" for any other way.
     shared_memory: how files are called that it may make in shared memory, see ``Provider``.
+    preload: modules that a process may import before it becomes this worker, see ``Provider``.
     """
 
     role: str
@@ -543,6 +632,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarted: bool = False
     ending: str = ""
     shared_memory: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -649,6 +739,8 @@ STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
+UP = Endpoint("up", Nothing, Nothing)
+CLEAR = Endpoint("clear", Nothing, Nothing)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 USAGE = Endpoint("usage", Nothing, UsageReply)
 METER = Endpoint("meter", MeterRequest, MeterReply)

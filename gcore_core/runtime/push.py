@@ -50,6 +50,7 @@ import xxhash
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Fingerprints, ReceivesWeights
 from gcore_core.contract.launching import Peer
+from gcore_core.contract.lineage import stamp_of
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.trainer import Trainer
 from gcore_core.contract.weight_transfer import (
@@ -76,6 +77,7 @@ from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist, shown
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.store.client import copy_hashed, map_file
+from gcore_core.runtime.tensor_journal import TensorJournal
 
 # The most bytes of a bucket of several tensors. It need not fit a processor's cache, since copies
 # go past the caches. So buckets are large: then they are few, and so are their messages.
@@ -167,13 +169,20 @@ class PushSource:
 
     key: (version, attempt) of the push.
     plan: the tensors that will come.
+    journal: gets the digests of all tensors when the last one is filled.
+    stamp: of the weights, when all tensors are filled; 0 before.
 
     Two sizes: ``_memory_nbytes`` is that of the memory for all buckets, ``_bucket_nbytes`` bounds
     one bucket of several tensors.
     """
 
     def __init__(
-        self, trainer: Trainer, memory: PushMemory, compute: Compute, request: BeginPush
+        self,
+        trainer: Trainer,
+        memory: PushMemory,
+        compute: Compute,
+        request: BeginPush,
+        journal: TensorJournal | None = None,
     ) -> None:
         self.key = request.version, request.attempt
         self.plan = WeightPlan(request.version, trainer.weight_specs())
@@ -194,8 +203,11 @@ class PushSource:
         self._gathering = Gathering(request.receivers)
         self._all_asked_for = -1  # the latest bucket that all receivers have asked for
         self._latest: Bucket | None = None  # that was filled
+        self._digests: dict[str, int] = {}  # of the tensors that were filled
+        self.stamp = 0
         self._ahead: deque[asyncio.Future[Bucket]] = deque()  # filled or being filled, in order
         self._sending: asyncio.Future[None] | None = None  # of the bucket handed out last
+        self._journal = journal
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         """Returns the bucket of this index when all receivers have asked for it."""
@@ -315,6 +327,12 @@ class PushSource:
             offset += spec.nbytes
             self._next_tensor = next(self._tensors, None)
         self._may_be_read.append(Place(room.start, offset))
+        self._digests.update((spec.name, one) for spec, one in zip(specs, digests, strict=True))
+        if self._next_tensor is None:
+            self.stamp = stamp_of(self._digests)
+            if self._journal is not None:
+                in_order = [self._digests[spec.name] for spec in self.plan.tensors]
+                self._journal.write(self.plan, in_order, self._writer.transport)
         return Bucket(
             version=self.key[0],
             index=index,
@@ -356,6 +374,7 @@ async def pull_weights(
     progress: Callable[[], None],
     mapped: dict[str, np.ndarray],
     setting: DtypeSetting = UNTOLD_DTYPE,
+    came: dict[str, int] | None = None,
 ) -> PushConfirmed:
     """Receives a push and loads it.
 
@@ -365,6 +384,8 @@ async def pull_weights(
         waited for.
     mapped: path -> shared memory, kept by the caller between pushes.
     setting: what the receiver's configuration says of its dtype, for the error.
+    came: gets the digest of every tensor, by name, if they came through shared memory; those of
+        other transports are not xxh3 of the bytes.
     """
     version = request.version
     plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
@@ -408,9 +429,10 @@ async def pull_weights(
     digests_held = await compute(reader.held)
     if digests_held is not None:
         _check_held(digests_held, digests, plan, setting)
-    return PushConfirmed(
-        version, sum(spec.nbytes for spec in plan.tensors), digests_held is not None
-    )
+    if came is not None and bucket.transport == SHM:
+        came.update(digests)
+    nbytes = sum(spec.nbytes for spec in plan.tensors)
+    return PushConfirmed(version, nbytes, digests_held is not None, stamp_of(digests))
 
 
 def _check_held(

@@ -20,6 +20,7 @@ import msgspec
 from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
 from gcore_core.contract.placement import Device, Need
 from gcore_core.contract.records import Header
+from gcore_core.contract.sentinel import SentinelContext
 
 #: An ordinal that no run reaches.
 NEVER = 1 << 62
@@ -62,10 +63,12 @@ class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
     """Tells a trainer worker where to begin.
 
     resume: the directory of the trainer's saved state; "": it begins anew.
+    sentinel: what compares its log-probs is to know; None: nothing compares them.
     """
 
     context: PlainContext = PlainContext()
     resume: str = ""
+    sentinel: SentinelContext | None = None
 
 
 class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generator"):
@@ -94,12 +97,14 @@ class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
     rewards: name -> its settings.
     asks: generator role that one of them asks -> peer names of its replicas.
     datasets: dataset -> its provider, as in ``use``.
+    of_groups: those of the rewards that see the records of a prompt together.
     """
 
     context: PlainContext = PlainContext()
     rewards: dict[str, Reward]
     asks: dict[str, list[str]] = {}
     datasets: dict[str, str] = {}
+    of_groups: list[str] = []
 
 
 class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -140,6 +145,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     providers: section of the job -> what it chose, as in ``use``.
     of_groups: rewards that see the records of a prompt together.
     logprob_band: how far apart the log-probs of a pair may be.
+    sentinel: what compares log-probs is to know; None: only the band is looked at.
     output: directory of the weights that are kept.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
@@ -164,6 +170,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     evaluation: Evaluation
     checkpoint: Checkpoint
     logprob_band: float = 1e-3
+    sentinel: SentinelContext | None = None
     output: str = ""
     trace: str = ""
     takes_stale: bool = False

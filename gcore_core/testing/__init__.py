@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.placement import PlacementPolicyContract
     from gcore_core.testing.contracts.plugin import PluginContract
     from gcore_core.testing.contracts.scorer import ScorerContract
+    from gcore_core.testing.contracts.sentinel import SentinelContract
     from gcore_core.testing.contracts.trainer import TrainerContract
 
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
     "ScorerContract": "scorer",
+    "SentinelContract": "sentinel",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
     "claims": "base",
@@ -66,6 +68,7 @@ __all__ = [
     "PlacementPolicyContract",
     "PluginContract",
     "ScorerContract",
+    "SentinelContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
     "claims",

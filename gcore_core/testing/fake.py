@@ -33,7 +33,7 @@ from gcore_core.contract.records import (
     WeightPlan,
 )
 from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.testing.safetensors_files import write_safetensors
 
 VOCABULARY = "abcdefgh."  # the last character ends an answer
@@ -221,6 +221,7 @@ class FakeTrainer:
         self._logits = initial_logits(0)
         self._records: list[TrainRecord] = []
         self._begun: tuple[Path, np.ndarray, int] | None = None
+        self._start: list[StartLogprobs] = []
 
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
@@ -241,6 +242,9 @@ class FakeTrainer:
         if not np.isfinite(advantages).all():
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = log_softmax(self._logits)
+        self._start = [
+            StartLogprobs(logp=logp[record.columns["action_ids"]]) for record in self._records
+        ]
         fresh = [record.columns for record in self._records if record.fresh]
         gaps = [
             np.abs(logp[columns["action_ids"]] - columns["logp"]).max(initial=0.0)
@@ -268,6 +272,9 @@ class FakeTrainer:
             "logprob_gap_max": float(max(gaps, default=0.0)),
             "logprob_gap_mean": float(np.mean(gaps)) if gaps else 0.0,
         }
+
+    def start_logprobs(self) -> list[StartLogprobs]:
+        return self._start
 
     def _loss(self, advantages: np.ndarray, minibatch: int) -> tuple[float, np.ndarray]:
         """Returns the loss of one minibatch, and minus its gradient, which lowers the loss.
@@ -507,7 +514,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         summary="REINFORCE on a table of logits",
         factory="gcore_core.testing.fake:FakeTrainer",
         config=FakeTrainerConfig,
-        capabilities=frozenset({"annotate", "save.background"}),
+        capabilities=frozenset({"annotate", "logprobs.compared", "save.background"}),
     )
 
 

@@ -674,4 +674,7 @@ def violations(outcome: Outcome, calm: Outcome, weather: Faults, job: SimulatedJ
             outcome.batches == calm.batches and outcome.ledger == calm.ledger
         )
         holds["weights are those of the calm run"] = outcome.logits == calm.logits
+        holds["digests are those of the calm run"] = [
+            report.digests for report in outcome.reports
+        ] == [report.digests for report in calm.reports]
     return [name for name, is_kept in holds.items() if not is_kept]

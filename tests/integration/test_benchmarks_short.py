@@ -118,6 +118,12 @@ SMALL = (
             fact=lambda values: values["controller_memory_mib"] > 1,
             repeats=True,
         ),
+        short(
+            "back_to_work",
+            *("--faults", "1", "--kills", "1", "--every", "1"),
+            fact=lambda values: 0 < values["fault_to_training_again_s"] < math.inf,
+            slow=True,
+        ),
         short("handover", "--rounds", "3", fact=_sizes_are_those_of_rates, repeats=True),
         short("balance", "--draws", "3", fact=_no_part_is_lighter_than_the_mean, repeats=True),
         short(
@@ -152,6 +158,17 @@ SMALL = (
                 values["kills"] == 2
                 and values["accuracy_every_step_less_none"] == 0
                 and values["accuracy_killed_every_step_less_none"] == 0
+            ),
+            slow=True,
+        ),
+        short(
+            "proved",
+            *("--parts", "hashes", "--steps", "2", "--set", *SMALL),
+            *("--cases", "1 controllers", "4 controllers, 2 replicas, 2 ranks", "inline"),
+            fact=lambda values: (
+                values["distinct_weight_hashes"] == 1
+                and values["hashed_runs"] == 3
+                and values["torch_pair_gap_max"] == 0
             ),
             slow=True,
         ),

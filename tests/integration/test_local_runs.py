@@ -103,13 +103,13 @@ def test_controllers_are_processes_of_their_own_without_torch(tmp_path: Path) ->
         controllers = {f"controller.{shard}": pids[f"controller.{shard}"] for shard in range(4)}
         assert len({*pids.values(), run.process.pid}) == len(pids) + 1
         assert set(pids) == {*controllers, "agent.0", "policy.0", "rollout.0", "scorer.0"}
-        assert sorted(runs.children(pids["agent.0"])) == sorted(
-            set(pids.values()) - {pids["agent.0"]}
-        )
+        workers = set(pids.values()) - {pids["agent.0"]}
+        assert workers <= set(runs.children(pids["agent.0"]))  # others are kept ready
         for name, pid in controllers.items():
             maps = Path(f"/proc/{pid}/maps").read_text()
             assert "numpy" in maps, name
             assert "torch" not in maps, name
+        assert os.getsid(run.supervisor()) == run.process.pid
         sessions = {os.getsid(pid) for pid in [run.process.pid, *pids.values()]}
         assert len(sessions) == len(pids) + 1  # Ctrl-C in the terminal reaches the supervisor alone
     used = run.metrics()[-1]
@@ -172,13 +172,21 @@ def test_a_signal_during_start_ends_the_run(tmp_path: Path) -> None:
         assert list(run.private.iterdir()) == []
 
 
-def test_all_workers_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_all_workers_end_when_the_supervisor_or_the_process_before_it_is_killed(
+    first: bool, tmp_path: Path
+) -> None:
+    """Without a checkpoint nobody can go on."""
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
         run.read_until(" 2/")
-        store, watched = run.store(), runs.Watched(list(run.pids().values()))
-        run.process.kill()
-        run.wait()
+        supervisor = run.supervisor()
+        store, watched = run.store(), runs.Watched([supervisor, *run.pids().values()])
+        os.kill(run.process.pid if first else supervisor, signal.SIGKILL)
+        assert run.wait() == (-signal.SIGKILL if first else 5)
         nothing_is_left(run, store, watched, 10)
+    if not first:
+        assert "supervisor: ended with signal SIGKILL\n" in run.output
+        assert f"the run is in {run.path}" in run.output
 
 
 def test_all_workers_end_when_the_agent_is_killed_and_the_run_reports_it(tmp_path: Path) -> None:

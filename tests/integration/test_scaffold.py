@@ -74,6 +74,20 @@ ANSWERS = {
         return (True, "") if spread > self._least else (False, "too_equal")
         """
     ],
+    "sentinel": [
+        """
+        gaps = [np.abs(r.rollout_logp - r.trainer_logp)[r.mask] for r in records]
+        over = [np.count_nonzero(~(gap <= self._band)) for gap in gaps]
+        return np.array(over, np.float64).reshape(-1, 1)
+        """,
+        """
+        return [
+            Alarm(replica=replica, since_step=step, actions=int(over), text="they disagree")
+            for (replica, _), (over,) in sorted(evidence.items())
+            if over > self._allowed
+        ]
+        """,
+    ],
     "command": ["print((directory / 'metrics.jsonl').read_text())\nreturn 0"],
     "launcher": ["return self._local.site(names, supervisor, logs)"],
     "generator": [

@@ -144,7 +144,7 @@ def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(
     try:
         with runs.running(tmp_path, config) as run:
             run.read_until(" 2/")
-            pids = {**run.pids(), "supervisor": run.process.pid}
+            pids = {**run.pids(), "supervisor": run.supervisor()}
             watched = runs.Watched([pid for who, pid in pids.items() if who != "supervisor"])
             (place,) = spill.iterdir()
             store = MEMORY / place.name.removeprefix("spill-")

@@ -19,9 +19,8 @@ import yaml
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STEPS = 3
-#: Sums of float32 in another order, carried through three Adam updates, which divide by small
-#: second moments.
-TOLERANCE = 1e-5
+#: By how much the weights of runs with other seeds differ, at least.
+MOVED = 1e-4
 
 
 @dataclass(frozen=True)
@@ -93,18 +92,16 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
 
 
 def assert_same_run(found: Ran, expected: Ran) -> None:
-    for name in ("grad_norm", "reward", "reward/worked", "length", "entropy"):
-        np.testing.assert_allclose(
-            found.of(name), expected.of(name), rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
-        )
+    """The same bits of weights, metrics and texts; rollout and trainer agree to the last bit."""
+    for name in ("loss", "grad_norm", "reward", "reward/worked", "length", "entropy", "kl"):
+        assert found.of(name) == expected.of(name), name
+    assert found.of("logprob_gap_max") == [0.0] * STEPS
     assert len(expected.of("grad_norm")) == STEPS
     assert found.texts == expected.texts
     assert max(map(len, expected.texts)) == 32, "16 greedy and 16 sampled answers"
     assert found.tensors.keys() == expected.tensors.keys()
     for name, tensor in expected.tensors.items():
-        np.testing.assert_allclose(
-            found.tensors[name], tensor, rtol=0, atol=TOLERANCE, err_msg=name
-        )
+        np.testing.assert_array_equal(found.tensors[name], tensor, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +124,10 @@ def test_a_deterministic_run_does_not_depend_on_shards_or_launcher(
         assert len(controllers) == 4, "four controllers are four processes"
 
 
-def test_two_sharded_ranks_make_the_updates_of_one(one: tuple[Path, Ran]) -> None:
+def test_sharded_ranks_and_replicas_leave_no_trace(one: tuple[Path, Ran]) -> None:
     base, expected = one
-    found = run(base / "ranks", "controller.shards=2", "roles.policy.slots=2", "cluster.devices=2")
-    assert_same_run(found, expected)
+    layout = ("roles.policy.slots=2", "roles.rollout.slots=2", "cluster.devices=4")
+    assert_same_run(run(base / "ranks", "controller.shards=2", *layout), expected)
 
 
 def test_another_seed_is_another_run(one: tuple[Path, Ran]) -> None:
@@ -143,7 +140,7 @@ def test_another_seed_is_another_run(one: tuple[Path, Ran]) -> None:
     moved = [
         np.abs(other.tensors[name] - tensor).max() for name, tensor in expected.tensors.items()
     ]
-    assert max(moved) > 10 * TOLERANCE
+    assert max(moved) > MOVED
 
 
 @pytest.mark.slow

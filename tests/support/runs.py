@@ -315,8 +315,13 @@ class Run:
         found = {
             name: int(pid) for name, pid in re.findall(r"INFO (\S+) is started, pid (\d+)", told)
         }
-        (agent,) = children(self.process.pid)
+        (agent,) = children(self.supervisor())
         return {**found, "agent.0": agent}
+
+    def supervisor(self) -> int:
+        """The pid of the supervisor, which the process of ``g-core run`` starts."""
+        (supervisor,) = children(self.process.pid)
+        return supervisor
 
     def store(self) -> Path:
         """Where its slabs are, while it runs."""

@@ -286,6 +286,19 @@ def test_a_path_outside_the_checkpoint_is_refused_even_with_a_valid_key(
         assert inspect(path)[1] == [f"{name!r}: a part must lie in the checkpoint"]
 
 
+def test_a_manifest_from_before_weights_were_hashed_is_still_whole(
+    two: Checkpoints, run: Path
+) -> None:
+    key = (run / KEY).read_bytes()
+    file = run / "checkpoints" / "step-000020" / MANIFEST
+    raw = file.read_bytes()
+    assert b"weights_sha256" not in raw  # as it was written without one
+    assert not two.verify(20)
+    hashed = msgspec.structs.replace(unseal(raw, key), weights_sha256="ab")
+    file.write_bytes(seal(hashed, key))
+    assert not two.verify(20) and unseal(file.read_bytes(), key).weights_sha256 == "ab"
+
+
 @pytest.mark.parametrize("other", [1, 3])
 def test_a_manifest_of_another_format_is_refused(two: Checkpoints, run: Path, other: int) -> None:
     file = two.directory / "step-000020" / MANIFEST

@@ -66,6 +66,7 @@ def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
         "objective": ("objective", "fake/pg"),
         "filter": ("filter", "core/keep-all"),
         "balance": ("balancer", "balance"),
+        "sentinel": ("sentinel", "sentinel"),
         "placement": ("placement", "core/even"),
         "roles.policy": ("trainer", "fake"),
         "roles.rollout": ("generator", "fake"),
@@ -75,6 +76,7 @@ def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
         ("core", "gcore-core"),
         ("fake", "gcore-fake"),
         ("balance", "gcore-balance"),
+        ("sentinel", "gcore-sentinel"),
     ]
 
 
@@ -120,7 +122,13 @@ def test_plugins_may_be_a_list_and_config_may_be_left_empty(
     installed.add("report")
     plan = load_plan(job("plugins: [report]\nadvantage:\n  use: fake/mean\n  config:"))
     assert plan.config["plugins"] == {"report": None}
-    assert [item["plugin"] for item in plan.lock] == ["core", "report", "fake", "balance"]
+    assert [item["plugin"] for item in plan.lock] == [
+        "core",
+        "report",
+        "fake",
+        "balance",
+        "sentinel",
+    ]
 
 
 def test_a_local_file_offers_providers_under_its_stem(job: Job, tmp_path: Path) -> None:

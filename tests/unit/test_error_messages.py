@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from gcore_core import cli
@@ -29,15 +30,21 @@ from gcore_core.config.plan import Plan, load_plan
 from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
+from gcore_core.contract.lineage import check_receipt, check_seal
 from gcore_core.contract.records import Header, RunFacts, StepReport
-from gcore_core.controllers.training import masked_share
+from gcore_core.contract.sentinel import Alarm
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.controllers.training import check_row, masked_share
+from gcore_core.controllers.watching import held_otherwise, mismatch
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
-from gcore_core.run.export import export
-from gcore_core.runtime.messages import TrainReply, Versions
+from gcore_core.run.comparison import compare
+from gcore_core.run.export import export, weights_sha256
+from gcore_core.runtime.messages import HeldReply, TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.shells.opened_records import check_prompts
 from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
@@ -150,6 +157,9 @@ class World:
 CASES: dict[str, dict[str, Callable[[World], object]]] = {
     "Configuration": {
         "no such file": lambda w: load_plan(w.directory / "jbo.yaml"),
+        "no run to compare": lambda w: compare(w.directory / "runs" / "x", w.directory),
+        "no run in a directory to compare": lambda w: compare(w.directory, w.directory),
+        "a run that cannot be compared": lambda w: compare(old_run(w), w.directory),
         "not YAML": lambda w: w.load(text=JOB + "filter: {use: core/varied\n"),
         "no mapping": lambda w: w.load(text="- run\n"),
         "unknown key": lambda w: w.load("run.stepz=3"),
@@ -292,9 +302,32 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "data",
         ),
         "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
+        "no weights to hash": lambda w: weights_sha256(w.directory),
     },
     "Training": {
+        "a record that is another": lambda w: check_seal(
+            1, 12, 3, 0, {"action_ids": np.zeros(3, np.int32)}, "opening for step 4"
+        ),
+        "rewards of another record": lambda w: check_receipt(
+            1, 2, 12, 3, {"exact": 1.0}, "advantages of shard 0"
+        ),
+        "a record of another row": lambda w: check_row(
+            Header(ordinal=12, sample=3, row=7, seed=0), 10, 0, "advantages of shard 0"
+        ),
+        "two prompts in a group": lambda w: check_prompts(
+            [
+                TrainRecord(
+                    ordinal=12,
+                    sample=sample,
+                    minibatch=0,
+                    columns={"prompt_ids": np.array([sample], np.int32)},
+                )
+                for sample in (0, 3)
+            ],
+            "opening for step 4",
+        ),
         "no trained action": lambda w: masked_share(3, [TrainReply({}, 4, 0.0, 0, 512)]),
+        "wrong log-probs of one replica": lambda w: alarmed(),
     },
     "Checkpoints": {
         "no checkpoints": lambda w: w.command("checkpoint", "verify", str(w.directory)),
@@ -308,6 +341,21 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "socket path too long": lambda w: sockets.check_free("unix:/" + "x" * 120),
     },
 }
+
+
+def alarmed() -> None:
+    alarm = Alarm(
+        replica=1,
+        since_step=3,
+        actions=376,
+        text=(
+            "gaps of unsure actions exceed the healthy 0.99 quantile too often: log e 21.6 after "
+            "376 actions, the alarm is at 19.5"
+        ),
+    )
+    held = HeldReply(4, 4, True, ["lm_head.weight"], 21, 0, 3)
+    cause = held_otherwise("rollout.1", held)
+    raise mismatch(4, "rollout.1", [alarm], ("weights", cause), checkpoints=True)
 
 
 def used_twice(directory: Path) -> None:
@@ -397,6 +445,14 @@ def without_room(world: World) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with mock.patch("gcore_core.run.checkpoints.write_durably", side_effect=full):
         checkpoints.commit(20, CheckpointFacts(run="job"))
+
+
+def old_run(world: World) -> Path:
+    """Makes a run whose metrics have no digests."""
+    row = '{"step": 1, "version": 1, "time_unix_s": 0, "metrics": {}}'
+    for name, text in {"config.yaml": "run: {}", "metrics.jsonl": row}.items():
+        (world.directory / name).write_text(f"{text}\n")
+    return world.directory
 
 
 def taken() -> None:

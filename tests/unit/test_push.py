@@ -34,6 +34,7 @@ from gcore_core.runtime.messages import (
     BeginPush,
     BucketRequest,
     PullWeights,
+    PushConfirmed,
 )
 from gcore_core.runtime.process.compute import Compute, DirectCompute
 from gcore_core.runtime.push import DtypeSetting, PushSource, pull_weights
@@ -757,6 +758,7 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
                 told.append(request.transport)
             elif endpoint == PUSH_PULL and len(told) == 1:
                 raise WeightMismatch("a bucket's memory cannot be opened")
+            return PushConfirmed(1, 0, True) if endpoint == PUSH_PULL else None
 
     context = SimpleNamespace(
         trainers=[Peer()],

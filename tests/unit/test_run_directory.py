@@ -190,6 +190,38 @@ def test_a_truncated_last_line_of_a_killed_run_is_skipped_alone(tmp_path: Path) 
     assert [row["step"] for row in run_files.read_metrics(tmp_path)] == [1, 2]
 
 
+def test_a_hash_joins_the_row_of_its_step_before_and_after_that_is_written(tmp_path: Path) -> None:
+    metrics = d.MetricsFile(tmp_path)
+    metrics.append(_report(1, reward=0.5))
+    file = tmp_path / run_files.METRICS
+    before = file.read_bytes()
+    metrics.hashed(1, "aa")
+    assert file.read_bytes() == before[:-2] + b',"weights_sha256":"aa"}\n'
+    metrics.hashed(2, "bb")
+    for step in (2, 3):
+        metrics.append(_report(step))
+    metrics.hashed(3, "cc")
+    metrics.append(_report(4))
+    metrics.close()
+    rows = run_files.read_metrics(tmp_path)
+    assert [row.get("weights_sha256") for row in rows] == ["aa", "bb", "cc", None]
+    assert steps_in_file(tmp_path) == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_keeps_the_hash_of_the_step_it_goes_on_from(tmp_path: Path) -> None:
+    metrics = d.MetricsFile(tmp_path)
+    for step in (1, 2):
+        metrics.append(_report(step))
+        metrics.hashed(step, str(step))
+    metrics.close()
+    again = d.MetricsFile(tmp_path, resumed_from=1)
+    assert again.unwritten(_report(1)) is None
+    again.append(_report(2))
+    again.close()
+    rows = run_files.read_metrics(tmp_path)
+    assert [row.get("weights_sha256") for row in rows] == ["1", None]
+
+
 def steps_in_file(run_dir: Path, name: str = run_files.METRICS) -> list[int]:
     return [json.loads(line)["step"] for line in (run_dir / name).read_text().splitlines()]
 

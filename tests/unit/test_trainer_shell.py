@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ import pytest
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
 from gcore_core.runtime.messages import BeginPush, PrepareRequest, TrainReply, TrainRequest
+from gcore_core.contract.errors import CheckpointError
+from gcore_core.run.export import weights_sha256
+from gcore_core.runtime.messages import PrepareRequest, SaveState, TrainReply, TrainRequest
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.testing import fake
 
@@ -86,3 +90,69 @@ async def test_no_push_begins_while_another_is_closed_for_an_update(tmp_path: Pa
     with pytest.raises(ContractError, match="asked to push version 0, the trainer holds 1"):
         await shell.begin_push(BeginPush(0, 1 << 20, 1, 1), None)  # type: ignore[arg-type]
     await training
+class Saving(fake.FakeTrainer):
+    """Counts how often its weights are exported."""
+
+    def __init__(self) -> None:
+        super().__init__(fake.FakeTrainerConfig(), WorkerContext(role="policy"))
+        self.exports = 0
+
+    def export_weights(self) -> Any:
+        self.exports += 1
+        return super().export_weights()
+
+
+async def saved(
+    trainer: Saving, path: Path, rank: int = 0, *, urgent: bool = False, step: int = 0
+) -> str:
+    shell = TrainerShell(trainer, NoRecords(), compute, path, rank)  # type: ignore[arg-type]
+    await shell.save_state(SaveState(step, str(path)), None)  # type: ignore[arg-type]
+    reply = await shell.finish_save(SaveState(step, "", urgent), None)  # type: ignore[arg-type]
+    return reply.weights_sha256
+
+
+async def test_a_save_is_hashed_by_rank_0_as_the_files_of_its_weights_are(tmp_path: Path) -> None:
+    trainer = Saving()
+    trainer.save_pretrained(tmp_path / "weights")
+    assert await saved(trainer, tmp_path) == weights_sha256(tmp_path / "weights")
+
+
+async def test_other_ranks_take_part_in_the_export_and_hash_nothing(tmp_path: Path) -> None:
+    trainer = Saving()
+    assert await saved(trainer, tmp_path, rank=1) == ""
+    assert trainer.exports == 1
+
+
+async def test_a_rank_that_cannot_save_still_takes_part_in_the_export(tmp_path: Path) -> None:
+    trainer = Saving()
+    shell = TrainerShell(trainer, NoRecords(), compute, tmp_path, 1)  # type: ignore[arg-type]
+
+    def full(directory: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer.begin_save = full  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError):
+        await shell.save_state(SaveState(0, str(tmp_path)), None)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert trainer.exports == 1
+
+
+async def test_large_weights_are_not_hashed_where_a_run_must_end_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await saved(Saving(), tmp_path, urgent=True)
+    monkeypatch.setattr("gcore_core.runtime.shells.trainer._URGENT_BYTES", 1)
+    shell = TrainerShell(Saving(), NoRecords(), late, tmp_path, 0)  # type: ignore[arg-type]
+    await shell.save_state(SaveState(0, str(tmp_path)), None)  # type: ignore[arg-type]
+    reply = await shell.finish_save(SaveState(0, "", True), None)  # type: ignore[arg-type]
+    assert reply.weights_sha256 == ""
+
+
+async def late(work: Callable[..., Any], *args: Any) -> Any:
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return work(*args)
+
+
+async def test_weights_that_have_changed_since_the_save_are_not_hashed(tmp_path: Path) -> None:
+    assert await saved(Saving(), tmp_path, step=4) == ""

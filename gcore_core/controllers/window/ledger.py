@@ -18,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gcore_core.contract.errors import ContractError
+from gcore_core.contract.lineage import add_receipts, receipt_of
 from gcore_core.contract.order import row_of
 from gcore_core.contract.records import (
     FAILED,
@@ -161,7 +162,11 @@ class Ledger:
         header = group.records[score.sample]
         if score.reason and not has_failed_reward(header):
             header.reason = score.reason  # it says more than why the record ended
+        replaced = {name: v for name, v in header.rewards.items() if name in score.values}
         header.rewards = {**header.rewards, **score.values}
+        header.receipt = add_receipts(
+            header.receipt, -receipt_of(header.seal, replaced), score.receipt
+        )
         header.reward_status = {**header.reward_status, **score.statuses}
         if names <= header.reward_status.keys():
             self._has_score(score.ordinal, group, score.sample)

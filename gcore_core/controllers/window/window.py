@@ -29,6 +29,7 @@ from gcore_core.controllers.window.verdicts import (
     verdict_on,
 )
 from gcore_core.runtime.messages import TRAIN
+from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
 
 # How often shards look, together, whether more groups must be issued: every ``TICK_S`` seconds, and
 # in a long rollout only after ``TICK_SHARE`` of its time, since a look costs as much as 30 records.
@@ -45,9 +46,12 @@ class Taken:
     teaches: whether any shard has a group to train on.
     counts: this shard's groups by what became of them, for the step's report.
     carried: this shard's records that wait for the next step.
+    first_ordinal: the ordinal of the run at which the step begins.
     oldest: the first step of which any record is still needed when this step has been trained on.
     next_ordinal: the ordinal of the run at which the next step begins.
     state: what a run that is resumed behind this step goes on with; plain values.
+    digests: stage -> sum of the digests of this shard's records that the step takes, also of those
+        that do not teach.
     """
 
     step: int
@@ -55,9 +59,11 @@ class Taken:
     teaches: bool
     counts: Counter[str]
     carried: list[Header]
+    first_ordinal: int
     oldest: int
     next_ordinal: int
     state: dict[str, Any] = field(repr=False)
+    digests: dict[str, int] = field(default_factory=dict)
 
 
 class Window:
@@ -159,6 +165,7 @@ class Window:
 
     async def _produce(self, step: int, least: int) -> Taken:
         """Draws until all shards together have enough groups that teach, or the limit is issued."""
+        first_ordinal = self._ledger.next_ordinal
         settled = list[Settled]()
         draws = set[asyncio.Task[None]]()
         began_s = asyncio.get_running_loop().time()
@@ -178,7 +185,7 @@ class Window:
         finally:
             for task in draws:
                 task.cancel()
-        return await self._close(step, settled)
+        return await self._close(step, settled, first_ordinal)
 
     async def _wait(self, draws: set[asyncio.Task[None]], began_s: float) -> None:
         """Waits for what was issued, at most until the next look whether more must be issued.
@@ -235,7 +242,7 @@ class Window:
 
     # -- the end of a step -------------------------------------------------------------------------
 
-    async def _close(self, step: int, settled: list[Settled]) -> Taken:
+    async def _close(self, step: int, settled: list[Settled], first_ordinal: int) -> Taken:
         """Ends the step behind the last group that it takes; groups behind that are surplus."""
         await self._learn()  # before the ledger forgets the verdicts on the surplus
         teach = [one.ordinal for one in settled if one.verdict == TRAINED]
@@ -252,9 +259,11 @@ class Window:
             teaches=self._quota.totals.kept > 0,
             counts=counts,
             carried=self._ledger.carried_records(),
+            first_ordinal=first_ordinal,
             oldest=step if self._quota.holds else step + 1,
             next_ordinal=end,
             state=self._present_state(),
+            digests=_digests([one for one in settled if one.ordinal < end]),
         )
 
     async def _learn(self) -> None:
@@ -324,3 +333,11 @@ class Window:
         counts["kept"] = len(groups)
         counts["rounds"] = self._quota.rounds if self._agree.lead else 0
         return groups
+
+
+def _digests(taken: Sequence[Settled]) -> dict[str, int]:
+    headers = [header for one in taken for header in one.group]
+    return {
+        "generation": sum_of(map(generation_digest, headers)),
+        "rewarding": sum_of(map(rewarding_digest, headers)),
+    }

@@ -25,6 +25,7 @@ import psutil
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
+    CLEAR,
     ENDED_BY_ALARM,
     ENDED_HUNG,
     EXITS,
@@ -32,6 +33,7 @@ from gcore_core.runtime.messages import (
     METER,
     RESTART_EXIT_CODE,
     SPAWN,
+    UP,
     USAGE,
     KillRequest,
     MeterReply,
@@ -45,6 +47,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.leftovers import Record
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
+from gcore_core.runtime.process.spares import Process, Spares, environment_of
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import describe_running, note_path
@@ -90,7 +93,7 @@ class Agent:
         self._spec = spec
         self.slabs = SlabService(spec.store, spec.secret, network.peer)
         self.stopped = asyncio.Event()
-        self._workers: dict[str, asyncio.subprocess.Process] = {}
+        self._workers: dict[str, Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
         self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
         self._hung = set[int]()  # pids of workers that were ended because they hung
@@ -100,11 +103,15 @@ class Agent:
         self._record = Record(spec.record)
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._metering = Metering()
+        self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
+        self._spares = Spares(self._record)
         self._stopping = False
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
         service.add(SPAWN, self.spawn)
+        service.add(UP, self.up)
+        service.add(CLEAR, self.clear)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
         service.add(METER, self.meter)
@@ -121,25 +128,26 @@ class Agent:
             task.add_done_callback(self._watching.discard)
         return Nothing()
 
-    async def _start(self, spec: WorkerSpec) -> asyncio.subprocess.Process:
-        command = [spec.python or sys.executable, "-u", "-m", "gcore_core.runtime.process.worker"]
-        try:
-            process, self._lifelines[spec.name] = await spawn_process(
-                command, spec, spec.log, _environment(spec), signal.SIGKILL
-            )
-        except OSError as error:
-            raise WorkerError(
-                f"{command[0]} cannot be started: {error.strerror}.",
-                where=f"roles.{spec.role}.python",
-                todo="check it by hand: <python> -m gcore_core --version",
-            ) from error
+    async def up(self, request: Nothing, call: Call) -> Nothing:
+        """Every worker of the run is up: from now on processes are made ready to replace them."""
+        self._spares.prepare(
+            (spec, self._workers[name].pid)
+            for name, spec in self._specs.items()
+            if name in self._workers
+        )
+        return Nothing()
+
+    async def _start(self, spec: WorkerSpec) -> Process:
+        ready = await self._spares.start(spec)
+        process, self._lifelines[spec.name] = ready or await _spawn_worker(spec)
+        self._specs[spec.name] = spec
         self._workers[spec.name] = process
         self._makers[spec.name] = Maker(process.pid, spec.shared_memory)
         self._record.started(spec.name, process.pid)
         log.info("%s is started, pid %s", spec.name, process.pid)
         return process
 
-    async def _watch(self, spec: WorkerSpec, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, spec: WorkerSpec, process: Process) -> None:
         """Waits for a worker's end, clears up after it, and starts it again where that may help.
 
         It may help after a kill, or where the worker asked for it. A worker that ended in any other
@@ -205,6 +213,7 @@ class Agent:
         """Measures what the agent and its workers use, without those that have just ended."""
         self._look()
         pids = {name: process.pid for name, process in self._workers.items()}
+        pids |= self._spares.pids()
         pids[self._spec.name] = os.getpid()
         cpu_s: dict[str, float] = {}
         memory_mib: dict[str, float] = {}
@@ -227,9 +236,33 @@ class Agent:
         return Nothing()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all workers: asks, waits, kills."""
+        """Ends everything that the agent has started."""
         self._stopping = True
         self._metering.close()
+        await self._spares.stop()
+        await self._end_workers(grace_s)
+        if self._looking is not None:
+            self._looking.cancel()
+        if not self._workers:
+            self._record.close()
+
+    async def clear(self, request: Nothing, call: Call) -> Nothing:
+        """Ends all workers and empties the store, for a run that begins anew from a checkpoint.
+
+        The processes that are kept ready stay. Raises WorkerError when a worker does not end.
+        """
+        self._stopping = True
+        await self._end_workers(GRACE_S)
+        if self._workers:
+            raise WorkerError(f"{', '.join(self._workers)} cannot be ended", where=self._spec.name)
+        self._exits = asyncio.Queue()  # the ends of these workers are no news
+        self._specs.clear()
+        self.slabs.clear()
+        self._stopping = False
+        return Nothing()
+
+    async def _end_workers(self, grace_s: float) -> None:
+        """Ends all workers: asks, waits, kills."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             self._look()
             for process in self._workers.values():
@@ -237,32 +270,30 @@ class Agent:
                     os.killpg(process.pid, sign)
             if self._watching:
                 await asyncio.wait(set(self._watching), timeout=grace_s)
-        if self._looking is not None:
-            self._looking.cancel()
-        if not self._workers:
-            self._record.close()
 
 
-async def end_hung(process: asyncio.subprocess.Process) -> None:
+async def _spawn_worker(spec: WorkerSpec) -> tuple[Process, int]:
+    """Starts a worker in a new interpreter; returns it and the end of its lifeline."""
+    command = [spec.python or sys.executable, "-u", "-m", "gcore_core.runtime.process.worker"]
+    try:
+        return await spawn_process(
+            command, spec, spec.log, environment_of(spec.python), signal.SIGKILL
+        )
+    except OSError as error:
+        raise WorkerError(
+            f"{command[0]} cannot be started: {error.strerror}.",
+            where=f"roles.{spec.role}.python",
+            todo="check it by hand: <python> -m gcore_core --version",
+        ) from error
+
+
+async def end_hung(process: Process) -> None:
     """Ends a process that hangs, with all that it started. Its stacks go to its log first."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGUSR1)  # writes the stacks
         process.send_signal(signal.SIGCONT)  # a stopped process would write none
         await asyncio.sleep(_STACKS_S)
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _environment(spec: WorkerSpec) -> dict[str, str]:
-    """Returns the worker's environment: this one, without its paths where the interpreter is
-    another.
-
-    Another interpreter must not find this one's modules.
-    """
-    environment = dict(os.environ)
-    if spec.python not in ("", sys.executable):
-        environment.pop("PYTHONPATH", None)
-        environment.pop("PYTHONHOME", None)
-    return environment
 
 
 def process_usage(pid: int) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from gcore_core.runtime.messages import (
     EXITS,
     METER,
     SPAWN,
+    UP,
     USAGE,
     MeterReply,
     MeterRequest,
@@ -190,6 +191,7 @@ class InlineAgent:
     def register(self, service: Service) -> None:
         self.slabs.register(service)
         service.add(SPAWN, self.spawn)
+        service.add(UP, self.up)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
         service.add(METER, self.meter)
@@ -210,6 +212,10 @@ class InlineAgent:
                 )
             self._tasks[spec.name] = asyncio.ensure_future(self._run(spec))
         return Nothing()
+
+    async def up(self, request: Nothing, call: Call) -> Nothing:
+        """Nothing is made ready here: a task that ends is not started again."""
+        return request
 
     async def _run(self, spec: WorkerSpec) -> None:
         from gcore_core.runtime.process.worker import Worker

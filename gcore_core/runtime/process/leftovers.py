@@ -19,6 +19,7 @@ import msgspec
 log = logging.getLogger(__name__)
 RECORD = "processes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ENDS_S = 5.0  # an agent that is alone ends by itself; it has so long
 _WAIT_S = 5.0  # killed processes have so long to be gone, with the memory and devices they held
 
 
@@ -129,12 +130,34 @@ def clear_up(path: Path) -> None:
         supervisor = contents.supervisor
         if supervisor != _identity(os.getpid()) and _is_running(supervisor):
             return
-        # The agent first: it would start its workers again.
+        # The agent ends its workers and removes its store when it is alone. One that hangs is
+        # killed first: it would start its workers again.
+        _wait_for(contents.agent)
         for process in filter(None, [contents.agent, *contents.workers.values()]):
             _kill_group(process)
         for file in contents.files:
             file.remove()
     path.unlink(missing_ok=True)
+
+
+def _wait_for(process: StartedProcess | None) -> None:
+    """Waits for a process to end by itself, if it is still the one that was written down."""
+    with contextlib.suppress(ProcessLookupError):
+        if process is None:
+            return
+        handle = os.pidfd_open(process.pid)
+        try:
+            if _identity(process.pid) == process:
+                _poll(handle, _ENDS_S)
+        finally:
+            os.close(handle)
+
+
+def _poll(handle: int, timeout_s: float) -> None:
+    """Waits until a process has ended, at most so long."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.poll(timeout_s * 1000)
 
 
 def _kill_group(process: StartedProcess) -> None:
@@ -146,9 +169,7 @@ def _kill_group(process: StartedProcess) -> None:
                 return
             os.killpg(process.pid, signal.SIGKILL)
             log.info("process %s was left behind and is killed", process.pid)
-            poll = select.poll()
-            poll.register(handle, select.POLLIN)
-            poll.poll(_WAIT_S * 1000)
+            _poll(handle, _WAIT_S)
         finally:
             os.close(handle)
 

@@ -15,9 +15,9 @@ import os
 import resource
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -67,6 +67,7 @@ async def spawn_process(
     log: str | Path,
     environment: Mapping[str, str] | None = None,
     end_signal: signal.Signals = signal.SIGCONT,
+    inherited: tuple[int, ...] = (),
 ) -> tuple[asyncio.subprocess.Process, int]:
     """Starts a process in a group of its own; returns it and the end of its lifeline.
 
@@ -80,10 +81,9 @@ async def spawn_process(
     environment: None: this process's.
     end_signal: what the kernel sends to the group when the lifeline ends. SIGCONT wakes a process
         that is stopped, so that it sees that end; SIGKILL ends all that it started, too.
+    inherited: further file descriptors that the process has under the same numbers.
     """
-    with tempfile.TemporaryFile() as spec_file, open(log, "ab") as output:
-        spec_file.write(msgspec.msgpack.encode(spec))
-        spec_file.seek(0)
+    with written_spec(spec) as spec_file, open(log, "ab") as output:
         reading, lifeline = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -91,11 +91,11 @@ async def spawn_process(
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(spec_file.fileno(), reading),
+                pass_fds=(spec_file.fileno(), reading, *inherited),
                 start_new_session=True,
                 env=_STREAMING | dict(os.environ if environment is None else environment),
             )
-            _signal_at_end(reading, process.pid, end_signal)
+            signal_at_end(reading, process.pid, end_signal)
         except BaseException:
             os.close(lifeline)  # one that was started all the same ends by it
             raise
@@ -104,12 +104,25 @@ async def spawn_process(
     return process, lifeline
 
 
-def _signal_at_end(pipe: int, group: int, number: signal.Signals) -> None:
+@contextlib.contextmanager
+def written_spec(spec: Any) -> Iterator[BinaryIO]:
+    """Writes a spec into a file without a name, and yields the file, to be read from its start."""
+    with tempfile.TemporaryFile() as file:
+        file.write(msgspec.msgpack.encode(spec))
+        file.seek(0)
+        yield file
+
+
+def signal_at_end(
+    pipe: int, receiver: int, number: signal.Signals, *, is_group: bool = True
+) -> None:
     """Has the kernel send a signal to a process group when nobody can write to a pipe any more.
 
     It reaches processes that are stopped or hang, which would not read the pipe. The settings
     belong to the open pipe, not to this descriptor or process: they hold as long as the process
     that inherited it has it open.
+
+    receiver: the group; without ``is_group`` a single process.
 
     Linux only. Elsewhere nothing happens here, and the process ends when it reads its lifeline.
     """
@@ -117,7 +130,8 @@ def _signal_at_end(pipe: int, group: int, number: signal.Signals) -> None:
         return
     with contextlib.suppress(ProcessLookupError):  # it has ended already
         fcntl.fcntl(pipe, fcntl.F_SETSIG, number)
-        fcntl.fcntl(pipe, fcntl.F_SETOWN, -group)  # negative: a group
+        owner = -receiver if is_group else receiver  # negative: a group
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, owner)
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
@@ -133,7 +147,11 @@ def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     )
     args = parser.parse_args()
     faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
-    with os.fdopen(args.fd, "rb") as file:
-        return decoded(
-            msgspec.msgpack.Decoder(spec), file.read(), "spec", f"descriptor {args.fd}"
-        ), args.lifeline
+    return decode_spec(args.fd, spec), args.lifeline
+
+
+def decode_spec(descriptor: int, spec: type[T]) -> T:
+    """Reads a spec from a file descriptor, and closes it."""
+    with os.fdopen(descriptor, "rb") as file:
+        decoder = msgspec.msgpack.Decoder(spec)
+        return decoded(decoder, file.read(), "spec", f"descriptor {descriptor}")

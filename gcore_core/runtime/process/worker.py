@@ -13,8 +13,9 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
@@ -157,6 +158,7 @@ class Worker:
             settings,
             restarted=spec.restarted,
             setting=DtypeSetting(f"roles.{spec.role}.config.dtype", own_dtype(spec)),
+            replica=spec.rank,
         )
         shell.register(service)
 
@@ -191,6 +193,7 @@ class Worker:
                     timeout_s=reward.timeout_s,
                     when={field: _listed(values) for field, values in reward.when.items()},
                     sampler=sampler,
+                    of_groups=name in settings.of_groups,
                 )
             )
         reader = StoreReader(*self._place())
@@ -211,6 +214,7 @@ class Worker:
     def _trainer(self, settings: TrainerSettings, service: Service) -> None:
         from gcore_core.runtime.relay import Relay
         from gcore_core.runtime.shells.trainer import TrainerShell
+        from gcore_core.runtime.tensor_journal import TensorJournal
 
         spec = self._spec
         parts = {}
@@ -222,7 +226,13 @@ class Worker:
             backend.load(Path(settings.resume))
         path = Path(spec.store.directory) / f"{spec.name}-push"
         reader = StoreReader(*self._place())
-        shell = TrainerShell(backend, reader, self._compute, path, spec.rank)
+        journal = TensorJournal(Path(settings.context.directory))
+        sentinel = None
+        if settings.sentinel is not None:
+            sentinel = build(spec.factories["sentinel"], replace(settings.sentinel, rank=spec.rank))
+        shell = TrainerShell(
+            backend, reader, self._compute, path, spec.rank, journal=journal, sentinel=sentinel
+        )
         shell.register(service, Relay(self._network, service, settings.shards))
 
     def _context(
@@ -312,7 +322,11 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
 
 def main() -> None:
-    spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
+    run_process(*read_spec("a worker of a run; started by the node agent only", WorkerSpec))
+
+
+def run_process(spec: WorkerSpec, lifeline: int) -> NoReturn:
+    """Makes this process the worker, and ends it with the worker."""
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
     )

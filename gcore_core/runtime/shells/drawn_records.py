@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished
+from gcore_core.contract.lineage import UNSEALED, seal_of
 from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.same_rows import prompt_digest
+from gcore_core.runtime.step_digests import digests_of_columns
 from gcore_core.runtime.store.client import StoreWriter
 
 #: (ordinal, sample). An evaluation uses ordinals below zero, so no two purposes share a key.
@@ -46,9 +48,12 @@ class DrawnRecords:
 
     A record that is asked for again is told again, not drawn again, until its step is over. A later
     step that asks for it has given it up and wants it anew, of the weights of then.
+
+    replica: number of the generator's replica, which its records name.
     """
 
-    def __init__(self, store: StoreWriter, rounds: Rounds, shards: int) -> None:
+    def __init__(self, store: StoreWriter, rounds: Rounds, shards: int, replica: int = 0) -> None:
+        self._replica = replica
         self._store = store
         self._rounds = rounds
         self._shards = shards
@@ -93,15 +98,21 @@ class DrawnRecords:
         """Returns whether a record is finished for this step, or for a later one."""
         return key in self._finished and self._finished[key][0] >= step
 
-    async def take(self, finished: list[Finished]) -> None:
-        """Stores the records among these that run here, and tells those who wait for them."""
+    async def take(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
+        """Stores the records among these that run here, and tells those who wait for them.
+
+        stamp: of the weights that the backend holds.
+        """
         records = [record for record in finished if _key(record) in self._running]
         # The records of a group share their prompt.
         prompts = {id(record.request.prompt): record.request.prompt for record in records}
         digests = {name: prompt_digest(prompt) for name, prompt in prompts.items()}
         headers = {
-            _key(record): _header(record, digests[id(record.request.prompt)]) for record in records
+            _key(record): _header(record, digests[id(record.request.prompt)], self._replica)
+            for record in records
         }
+        for header in headers.values():
+            header.stamp = stamp
         unkept = [record for record in records if record.status != FAILED]
         while unkept:
             step = max(self._running[_key(record)] for record in unkept)
@@ -171,13 +182,15 @@ def _check_size(header: Header) -> None:
         )
 
 
-def _header(record: Finished, digest: int | None = None) -> Header:
+def _header(record: Finished, digest: int | None = None, replica: int = 0) -> Header:
     """Makes a record's header.
 
     digest: of its prompt, where it is known already.
+    replica: number of the replica that sampled it.
     """
     request = record.request
     columns = record.columns
+    row_digest = prompt_digest(request.prompt) if digest is None else digest
     return Header(
         ordinal=request.ordinal,
         sample=request.sample,
@@ -190,5 +203,8 @@ def _header(record: Finished, digest: int | None = None) -> Header:
         status=record.status,
         reason=short_reason(record.reason),
         cost=record.cost,
-        prompt_digest=prompt_digest(request.prompt) if digest is None else digest,
+        prompt_digest=row_digest,
+        digests=digests_of_columns(record),
+        seal=seal_of(request.ordinal, request.sample, row_digest, columns),
+        replica=replica,
     )

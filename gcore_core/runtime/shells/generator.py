@@ -21,6 +21,7 @@ from gcore_core.runtime.messages import (
     ASK,
     GENERATE,
     GREEDY,
+    PUSH_HELD,
     PUSH_PULL,
     SLEEP,
     TRAIN,
@@ -28,6 +29,7 @@ from gcore_core.runtime.messages import (
     AnswerItem,
     AskRequest,
     GenerateRequest,
+    HeldReply,
     Nothing,
     PullWeights,
     PushConfirmed,
@@ -52,6 +54,7 @@ class GeneratorShell:
     restarted: its process takes the place of one that ended.
     process: a number that no other process of a generator has; drawn where none is given.
     setting: what the configuration says of the dtype that the backend holds, for errors.
+    replica: its number among the replicas of its role.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class GeneratorShell:
         restarted: bool = False,
         process: int = 0,
         setting: DtypeSetting = UNTOLD_DTYPE,
+        replica: int = 0,
     ) -> None:
         self._backend = backend
         self._datasets = datasets
@@ -73,7 +77,7 @@ class GeneratorShell:
         self._seed = settings.run.seed
         gather_s = None if settings.run.deterministic else settings.gather_s
         self._rounds = Rounds(settings.shards, gather_s, restarted)
-        self._records = DrawnRecords(store, self._rounds, settings.shards)
+        self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
         self._asking = Asking(store.reader())
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
@@ -85,6 +89,7 @@ class GeneratorShell:
         self._progress = service.progress
         service.add(GENERATE, self.generate)
         service.add(PUSH_PULL, self.pull)
+        service.add(PUSH_HELD, self.held)
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)
@@ -134,6 +139,10 @@ class GeneratorShell:
         self._records.release(request.release_before)
         return await self._weights.pull(request, self._progress)
 
+    async def held(self, request: Nothing, call: Call) -> HeldReply:
+        """Says what it holds now, against what the last pushes brought."""
+        return await self._weights.held()
+
     async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
         """Gives the engine's memory back. What still runs, another replica has drawn already: it
         ends before.
@@ -160,7 +169,7 @@ class GeneratorShell:
 
     async def take(self, finished: list[Finished]) -> None:
         if records := self._asking.take(finished):
-            await self._records.take(records)
+            await self._records.take(records, self._weights.stamp)
 
     def fail(self) -> None:
         self._records.fail()

@@ -8,6 +8,7 @@ import inspect
 import logging
 import math
 import numbers
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,7 +17,8 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.dataset import Dataset
-from gcore_core.contract.errors import ConfigError, ContractError, DataError
+from gcore_core.contract.errors import ConfigError, ContractError, DataError, RecordMismatch
+from gcore_core.contract.lineage import check_seal, name_of, receipt_of
 from gcore_core.contract.plugin_code import definition_of, line_of, short
 from gcore_core.contract.records import (
     OK,
@@ -57,6 +59,7 @@ class NamedScorer:
     when: field of a row -> the values for which the row's records get this reward; empty: all do.
     sampler: the role that this reward asks questions, if any. There is no time limit then: the
         role's replicas may take as long as they make progress.
+    of_groups: whether it sees the records of a prompt together.
     """
 
     name: str
@@ -64,6 +67,7 @@ class NamedScorer:
     timeout_s: float
     when: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     sampler: RoleSampler | None = None
+    of_groups: bool = False
 
 
 class ScorerShell:
@@ -97,6 +101,7 @@ class ScorerShell:
         self._overruns = overruns or Overruns()
         self._providers = providers or {}
         self._turn = asyncio.Lock()  # of rewards that run in the thread, one at a time
+        self._calls: Counter[str] = Counter()  # reward -> calls in which scores differed
         self._alone = asyncio.Lock()  # of coroutines that may have stopped an earlier process
 
     def register(self, service: Service) -> None:
@@ -110,6 +115,9 @@ class ScorerShell:
         prompts: dict[tuple[int, int], Prompt] = {}
         records = []
         for header, content in zip(request.headers, contents, strict=True):
+            place = f"scoring for {request.purpose}"
+            columns, _ = content
+            check_seal(header.seal, *header.key, header.prompt_digest, columns, place)
             row = header.row, header.prompt_digest
             if row not in prompts:
                 prompts[row] = self._prompt(header, name)
@@ -128,7 +136,14 @@ class ScorerShell:
                 _with(result, reward.name, score)
                 for result, score in zip(results, scores, strict=True)
             ]
-        return [msgspec.structs.replace(r, asked=self._take_inquiries(r)) for r in results]
+        return [
+            msgspec.structs.replace(
+                result,
+                asked=self._take_inquiries(result),
+                receipt=receipt_of(header.seal, result.values),
+            )
+            for header, result in zip(request.headers, results, strict=True)
+        ]
 
     def _prompt(self, header: Header, name: str) -> Prompt:
         """Opens the row of a record in the dataset ``name``."""
@@ -257,7 +272,80 @@ class ScorerShell:
             place = definition_of(reward.scorer.score)
             log.error("rewards.%s: %s, at %s", reward.name, problem, place)
             return [failure(f"{problem} ({short(place)})")] * len(records)
+        await self._check_alone(reward, records, keys, scores)
         return cast("list[Score]", scores)
+
+    async def _check_alone(
+        self,
+        reward: NamedScorer,
+        records: list[ScoredRecord],
+        keys: list[Key],
+        scores: list[Score],
+    ) -> None:
+        """Asks for the score of one record alone, and raises RecordMismatch where it is another.
+
+        It is done for the first calls in which scores differ and for every ``_ALONE_EVERY``-th one
+        after them, of plain functions that see one record. A reward that answers differently when
+        it is asked twice is left alone: then it is no function of the record.
+        """
+        if reward.of_groups or inspect.iscoroutinefunction(reward.scorer.score):
+            return
+        values = Counter(score.value for score in scores)
+        if len(values) < 2:
+            return  # whatever their order, nothing would differ
+        number = self._calls[reward.name]
+        self._calls[reward.name] += 1
+        if number >= _ALONE_FIRST and number % _ALONE_EVERY:
+            return
+        # The record with the rarest score: in another place it would differ most likely.
+        place = min(range(len(scores)), key=lambda i: values[scores[i].value])
+        one, key = [records[place]], [keys[place]]
+        try:
+            answers = [await self._score_in_turn(reward, one, key) for _ in range(2)]
+        except _OutOfTimeError:
+            self._give_up(RESTART_EXIT_CODE)  # its thread is lost
+            return
+        except Exception:  # isolation point: alone it fails, so there is nothing to compare
+            log.exception("rewards.%s failed for a record alone", reward.name)
+            return
+        if any(_problem(answer, 1) for answer in answers):
+            return
+        first, second = (answer[0] for answer in answers)
+        if first.value != second.value or first.value == scores[place].value:
+            return
+        raise _another_score(reward, records, scores, place, first)
+
+
+#: Calls in which one record is asked for alone: so many at first, then one in so many.
+_ALONE_FIRST = 4
+_ALONE_EVERY = 256
+
+
+def _another_score(
+    reward: NamedScorer,
+    records: list[ScoredRecord],
+    scores: list[Score],
+    place: int,
+    alone: Score,
+) -> RecordMismatch:
+    record = records[place]
+    holders = [
+        name_of(other.ordinal, other.sample)
+        for other, score in zip(records, scores, strict=True)
+        if score.value == alone.value
+    ]
+    why = "a score belongs to its record, whatever it is asked with"
+    if holders:
+        why += f"; {alone.value} was given to {', '.join(holders[:3])}"
+    return RecordMismatch(
+        f"record {name_of(record.ordinal, record.sample)} gets {scores[place].value} among others "
+        f"and {alone.value} alone",
+        where=f"rewards.{reward.name}",
+        why=why,
+        todo=f"see how {definition_of(reward.scorer.score)} sorts its records",
+        ordinal=record.ordinal,
+        sample=record.sample,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -13,11 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.contract.errors import CheckpointError, ContractError
+from gcore_core.contract.errors import CheckpointError, ContractError, WeightMismatch
+from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import WeightPlan
+from gcore_core.contract.sentinel import Finding, Sentinel
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import Bucket
+from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime.messages import (
+    DIAGNOSE,
     FINISH_SAVE,
     PREPARE_RANKS,
     PUSH_BEGIN,
@@ -29,12 +33,15 @@ from gcore_core.runtime.messages import (
     TRAIN_RANKS,
     BeginPush,
     BucketRequest,
+    DiagnoseRequest,
     Nothing,
     PlanRequest,
     PrepareRequest,
+    SavedState,
     SaveState,
     SaveWeights,
     SkipStep,
+    TrainItem,
     TrainReply,
     TrainRequest,
 )
@@ -43,12 +50,24 @@ from gcore_core.runtime.push import PushMemory, PushSource, exhaust
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.compared_records import ComparedRecords
 from gcore_core.runtime.shells.opened_records import open_records
 from gcore_core.runtime.store.client import StoreReader
+from gcore_core.runtime.tensor_journal import TensorJournal
+
+# Weights of more bytes are not hashed where a run must end within seconds; these take a second.
+_URGENT_BYTES = 1 << 30
+
+#: One reply for each shard; None for a shard to which there is nothing to say.
+_Replies = list[TrainReply | None]
 
 
 class TrainerShell:
-    """Serves one rank of the trainer."""
+    """Serves one rank of the trainer.
+
+    journal: gets the digests of the tensors of each push.
+    sentinel: measures the log-probs of every step; None where nothing watches them.
+    """
 
     def __init__(
         self,
@@ -57,7 +76,10 @@ class TrainerShell:
         compute: Compute,
         push_path: Path,
         rank: int,
+        journal: TensorJournal | None = None,
+        sentinel: Sentinel | None = None,
     ) -> None:
+        self._journal = journal
         self._backend = backend
         self._store = store
         self._compute = compute
@@ -66,13 +88,19 @@ class TrainerShell:
         self._once = Gathering(1)  # of one part: a repeated request gets the reply of the first
         self._keys: list[tuple[int, int]] = []  # (ordinal, sample) of the prepared records
         self._counts = (0, 0)  # of their actions: trained, masked
+        self._compared = ComparedRecords(backend, sentinel) if sentinel is not None else None
         self._push: PushSource | None = None  # the push that is open
         self._turns = asyncio.Lock()  # an update runs, or a push begins
+        # The step that was saved last, and the hash of its weights.
+        self._hashing: tuple[int, asyncio.Future[str]] | None = None
+        self._urgent = False  # whether this process may be ended within seconds
+        self._stamps: dict[int, int] = {}  # version -> stamp of the weights that were pushed
 
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
         relay.add(TRAIN_RANKS, self.train)
         service.add(SKIP_STEP, self.skip)
+        service.add(DIAGNOSE, self.diagnose)
         service.add(PUSH_BEGIN, self.begin_push)
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
@@ -89,6 +117,7 @@ class TrainerShell:
 
         async def act(_: list[list[PrepareRequest]]) -> list[list[list[float]]]:
             items = [item for part in parts for item in part.items]
+            self._check_stamps(items, parts[0].step)
             records = await open_records(self._store, items, parts[0].step)
             records.sort(key=lambda record: (record.ordinal, record.sample))
             scalars_of = await self._compute(self._prepare, parts[0], records)
@@ -101,6 +130,28 @@ class TrainerShell:
         )
         return rows
 
+    def _check_stamps(self, items: Sequence[TrainItem], step: int) -> None:
+        """Raises WeightMismatch for a fresh record that other weights have sampled than it says.
+
+        Rank 0 knows the stamps of its pushes; a process that was started after a push does not.
+        """
+        push = self._push
+        if push is not None and push.stamp:
+            self._stamps[push.key[0]] = push.stamp
+        # Only of fresh records: where generation runs ahead of training, and generators are lost,
+        # a record of older weights may have a later stamp.
+        for item in (item for item in items if item.version == step):
+            pushed = self._stamps.get(item.last_version, item.stamp)
+            if UNSEALED not in (item.stamp, pushed) and item.stamp != pushed:
+                holders = [str(v) for v, stamp in self._stamps.items() if stamp == item.stamp]
+                raise WeightMismatch(
+                    f"record {name_of(item.ordinal, item.sample)} says that version "
+                    f"{item.last_version} has sampled it, and other weights have",
+                    where=f"step {step}",
+                    why=f"they are those of version {', '.join(holders) or 'none that was pushed'}",
+                    todo="the generator's version is another than that of the weights it holds",
+                )
+
     def _prepare(
         self, request: PrepareRequest, records: list[TrainRecord]
     ) -> dict[tuple[int, int], list[float]]:
@@ -108,6 +159,8 @@ class TrainerShell:
         if len(set(self._keys)) != len(self._keys):
             raise ContractError("two shards sent the same record", where=f"step {request.step}")
         self._counts = _count_actions(records)  # before the backend, which may change its arrays
+        if self._compared is not None:
+            self._compared.keep(request.step, records)
         rows = self._backend.prepare(records, frozenset(request.scalars))
         return {
             key: [row[name] for name in request.scalars]
@@ -115,9 +168,13 @@ class TrainerShell:
         }
 
     async def train(self, parts: list[TrainRequest], call: Call) -> list[TrainReply | None]:
-        """Runs the updates of a step; the lead gets the reply, the other shards get None."""
+        """Runs the updates of a step.
 
-        async def act(_: list[list[TrainRequest]]) -> TrainReply:
+        The lead gets the reply. Another shard gets what the sentinel measured of its groups, or
+        None where there is none.
+        """
+
+        async def act(_: list[list[TrainRequest]]) -> list[TrainReply | None]:
             # A generator that was started anew may be taking weights, where generation runs ahead:
             # it must not get some of before the update and some of after it, nor those of after it
             # under the version of before. So no push begins between the close and the update's end.
@@ -125,10 +182,10 @@ class TrainerShell:
                 await self._close_push()
                 return await self._compute(self._train, parts)
 
-        reply: TrainReply = await self._once.join(("train", parts[0].step), 0, parts, act)
-        return [reply, *[None] * (len(parts) - 1)]
+        replies: _Replies = await self._once.join(("train", parts[0].step), 0, parts, act)
+        return replies
 
-    def _train(self, parts: list[TrainRequest]) -> TrainReply:
+    def _train(self, parts: list[TrainRequest]) -> list[TrainReply | None]:
         """Calls the backend with the advantages in the order of the prepared records.
 
         ``busy_s`` is processor time where the backend does not say it: a rank that waits for
@@ -148,7 +205,21 @@ class TrainerShell:
             parts[0].step, advantages, parts[0].minibatches, parts[0].epochs
         )
         busy_s = metrics.pop("busy_s", time.process_time() - began_s)
-        return TrainReply(metrics, self._backend.version, busy_s, *self._counts)
+        version = self._backend.version
+        if self._compared is None:
+            reply = TrainReply(metrics, version, busy_s, *self._counts)
+            return [reply, *[None] * (len(parts) - 1)]
+        by_shard = self._compared.by_shard(
+            [{ordinal for ordinal, _, _ in part.advantages} for part in parts]
+        )
+        reply = TrainReply(metrics, version, busy_s, *self._counts, by_shard[0])
+        return [reply, *(TrainReply({}, version, groups=groups) for groups in by_shard[1:])]
+
+    async def diagnose(self, request: DiagnoseRequest, call: Call) -> list[Finding]:
+        """Says what the records of the step that was trained last show of the cause of an alarm."""
+        if self._compared is None:
+            return []
+        return await self._compute(self._compared.diagnose, request)
 
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""
@@ -190,7 +261,9 @@ class TrainerShell:
     async def _begin_export(self, requests: list[BeginPush]) -> None:
         def begin() -> PushSource:
             self._check_version(requests[0])  # an update may have run since it was asked
-            return PushSource(self._backend, self._memory, self._compute, requests[0])
+            return PushSource(
+                self._backend, self._memory, self._compute, requests[0], self._journal
+            )
 
         async with self._turns:
             await self._close_push()
@@ -226,26 +299,51 @@ class TrainerShell:
         async def act(_: list[SaveState]) -> Nothing:
             backend = self._backend
             save = backend.begin_save if isinstance(backend, SavesInBackground) else backend.save
-            return await self._saving(save, Path(request.directory))
+            try:
+                await self._saving(save, Path(request.directory))
+            finally:
+                # It comes in the backend's thread before whatever is asked next, so these are the
+                # weights that were saved. Until the next step has its records, that thread has
+                # nothing else to do. Also where this rank cannot save: the export of the others
+                # needs it.
+                hashing = asyncio.ensure_future(self._compute(self._hash_weights, request.step))
+                self._hashing = request.step, hashing
+            return Nothing()
 
         reply: Nothing = await self._once.join(("save", request.step), 0, request, act)
         return reply
 
-    async def finish_save(self, request: SaveState, call: Call) -> Nothing:
-        """Waits for a save that runs in the background; else there is nothing left to do."""
+    def _hash_weights(self, version: int) -> str:
+        """Returns the hash of the weights, in rank 0; the others only run through the export.
 
-        async def act(_: list[SaveState]) -> Nothing:
+        It is "" where there is no time for it, and for weights that have changed since.
+        """
+        if self._backend.version != version:
+            return ""
+        weights = WeightsHash()
+        is_large = sum(spec.nbytes for spec in self._backend.weight_specs()) > _URGENT_BYTES
+        for spec, content in self._backend.export_weights():
+            if not self._rank and not (is_large and self._urgent):
+                weights.add(spec, np.ascontiguousarray(content).data)
+        return "" if self._rank or (is_large and self._urgent) else weights.hexdigest()
+
+    async def finish_save(self, request: SaveState, call: Call) -> SavedState:
+        """Waits for a save that runs in the background, and for the hash of what is saved."""
+
+        async def act(_: list[SaveState]) -> SavedState:
             backend = self._backend
-            return (
+            if isinstance(backend, SavesInBackground):
                 await self._saving(backend.finish_save)
-                if isinstance(backend, SavesInBackground)
-                else Nothing()
-            )
+            step, hashing = self._hashing or (-1, None)
+            if hashing is None or step != request.step:
+                return SavedState()
+            return SavedState(await hashing)
 
-        reply: Nothing = await self._once.join(("saved", request.step), 0, request, act)
+        self._urgent |= request.urgent
+        reply: SavedState = await self._once.join(("saved", request.step), 0, request, act)
         return reply
 
-    async def _saving(self, work: Callable[..., None], *args: Any) -> Nothing:
+    async def _saving(self, work: Callable[..., None], *args: Any) -> None:
         """Runs a save; an error of the disk is the checkpoint's failure, not the trainer's."""
         try:
             await self._compute(work, *args)
@@ -255,7 +353,6 @@ class TrainerShell:
                 where=str(error.filename or args),
                 todo="see that there is space, and that this user may write there",
             ) from error
-        return Nothing()
 
 
 def _count_actions(records: Sequence[TrainRecord]) -> tuple[int, int]:

@@ -10,9 +10,16 @@ from typing import cast
 import numpy as np
 
 from gcore_core.contract.errors import ContractError, WeightMismatch
-from gcore_core.contract.generator import Generator, ReceivesWeights
+from gcore_core.contract.generator import Fingerprints, Generator, ReceivesWeights
 from gcore_core.contract.launching import Network
-from gcore_core.runtime.messages import PUSH_BEGIN, BeginPush, PullWeights, PushConfirmed
+from gcore_core.contract.lineage import UNSEALED
+from gcore_core.runtime.messages import (
+    PUSH_BEGIN,
+    BeginPush,
+    HeldReply,
+    PullWeights,
+    PushConfirmed,
+)
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
@@ -30,6 +37,7 @@ class WeightsFollower:
     process: a number that no other process of the run has, for pushes of its own; 0: drawn here.
         Process ids would not do: they repeat.
     setting: what the generator's configuration says of its dtype, for errors.
+    stamp: of the weights that the backend holds; ``UNSEALED`` where no push has brought them.
     """
 
     def __init__(
@@ -52,7 +60,10 @@ class WeightsFollower:
         self._first_attempt = number * PATIENT.tries  # of pushes that this process asks for
         self._pulls = Gathering(1)
         self._mapped: dict[str, np.ndarray] = {}  # path -> shared memory, kept between pushes
+        # (version, digest of each tensor that came) of the last push and of the one before.
+        self._pushes: list[tuple[int, dict[str, int]]] = []
         self.restoring = asyncio.Lock()
+        self.stamp = UNSEALED
 
     def is_behind(self, version: int) -> bool:
         """Returns whether the backend's weights are older than these and somebody can push newer
@@ -70,13 +81,51 @@ class WeightsFollower:
             async with self._lock:
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)
-                return await pull_weights(
-                    receiver, source, request, self._compute, progress, self._mapped, self._setting
+                self.stamp = UNSEALED
+                came: dict[str, int] = {}
+                confirmed = await pull_weights(
+                    receiver,
+                    source,
+                    request,
+                    self._compute,
+                    progress,
+                    self._mapped,
+                    self._setting,
+                    came,
                 )
+                self.stamp = confirmed.stamp
+                if came:
+                    self._remember(request.version, came)
+                return confirmed
 
         key = request.version, request.attempt
         confirmed: PushConfirmed = await self._pulls.join(key, 0, request, act)
         return confirmed
+
+    def _remember(self, version: int, digests: dict[str, int]) -> None:
+        before = [push for push in self._pushes if push[0] != version]
+        self._pushes = [*before[-1:], (version, digests)]
+
+    async def held(self) -> HeldReply:
+        """Hashes what the backend holds now and compares it with what the last pushes brought."""
+        backend = self._backend
+        version = backend.version
+        if not self._pushes or not isinstance(backend, Fingerprints):
+            return HeldReply(version)
+        async with self._lock:
+            digests_held = await self._compute(backend.fingerprint)
+        pushed, digests = self._pushes[-1]
+        differ = [name for name, digest in digests.items() if digests_held.get(name) != digest]
+        older_version, before = self._pushes[0] if len(self._pushes) > 1 else (-1, {})
+        return HeldReply(
+            version,
+            pushed,
+            True,
+            differ,
+            len(digests),
+            sum(digests_held.get(name) == before.get(name, -1) for name in differ),
+            older_version,
+        )
 
     async def restore(self, version: int, progress: Callable[[], None]) -> None:
         """Has a push of its own: this process was started after the push of these weights.

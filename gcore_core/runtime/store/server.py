@@ -123,21 +123,25 @@ class SlabService:
         self._spill = Path(spec.spill)
         eighth_in_pages = max(1, spec.budget_bytes >> 15)  # an eighth is >> 3, a page is >> 12
         self._unit_bytes = min(SLAB_BYTES, eighth_in_pages << 12)
+        self._made = 0  # names are never given again
+        self._copies: dict[bytes, asyncio.Task[Ref]] = {}  # by MAC of the other node's reference
+        self._given_back = asyncio.Event()
+        self._notes: list[str] = []
+        self._notes_read = 0
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins with an empty store."""
         self._slabs: dict[str, _SlabFile] = {}  # taken, by name
         self._free: list[_SlabFile] = []  # the one that was given back first comes first
-        self._made = 0
         self._used_bytes = 0  # in memory, taken and free
         # owner -> what it announced; "" -> the newest that anybody announced
         self._released: dict[str, Released] = defaultdict(dict)
         self._ended = set[str]()  # owners
         self._blobs: dict[tuple[int, str, tuple[int, ...]], Ref] = {}  # by digest, dtype, shape
-        self._copies: dict[bytes, asyncio.Task[Ref]] = {}  # by MAC of the other node's reference
-        self._reader = StoreReader(self._directory, spec.node, secret)
-        self._given_back = asyncio.Event()
+        self._reader = StoreReader(self._directory, self._spec.node, self._secret)
         self._full_since_s = float("inf")
-        self._notes: list[str] = []
-        self._notes_read = 0
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def register(self, service: Service) -> None:
         self._progress = service.progress
@@ -150,6 +154,16 @@ class SlabService:
     def close(self) -> None:
         for directory in (self._directory, self._spill):
             shutil.rmtree(directory, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Removes everything. Nobody may be left who reads or writes here."""
+        for pull in self._copies.values():
+            pull.cancel()
+        self._copies.clear()
+        shutil.rmtree(self._spill, ignore_errors=True)
+        for path in self._directory.iterdir():  # the directory itself stays ours
+            path.unlink()
+        self._begin()
 
     # -- taking a slab -----------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class DeepSpeedEngine:
         self._deepspeed.init_distributed(dist_init_required=False)
         self._path = str(files.directory)
         policy = self._open(self._path)
+        self.sums_exactly = False
         self.layouts = policy.layouts
         self.hidden_size = int(policy.model.config.get_text_config().hidden_size)
         embedded = policy.model.get_input_embeddings().weight.shape[0]

@@ -131,7 +131,9 @@ class DiffusionGeneratorConfig(DenoiserSettings):
 class DiffusionTrainerConfig(DenoiserSettings):
     """Settings of ``roles.<trainer>.config``."""
 
-    packing: ClassVar[str] = "padded"  # what the shared training program asks of language models
+    # What the shared training program asks of language models.
+    packing: ClassVar[str] = "padded"
+    resplit_every: ClassVar[int] = 0
 
     learning_rate: float = 1e-5
     """Peak learning rate of AdamW; at least 0. ``schedule`` and ``warmup_updates`` say how it

@@ -40,6 +40,7 @@ class DiffusionEngine:
     kernel: the transitions' kernel; set when the first records tell how they were sampled.
     """
 
+    sums_exactly = False
     layouts: frozenset[Layout] = frozenset({"padded"})
     hidden_size = 1
     kernel: Kernel

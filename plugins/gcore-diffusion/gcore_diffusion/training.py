@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gcore_language.ranks import Terms
 from gcore_language.training import LanguageTrainer, Placed
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class DiffusionTrainer(LanguageTrainer):
         self._diffusion = config
         self._real_images = RealImages.of_model(Path(str(context.model["path"])))
         self._replay_gap: float | None = None
-        self._image_sums: dict[str, tuple[float, float]] = {}
+        self._image_terms: Terms = {}
         super().__init__(config, context, self._denoising)  # type: ignore[arg-type]
 
     def prepare(
@@ -70,7 +71,7 @@ class DiffusionTrainer(LanguageTrainer):
         scalar_rows = super().prepare(records, scalars)
         if self._replay_gap is None and not self._is_forward:
             self._replay_gap = self._replay(records)
-        self._image_sums = self._watch(records)
+        self._image_terms = self._watch(records)
         return scalar_rows
 
     def _kernel(self, records: Sequence[TrainRecord]) -> Kernel:
@@ -152,17 +153,16 @@ class DiffusionTrainer(LanguageTrainer):
             )
         return gap
 
-    def _watch(self, records: Sequence[TrainRecord]) -> dict[str, tuple[float, float]]:
-        """Returns diversity and coverage as (sum, number of groups) over this rank's groups."""
+    def _watch(self, records: Sequence[TrainRecord]) -> Terms:
+        """Returns diversity and coverage of each of this rank's groups, each with weight 1."""
         groups: dict[int, list[TrainRecord]] = {}
         for record in records:
             groups.setdefault(record.ordinal, []).append(record)
-        sums: dict[str, tuple[float, float]] = {}
+        terms: Terms = {}
 
         def add(name: str, value: float | None) -> None:
             if value is not None:
-                sum_and_count = sums.get(name, (0.0, 0.0))
-                sums[name] = sum_and_count[0] + value, sum_and_count[1] + 1
+                terms.setdefault(name, []).append((value, 1.0))
 
         for group in groups.values():
             images = np.stack([record.media["image"] for record in group])
@@ -173,7 +173,7 @@ class DiffusionTrainer(LanguageTrainer):
                     "coverage",
                     coverage(images, self._real_images.of(None if label is None else int(label))),
                 )
-        return sums
+        return terms
 
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
@@ -183,7 +183,7 @@ class DiffusionTrainer(LanguageTrainer):
         self._denoising.move_reference()
         means = {
             name: total / weight
-            for name, (total, weight) in self._denoising.ranks.add_up(self._image_sums).items()
+            for name, (total, weight) in self._denoising.ranks.add_up(self._image_terms).items()
         }
         if self._replay_gap is not None:
             means["replay_gap"] = self._replay_gap

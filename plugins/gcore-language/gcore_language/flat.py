@@ -26,6 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+#: Products of fewer rows are padded to so many: libraries have other kernels for few rows, which
+#: round differently, and then a token's result would depend on how many are beside it.
+_LEAST_ROWS = 16
+
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
@@ -322,7 +326,8 @@ def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
         return torch.cat([_pairs(torch.cat([q if normed else q * scale, k]), size), v])
 
     bias = None if parts[0].bias is None else joined(*(part.bias for part in parts))
-    projected = F.linear(x, joined(*(part.weight for part in parts)), bias)
+    weight = joined(*(part.weight for part in parts))
+    projected = of_enough_rows(lambda rows: F.linear(rows, weight, bias), x)
     if not normed:
         return projected
     q, k, v = projected.view(len(x), -1, size).split(
@@ -348,12 +353,21 @@ def _layer(layer: nn.Module, x: Tensor, shared: _Pass, kept_tokens: Tensor | Non
     if kept_tokens is not None:
         x = x.index_select(0, kept_tokens)
         attended = attended.index_select(0, kept_tokens)
-    x = x + attention.o_proj(attended)
-    gate_and_up = F.linear(
-        _norm(layer.post_attention_layernorm, x),
-        torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+    x = x + of_enough_rows(attention.o_proj, attended)
+    weight = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    gate_and_up = of_enough_rows(
+        lambda rows: F.linear(rows, weight), _norm(layer.post_attention_layernorm, x)
     )
-    return x + mlp.down_proj(_SwiGlu.apply(gate_and_up))
+    return x + of_enough_rows(mlp.down_proj, _SwiGlu.apply(gate_and_up))
+
+
+def of_enough_rows(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Returns ``product(x)`` as it is for the same rows among many others.
+
+    product: computes each row [D] of its argument [N, D] by itself.
+    """
+    lacking = _LEAST_ROWS - len(x)
+    return product(x) if lacking <= 0 else product(F.pad(x, (0, 0, 0, lacking)))[: len(x)]
 
 
 def _norm(module: nn.Module, x: Tensor) -> Tensor:

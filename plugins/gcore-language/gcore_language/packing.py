@@ -19,7 +19,7 @@ An example: prompt p q with completions a b c and d e. Fed are a b and d.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from gcore_core.contract.columns import Columns
+from gcore_language.alignment import aligned
 from gcore_language.flat import Block, FlatLayout
 from gcore_language.images import Images
 
@@ -35,6 +36,8 @@ Layout = Literal["flat", "shared", "padded"]
 
 #: Longest row (prompt and one completion) for which keeping attention probabilities pays.
 FLAT_ROW_TOKENS = 256
+#: To a multiple of this many tokens ``steady`` batches pad the rows of their attention.
+_STEADY_TOKENS = 16
 #: Most attention probabilities of one head in a flat micro-batch.
 _FLAT_SCORES = 2**21
 #: Longest row of the shared layout: its mask is the square of it.
@@ -136,21 +139,50 @@ def cheapest_layout(samples: Sequence[Sample], hidden_size: int) -> Layout:
 
 
 def micro_batches(
-    samples: Sequence[Sample], layout: Layout, budget_tokens: int, device: torch.device
+    samples: Sequence[Sample],
+    layout: Layout,
+    budget_tokens: int,
+    device: torch.device,
+    *,
+    steady: bool = False,
 ) -> Iterator[Batch]:
     """Yields batches that together hold every sample exactly once.
 
     A batch has at most ``budget_tokens`` tokens, padding included; a sample that alone has more
     than that gets a batch of its own.
+
+    steady: see ``build``.
     """
     batch_rows: list[list[Sample]] = []
     for row in rows_of(samples, layout, budget_tokens):
         if batch_rows and not _fits([*batch_rows, row], layout, budget_tokens):
-            yield build(batch_rows, layout, device)
+            yield build(batch_rows, layout, device, steady=steady)
             batch_rows = []
         batch_rows.append(row)
     if batch_rows:
-        yield build(batch_rows, layout, device)
+        yield build(batch_rows, layout, device, steady=steady)
+
+
+def steady_batches(
+    samples: Sequence[Sample], layouts: Set[Layout], budget_tokens: int, device: torch.device
+) -> Iterator[Batch]:
+    """Yields ``steady`` batches that together hold every sample exactly once; see ``build``.
+
+    A record's layout follows from its own length, so that it is the same in any company: flat where
+    the model can and the record is short, else padded.
+
+    layouts: those that may be used; "shared" only stands in for padded.
+    """
+    short = [
+        sample
+        for sample in samples
+        if "flat" in layouts and len(sample.prompt) + sample.fed <= FLAT_ROW_TOKENS
+    ]
+    chosen = {sample.index for sample in short}
+    long = [sample for sample in samples if sample.index not in chosen]
+    yield from micro_batches(short, "flat", budget_tokens, device, steady=True)
+    layout: Layout = "padded" if "padded" in layouts else "shared"
+    yield from micro_batches(long, layout, budget_tokens, device, steady=True)
 
 
 def rows_of(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> list[list[Sample]]:
@@ -164,10 +196,19 @@ def rows_of(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> li
     return rows
 
 
-def build(rows: Sequence[Sequence[Sample]], layout: Layout, device: torch.device) -> Batch:
-    """Returns the batch of these rows."""
+def build(
+    rows: Sequence[Sequence[Sample]], layout: Layout, device: torch.device, *, steady: bool = False
+) -> Batch:
+    """Returns the batch of these rows.
+
+    steady: whether a record's log-probs must not depend on the other records of the batch. Its
+        tensors then lie where torch would put them, see ``alignment``, and rows are padded to whole
+        vectors of a processor. It is known to suffice for the layout flat, where it is tested.
+    """
+    multiple = _STEADY_TOKENS if steady else 1
     make = {"flat": _flat, "shared": _shared, "padded": _padded}[layout]
-    return make(rows, device)
+    batch = make(rows, device, multiple)
+    return aligned(batch) if steady else batch
 
 
 def stand_in(device: torch.device) -> Batch:
@@ -285,7 +326,7 @@ def _batch(
     )
 
 
-def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
+def _flat(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
     sizes = _Sizes.of(rows)
     prompts = sizes.prompt
     fed = sizes.fed
@@ -299,11 +340,11 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     positions = np.concatenate(
         [ragged(np.zeros_like(prompts), prompts), ragged(prompts[group], fed)]
     )
-    prompt_at, prompt_real = _grid(prompt_start, prompts)
+    prompt_at, prompt_real = _grid(prompt_start, prompts, multiple)
     width = prompt_at.shape[1]
     blocks = [_block(prompt_at, prompt_at, np.tri(width, dtype=bool)[None], prompt_real, device)]
     if fed.any():
-        fed_at, fed_real = _grid(fed_start, fed)
+        fed_at, fed_real = _grid(fed_start, fed, multiple)
         # one mask does for all rows if all prompts have one length
         first = group[:1] if (prompts == prompts[0]).all() else group
         shape = (len(first), fed_at.shape[1], width)
@@ -337,15 +378,22 @@ def _flat(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     )
 
 
-def _grid(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _grid(starts: np.ndarray, lengths: np.ndarray, multiple: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns token indexes as rows padded to the longest one, and where they are not padding.
+
+    multiple: rows have a multiple of so many tokens.
 
     starts, lengths: int64[rows]. The first result, int64[rows, longest], is starts[i] + j while j <
     lengths[i], then 0; the second, bool[rows, longest], is true where j < lengths[i].
     """
-    steps = np.arange(lengths.max())
+    steps = np.arange(_rounded(lengths.max(), multiple))
     is_token = steps < lengths[:, None]
     return np.where(is_token, starts[:, None] + steps, 0), is_token
+
+
+def _rounded(length: int, multiple: int) -> int:
+    """Returns a length, rounded up to a multiple."""
+    return -(-int(length) // multiple) * multiple
 
 
 def _block(
@@ -367,9 +415,9 @@ def _block(
     )
 
 
-def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
+def _shared(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
     sizes = _Sizes.of(rows)
-    width = max(map(width_of, rows))
+    width = _rounded(max(map(width_of, rows)), multiple)
     ids = np.zeros((len(rows), width), np.int64)
     positions = np.zeros((len(rows), width), np.int64)
     segment = np.full((len(rows), width), -1)  # 0 is the prompt, 1.. the completions, -1 padding
@@ -404,9 +452,9 @@ def _shared(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
     )
 
 
-def _padded(rows: Sequence[Sequence[Sample]], device: torch.device) -> Batch:
+def _padded(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
     sizes = _Sizes.of(rows)
-    width = int((sizes.prompt + sizes.fed).max())
+    width = _rounded((sizes.prompt + sizes.fed).max(), multiple)
     ids = np.zeros((len(rows), width), np.int64)
     for i, (sample,) in enumerate(rows):
         prompt = len(sample.prompt)

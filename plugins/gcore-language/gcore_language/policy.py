@@ -65,20 +65,33 @@ class Policy(nn.Module):
                 where=self.model.config.name_or_path,
             )
         if not self.head_apart:
-            logits = (
-                self._transformers(self.model, batch)
-                .logits.flatten(0, 1)
-                .index_select(0, batch.predict)
+            return _action_logp(
+                self._whole_logits(batch), batch.targets, batch.temperature, entropy
             )
-            return _action_logp(logits, batch.targets, batch.temperature, entropy)
+        return _head_logp(self.model.get_output_embeddings(), self._hidden(batch), batch, entropy)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Returns the logits [A, vocabulary] from which ``forward`` computes log-probs, before the
+        temperature; not for models that take images.
+        """
+        if not self.head_apart:
+            return self._whole_logits(batch)
+        return flat.of_enough_rows(self.model.get_output_embeddings(), self._hidden(batch))
+
+    def _whole_logits(self, batch: Batch) -> Tensor:
+        """Returns the model's own logits at the positions that predict actions."""
+        logits: Tensor = self._transformers(self.model, batch).logits
+        return logits.flatten(0, 1).index_select(0, batch.predict)
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        """Returns the last hidden states [A, D] at the positions that predict actions."""
         if batch.flat is not None:
             hidden = flat.forward(self.model, batch.ids, batch.flat)
         else:
             hidden = self._transformers(self.model.base_model, batch).last_hidden_state.flatten(
                 0, 1
             )
-        hidden = hidden.index_select(0, batch.predict)
-        return _head_logp(self.model.get_output_embeddings(), hidden, batch, entropy)
+        return hidden.index_select(0, batch.predict)
 
     def _transformers(self, module: Any, batch: Batch) -> Any:
         """Calls a module of transformers on the batch's rows, with mask and positions if any."""
@@ -102,7 +115,7 @@ def _head_logp(
     """
 
     def run(h: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return _action_logp(head(h), targets, temperature, entropy)
+        return _action_logp(flat.of_enough_rows(head, h), targets, temperature, entropy)
 
     rows = max(1, _CHUNK_LOGITS // int(head.weight.shape[0]))  # type: ignore[attr-defined]
     if len(hidden) <= rows:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 from gcore_language.packing import Batch
-from gcore_language.ranks import Sums
+from gcore_language.ranks import Sums, Terms
 
 #: ``logprob_gap_share`` is the share of actions whose gap is larger: rounding in float32 leaves
 #: few.
@@ -22,7 +22,7 @@ class Progress:
     """Numbers of one step on one rank, before they are added up over ranks.
 
     step: number of the step.
-    sums: metric -> (sum of values, sum of weights).
+    terms: metric -> (value, weight) of each micro-batch.
     gap: largest difference between rollout's and trainer's log-probs, in nats.
     losses: normalised loss of each update.
     norms: gradient norm of each update.
@@ -30,7 +30,7 @@ class Progress:
     """
 
     step: int
-    sums: Sums = field(default_factory=dict)
+    terms: Terms = field(default_factory=dict)
     gap: float = 0.0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -38,8 +38,7 @@ class Progress:
 
     def add(self, name: str, value: float, weight: float) -> None:
         """Adds a value and its weight to a metric."""
-        value_and_weight = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = (value_and_weight[0] + value, value_and_weight[1] + weight)
+        self.terms.setdefault(name, []).append((value, weight))
 
     def compare(self, logp: Tensor, batch: Batch) -> None:
         """Compares the rollout's log-probs with the trainer's, where both come from the same

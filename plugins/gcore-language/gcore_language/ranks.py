@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from gcore_core.contract.context import WorkerContext
+from gcore_language.exact_sums import sum_of
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum of values, sum of weights)
+Terms = dict[str, list[tuple[float, float]]]  # name -> (value, weight) of each micro-batch
 
 
 class Ranks:
@@ -69,25 +71,36 @@ class Ranks:
         maxima: list[float] = most.tolist()
         return maxima
 
-    def add_up(self, sums: Sums) -> Sums:
+    def sum_terms(self, terms: list[float]) -> float:
+        """Sums the terms of all ranks that speak; each may have another number of them.
+
+        The sum is rounded once: it has the same bits however terms are dealt to ranks.
+        """
+        return self.add_up({"": [(term, 0.0) for term in terms]}).get("", (0.0, 0.0))[0]
+
+    def add_up(self, terms: Terms) -> Sums:
         """Sums (value, weight) pairs by name over the ranks that speak.
 
-        Ranks may have different names, so each sends its pairs as JSON, padded to the longest.
+        Each sum is rounded once: it has the same bits however pairs are dealt to ranks. Ranks may
+        have different names, so each sends its pairs as JSON, padded to the longest.
         """
-        if self.count == 1:
-            return sums
-        encoded = np.frombuffer(json.dumps(sums if self.speaks else {}).encode(), np.uint8)
+        everyone = [terms] if self.count == 1 else self._gather(terms if self.speaks else {})
+        names = dict.fromkeys(name for part in everyone for name in part)
+        pairs = {name: [pair for part in everyone for pair in part.get(name, [])] for name in names}
+        return {
+            name: (sum_of(value for value, _ in rows), sum_of(weight for _, weight in rows))
+            for name, rows in pairs.items()
+        }
+
+    def _gather(self, terms: Terms) -> list[Terms]:
+        """Returns what each rank gave, in the order of ranks."""
+        encoded = np.frombuffer(json.dumps(terms).encode(), np.uint8)
         longest = int(self.max([len(encoded)])[0])
         padded = torch.full((longest,), ord(" "), dtype=torch.uint8, device=self.device)
         padded[: len(encoded)] = torch.from_numpy(encoded.copy()).to(self.device)
         everyone = [torch.empty_like(padded) for _ in range(self.count)]
         dist.all_gather(everyone, padded)
-        total: Sums = {}
-        for part in everyone:
-            for name, (value, weight) in json.loads(part.cpu().numpy().tobytes()).items():
-                value_and_weight = total.get(name, (0.0, 0.0))
-                total[name] = (value_and_weight[0] + value, value_and_weight[1] + weight)
-        return total
+        return [json.loads(part.cpu().numpy().tobytes()) for part in everyone]
 
     def wait(self) -> None:
         """Waits until all ranks have called it."""

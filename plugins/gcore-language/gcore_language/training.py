@@ -14,8 +14,8 @@ minibatch of a step, and over the others too when the objective requires ``old_l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,12 +25,14 @@ from torch import Tensor
 
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError, NonFiniteLoss
+from gcore_core.contract.errors import ConfigError, NonFiniteLoss, TrainingError
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
 from gcore_language.images import Images
+from gcore_language.lineage import check_terms
 from gcore_language.lockstep import sizes_in_lockstep
 from gcore_language.packing import (
     FLAT_ROW_TOKENS,
@@ -41,11 +43,13 @@ from gcore_language.packing import (
     cheapest_layout,
     micro_batches,
     rows_of,
+    steady_batches,
     width_of,
 )
 from gcore_language.policy import Entropy
 from gcore_language.progress import Progress
 from gcore_language.ranks import Ranks
+from gcore_language.resplit import TOLERANCES, ShowsGradient, carry_columns, check_same
 from gcore_language.schedule import rate_at
 from gcore_language.settings import TrainerSettings
 
@@ -80,8 +84,11 @@ class TrainingEngine(Protocol):
     device: where batches are put.
     ranks: sums and maxima over all ranks.
     clock: measures the engine's forward and backward passes on an accelerator.
+    sums_exactly: whether the gradients of micro-batches add up to the same bits in any order and
+        on any number of ranks. Records are then packed by tile.
     """
 
+    sums_exactly: bool
     layouts: frozenset[Layout]
     hidden_size: int
     device: torch.device
@@ -150,11 +157,13 @@ class _Prepared:
     minibatches: the micro-batches of each minibatch, filled up with None until every rank has the
         same number of them.
     has_old_logp: whether all micro-batches have the column ``old_logp``.
+    advantages: float64[records], once ``train`` has them.
     """
 
     records: Sequence[TrainRecord]
     minibatches: list[list[Batch | None]]
     has_old_logp: bool = False
+    advantages: np.ndarray | None = None
 
     def all(self, first: int = 0) -> list[Batch | None]:
         """Returns the micro-batches of all minibatches from number ``first`` on, in one list."""
@@ -214,6 +223,10 @@ class LanguageTrainer:
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._prepared: _Prepared | None = None
+        self._moved = False  # whether an update of this step has changed the weights
+        self._changed = False  # the same of this process
+        self._trained_steps = 0  # by this process
+        self._at_start = AtStart()
 
     def _allowed_layouts(self) -> frozenset[Layout]:
         layouts = self._engine.layouts
@@ -296,6 +309,9 @@ class LanguageTrainer:
             ]
             for minibatch in minibatches
         ]
+        if self._engine.sums_exactly:
+            tile_of = {place: record.tile for part in minibatches for place, record in part}
+            return [self._packed_by_tile(part, tile_of) for part in parts]
         layout = self._layout([sample for part in parts for sample in part])
         budget = self._settings.budget_tokens
         engine = self._engine
@@ -303,6 +319,25 @@ class LanguageTrainer:
         if engine.ranks.count == 1 or layout == "flat":
             return [list(micro_batches(part, layout, budget, engine.device)) for part in parts]
         return self._packed_in_lockstep(parts, layout)
+
+    def _packed_by_tile(self, samples: Sequence[Sample], tile_of: Mapping[int, int]) -> list[Batch]:
+        """Returns the micro-batches of one minibatch, none of which has records of two tiles.
+
+        What a micro-batch holds, and its layout, follow from its tile alone: so the pass has the
+        same bits on whichever rank, with whichever other tiles.
+
+        tile_of: the tile of each record, by ``Sample.index``.
+        """
+        tiles: dict[int, list[Sample]] = {}
+        for sample in samples:
+            tiles.setdefault(tile_of[sample.index], []).append(sample)
+        return [
+            batch
+            for _, tile in sorted(tiles.items())
+            for batch in steady_batches(
+                tile, self._layouts, self._settings.budget_tokens, self._engine.device
+            )
+        ]
 
     def _packed_in_lockstep(
         self, parts: Sequence[Sequence[Sample]], layout: Layout
@@ -391,15 +426,20 @@ class LanguageTrainer:
         Returns the metrics of the contract, those of the objective, ``actions`` and ``updates``; on
         an accelerator ``busy_s``, as ``DeviceClock`` measures it.
         ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout || current policy).
-        Raises ValueError when there are not as many advantages as prepared records, and
-        NonFiniteLoss when a loss or a gradient's norm is not finite.
+        Raises ValueError when there are not as many advantages as prepared records, NonFiniteLoss
+        when a loss or a gradient's norm is not finite, RecordMismatch when a loss is computed of
+        other terms than a record has, and TrainingError when the log-probs that ratios compare with
+        are not those of before the step.
         """
         prepared = self._prepared
         if prepared is None or len(advantages) != len(prepared.records):
             count = "none" if prepared is None else str(len(prepared.records))
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
+        prepared.advantages = advantages
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
         progress = Progress(step=step)
+        self._moved = False
+        self._at_start = AtStart(records=len(prepared.records))
         for batch in filter(None, prepared.all()):
             by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
                 self._engine.device
@@ -416,6 +456,7 @@ class LanguageTrainer:
                 self._fill(prepared.all(first=1), "old_logp", "policy")
             for batch in filter(None, prepared.all(first=1)):
                 progress.compare(batch.columns["old_logp"], batch)
+                self._at_start.add(batch, batch.columns["old_logp"])
         for epoch in range(epochs):
             for minibatch in range(minibatches):
                 part = (
@@ -423,14 +464,24 @@ class LanguageTrainer:
                 )
                 self._update(prepared, part, progress, first=epoch == 0 and minibatch == 0)
         self._prepared = None
+        self._trained_steps += 1
         self.version = step + 1
         ranks = self._engine.ranks
-        metrics = progress.metrics(ranks.add_up(progress.sums), ranks.max([progress.gap])[0])
+        metrics = progress.metrics(ranks.add_up(progress.terms), ranks.max([progress.gap])[0])
         if self._engine.device.type == "cuda":
             torch.cuda.empty_cache()  # generators that slept meanwhile take their memory again
         busy_s = self._engine.clock.read_s()
         # without ``busy_s`` the shell takes the processor time
         return metrics if busy_s is None else {**metrics, "busy_s": busy_s}
+
+    def start_logprobs(self) -> Sequence[StartLogprobs | None]:
+        """Returns what was computed before the first update; see ``ComparesLogprobs``.
+
+        Records without actions have none, nor have those of later minibatches where the objective
+        does not require ``old_logp``. With pipeline stages the first minibatch is missing on all
+        stages but the last.
+        """
+        return self._at_start.by_record()
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""
@@ -443,12 +494,17 @@ class LanguageTrainer:
         rate = rate_at(
             self._settings, self._updates, self._context.steps * self._context.updates_per_step
         )
-        weight = self._engine.ranks.sum([sum(map(self._weight, filter(None, part)))])[0]
-        pass_ = _Pass(weight=weight, progress=progress, first=first)
+        weight = self._engine.ranks.sum_terms([self._weight(b) for b in part if b is not None])
+        pass_ = _Pass(weight=weight, progress=progress, first=first, prepared=prepared)
         if part:
             entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
             self._engine.accumulate(part, lambda *arguments: self._loss(pass_, *arguments), entropy)
-        loss = self._engine.ranks.sum([pass_.loss])[0]
+        self._check_ratio(pass_)
+        if first:
+            self._check_reference(pass_)
+        if first and part and weight > 0:
+            self._check_resplit(pass_, part)
+        loss = self._engine.ranks.sum_terms(pass_.losses)
         if not math.isfinite(loss):
             self._engine.discard()
             raise self._not_finite(prepared, pass_.broken, progress, f"loss {loss}")
@@ -460,6 +516,8 @@ class LanguageTrainer:
         if not math.isfinite(norm):
             raise self._not_finite(prepared, part, progress, f"gradient norm {norm}")
         self._updates += 1
+        self._moved = self._moved or (rate > 0 and norm > 0)
+        self._changed = self._changed or self._moved
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
 
     @torch.no_grad()
@@ -472,15 +530,123 @@ class LanguageTrainer:
         self._context.progress()
         if pass_.first:  # the weights are still those of the rollout and of ``old_logp``
             pass_.progress.compare(logp.detach(), batch)
+            self._at_start.add(batch, logp.detach(), entropies.detach())
             batch.columns.setdefault("old_logp", logp.detach())
+        self._check_terms(pass_, batch)
+        pass_.measure_ratio(batch, logp.detach())
         current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
         loss, metrics = self._loss_of(batch, current)
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
         value = float(loss.detach())
-        pass_.loss += value
+        pass_.losses.append(value)
         if not math.isfinite(value):
             pass_.broken.append(batch)
         return loss / pass_.weight if pass_.weight > 0 else loss * 0.0
+
+    def _check_terms(self, pass_: _Pass, batch: Batch) -> None:
+        prepared = pass_.prepared
+        if prepared.advantages is not None:
+            progress = pass_.progress
+            where = f"step {progress.step}, update {len(progress.rates)}, rank {self._context.rank}"
+            check_terms(batch, prepared.records, prepared.advantages, where)
+
+    def _check_ratio(self, pass_: _Pass) -> None:
+        """Raises TrainingError when an update compares with other log-probs than those of the
+        step's beginning.
+
+        Until an update has changed the weights, the ratio to them is 1; afterwards it is not 1
+        everywhere. In bfloat16 an update may be too small to show in any log-prob.
+        """
+        if "old_logp" not in self._objective.requires:
+            return
+        furthest, actions = self._engine.ranks.max([pass_.furthest, pass_.actions])
+        band = self._settings.logprob_band()
+        exact = self._settings.dtype == "float32"
+        if not self._moved and furthest > band:
+            problem = (
+                f"before any update log-probs differ by {furthest:.3g} from those that ratios "
+                f"compare with, the band is {band:g}"
+            )
+            why = "scoring the same tokens twice gives other log-probs: dropout, or another batch"
+        elif self._moved and exact and actions and furthest == 0:
+            problem = "after an update every ratio is exactly 1"
+            why = "old log-probs were computed anew for this update, so nothing is ever clipped"
+        else:
+            return
+        progress = pass_.progress
+        raise TrainingError(
+            problem,
+            where=f"step {progress.step}, update {len(progress.rates)}",
+            why=why,
+            todo="old_logp is computed once, before the first update of a step",
+        )
+
+    def _check_reference(self, pass_: _Pass) -> None:
+        """Raises TrainingError when the reference is not the policy that the run began with.
+
+        Before the first update both give the same log-probs, within the band. After an update they
+        are not all equal, in float32: else the reference shares the policy's weights. A reference
+        of another model is not compared, nor one that another role gives.
+        """
+        own = self._has_reference and not self._settings.reference_path
+        if not own or "ref_logp" in self._supplied:
+            return
+        furthest, actions = self._engine.ranks.max([pass_.from_reference, pass_.referred])
+        band = self._settings.logprob_band()
+        if self._updates == 0 and furthest > band:
+            problem = f"before any update the reference differs by {furthest:.3g}, band {band:g}"
+            why = "it is not the policy that the run began with: its log-probs are of other weights"
+        elif self._changed and self._settings.dtype == "float32" and actions and furthest == 0:
+            problem = "after an update the reference still gives the policy's log-probs"
+            why = "it shares the policy's weights, so a penalty by it is always 0"
+        else:
+            return
+        raise TrainingError(
+            problem,
+            where=f"step {pass_.progress.step}, update 0",
+            why=why,
+            todo=f"roles.{self._context.role}.config.reference_path names another reference",
+        )
+
+    def _check_resplit(self, pass_: _Pass, part: Sequence[Batch | None]) -> None:
+        """Computes the gradient of a minibatch again, cut otherwise; raises where it is another.
+
+        It is done in the first step of a process and in every ``resplit_every``-th one after it, by
+        engines that show their gradient. The update goes on with the first gradient.
+        """
+        engine = self._engine
+        every = self._settings.resplit_every
+        if not (every and isinstance(engine, ShowsGradient)) or self._trained_steps % every:
+            return
+        gradient = engine.gradient()
+        engine.discard()
+        again = self._resplit(pass_.prepared, part)
+        weight = engine.ranks.sum([sum(map(self._weight, filter(None, again)))])[0]
+
+        def loss(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
+            self._context.progress()
+            current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
+            return self._loss_of(batch, current)[0] / weight
+
+        entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
+        engine.accumulate(again, loss, entropy)
+        second = engine.gradient()
+        engine.discard()
+        engine.set_gradient(gradient)
+        where = f"step {pass_.progress.step}, update 0"
+        check_same(gradient, second, engine.ranks, TOLERANCES[self._settings.dtype], where)
+
+    def _resplit(self, prepared: _Prepared, part: Sequence[Batch | None]) -> list[Batch | None]:
+        """Returns a minibatch's records in reverse order, in at least two micro-batches."""
+        places = [place for batch in filter(None, part) for place in batch.index.tolist()]
+        placed = [(place, prepared.records[place]) for place in sorted(places, reverse=True)]
+        half = len(placed) // 2
+        batches: list[Batch | None] = []
+        for packed in self.pack([placed[:half], placed[half:]]):
+            count = int(self._engine.ranks.max([len(packed)])[0])
+            batches += [*packed, *[None] * (count - len(packed))]
+        carry_columns(part, batches)
+        return batches
 
     def _loss_of(
         self, batch: Batch, current: dict[str, Tensor]
@@ -577,17 +743,35 @@ class _Pass:
     weight: the normaliser, summed over all ranks.
     progress: the step's metrics.
     first: whether this is the first update of the step.
-    loss: this rank's sum of losses so far, before normalisation.
+    prepared: the step's records.
+    losses: of this rank's micro-batches so far, before normalisation.
+    furthest: the largest difference so far between log-probs and ``old_logp``, of trained actions.
+    actions: this rank's trained actions so far.
+    from_reference, referred: the same two numbers, of ``ref_logp``.
     broken: this rank's micro-batches whose loss was not finite.
     """
 
     weight: float
     progress: Progress
     first: bool
-    loss: float = 0.0
+    prepared: _Prepared
+    losses: list[float] = field(default_factory=list)
+    furthest: float = 0.0
+    actions: float = 0.0
+    from_reference: float = 0.0
+    referred: float = 0.0
+    broken: list[Batch] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.broken: list[Batch] = []
+    def measure_ratio(self, batch: Batch, logp: Tensor) -> None:
+        """Notes how far log-probs, float32[A], are from ``old_logp`` and ``ref_logp``, if any."""
+        mask = batch.columns["mask"]
+        if (old_logp := batch.columns.get("old_logp")) is not None:
+            self.furthest = max(self.furthest, float(((logp - old_logp).abs() * mask).max()))
+            self.actions += float(mask.sum())
+        if (ref_logp := batch.columns.get("ref_logp")) is not None:
+            gap = float(((logp - ref_logp).abs() * mask).max())
+            self.from_reference = max(self.from_reference, gap)
+            self.referred += float(mask.sum())
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:

@@ -80,6 +80,7 @@ class MegatronEngine:
         self._tokenizer = load_tokenizer(
             str(files.directory), model.vocabulary, trust_remote_code=trust
         )
+        self.sums_exactly = False
         self.hidden_size = model.hidden
         self.layouts: frozenset[Layout] = frozenset(
             {"padded"} if config.context_parallel > 1 else {"padded", "shared"}

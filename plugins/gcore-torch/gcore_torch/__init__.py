@@ -9,6 +9,13 @@ from gcore_core import hookimpl
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
 from gcore_torch.config import TorchGeneratorConfig, TorchRewardConfig, TorchTrainerConfig
 
+#: What a worker imports when it opens a model, of whatever family.
+_PRELOAD = (
+    "torch",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+)
 _NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")
 
 
@@ -18,8 +25,11 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="AdamW on a Hugging Face causal language model; several slots share it by FSDP2",
         factory="gcore_torch.trainer:TorchTrainer",
         config=TorchTrainerConfig,
-        capabilities=frozenset({"images", "save.background", "sharding", "weights.device"}),
+        capabilities=frozenset(
+            {"images", "logprobs.compared", "save.background", "sharding", "weights.device"}
+        ),
         needs=_NEEDS,
+        preload=_PRELOAD,
     )
 
 
@@ -37,6 +47,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
             | {"weights.device", "weights.fingerprint", "weights.push"}
         ),
         needs=_NEEDS,
+        preload=_PRELOAD,
     )
 
 
@@ -69,4 +80,5 @@ def gcore_rewards() -> Iterable[RewardProvider]:
         factory="gcore_torch.reward:TorchReward",
         config=TorchRewardConfig,
         needs=_NEEDS,
+        preload=_PRELOAD,
     )

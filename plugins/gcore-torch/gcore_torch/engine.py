@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_language.alignment import align
 from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, load_model, refuse_engine, save_model
@@ -31,6 +32,12 @@ from torch import Tensor
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TensorSpec
 from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.gradients import (
+    ExactGradients,
+    Gradients,
+    PlainGradients,
+    ShardedExactGradients,
+)
 
 
 class TorchEngine:
@@ -50,6 +57,7 @@ class TorchEngine:
             if self.ranks.count > 1
             else None
         )
+        self.sums_exactly = context.deterministic
         self._path = str(files.directory)
         self._policy = self._open(self._path)
         model = self._policy.model
@@ -67,6 +75,7 @@ class TorchEngine:
         self._tensors = named_tensors(model)
         self._parameters = [t for t in self._tensors.values() if t.requires_grad]
         self._optimizer = self._make_optimizer()
+        self._gradients = self._add_gradients()
         self.staging = Staging()
 
     def _open(self, path: str) -> Policy:
@@ -82,6 +91,8 @@ class TorchEngine:
             trust_remote_code=config.trust_remote_code,
             images=True,
         ).to(self.device)
+        if self.sums_exactly:
+            align(model)
         if config.gradient_checkpointing:
             # checkpointing needs training mode, in which dropout would change log-probs
             for module in model.modules():
@@ -137,6 +148,14 @@ class TorchEngine:
             fused=True,
         )
 
+    def _add_gradients(self) -> Gradients:
+        """Returns how gradients are added: exactly in a deterministic run."""
+        if not self.sums_exactly:
+            return PlainGradients(self.ranks)
+        if self.ranks.count > 1:
+            return ShardedExactGradients(self._policy, self.ranks, self._context.role)
+        return ExactGradients(self._parameters, self.ranks)
+
     def _autocast(self) -> AbstractContextManager[Any]:
         """Returns the context in which forward passes run: bfloat16 where the settings ask for
         it.
@@ -178,11 +197,14 @@ class TorchEngine:
         For a batch that is None the backward pass runs with a loss of 0, because the ranks of a
         sharded model must all go backward.
         """
-        for batch in batches:
+        for place, batch in enumerate(batches):
+            last = place == len(batches) - 1
             logp, entropies = self._forward(self._policy, batch, entropy)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
             with self.clock.running():
+                self._gradients.expect(last=last)
                 value.backward()
+                self._gradients.passed(last=last)
 
     def update(self, rate: float, clip: float) -> float:
         """See ``TrainingEngine.update``. Returns the norm of the gradients before clipping.
@@ -190,9 +212,8 @@ class TorchEngine:
         Nothing is updated when the norm is not finite.
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # FSDP2 has averaged gradients over the ranks, but an engine has to sum them
-        scale = float(self.ranks.count)
-        norm = scale * float(full(torch.nn.utils.get_total_norm(gradients)))
+        scale = self._gradients.scale
+        norm = self._gradients.norm(gradients)
         if math.isfinite(norm):
             self.staging.wait()  # until a save in the background has its copy of the weights
             factor = scale * (min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0)
@@ -204,8 +225,19 @@ class TorchEngine:
         self.discard()
         return norm
 
+    def gradient(self) -> dict[str, Tensor]:
+        """See ``ShowsGradient.gradient``."""
+        named = ((name, tensor.grad) for name, tensor in self._tensors.items())
+        return {name: grad for name, grad in named if grad is not None}
+
+    def set_gradient(self, gradient: Mapping[str, Tensor]) -> None:
+        """See ``ShowsGradient.set_gradient``."""
+        for name, saved in gradient.items():
+            self._tensors[name].grad = saved
+
     def discard(self) -> None:
         """Drops the gradients."""
+        self._gradients.discard()
         self._optimizer.zero_grad(set_to_none=True)
 
     # -- weights -----------------------------------------------------------------------------------

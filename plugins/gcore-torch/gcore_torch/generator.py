@@ -5,7 +5,9 @@ running sample one more token. Samples join as rows become free and leave when t
 
 A sample's random numbers depend only on its seed and the position of the token. Logits, though, are
 rounded differently in another batch. So ``deterministic`` also fixes which samples run together:
-waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit.
+waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit. On a CPU
+in float32 they do not even depend on which samples run together (see ``gcore_torch.steady``);
+finished samples are then held back until all that run together have finished.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gcore_language.alignment import align
 from gcore_language.device_push import DeviceReader, offers_of
 from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
@@ -35,6 +38,7 @@ from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import make_decoder
 from gcore_torch.sampling import choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
+from gcore_torch.steady import NEAR, SteadyScorer, can_be_steady
 
 _SEED_MASK = 2**64 - 1
 _SCORE_TOKENS = 16384
@@ -159,6 +163,11 @@ class TorchGenerator:
         ] = True
         model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
         self._context_length = min(config.context_length or model_limit, model_limit)
+        self._steady: SteadyScorer | None = None
+        if context.deterministic and can_be_steady(self._model, config, self._device.type):
+            align(self._model)
+            self._steady = SteadyScorer(self._model, self._device, context.role)
+        self._held: list[Finished] = []  # finished samples that are not scored yet
         tolerance = 1e-3 if config.dtype == "float32" else 0.5
         self._decoder = make_decoder(self._model, config.decoder, config.max_batch, tolerance)
         self._tensors = named_tensors(self._model)
@@ -222,8 +231,25 @@ class TorchGenerator:
         if logits:
             self._sample(torch.cat(logits))
             self._context.progress()  # each running sample has an action more
-            finished += self._collect()
+            finished += self._hold(self._collect())
         return finished
+
+    def _hold(self, finished: list[Finished]) -> list[Finished]:
+        """Returns the finished samples that go out now; a steady run waits until none run."""
+        if self._steady is None:
+            return finished
+        self._held += finished
+        return [] if self._rows.count else self._release()
+
+    def _release(self) -> list[Finished]:
+        """Scores and returns the samples that were held back.
+
+        One that began under older weights keeps the log-probs of those that sampled it.
+        """
+        held, self._held = self._held, []
+        if self._steady is not None:
+            self._steady.rescore([f.columns for f in held if f.versions[0] == self.version])
+        return held
 
     def _take(self) -> list[_Waiting]:
         """Takes the samples that join now off the queue: as many as there are free rows.
@@ -279,7 +305,7 @@ class TorchGenerator:
         config = self._config
         uniform = uniforms(rows.seed[: rows.count], rows.length[: rows.count])
         greedy = rows.greedy[: rows.count]
-        tokens, logp = choose(
+        tokens, logp, margins = choose(
             logits,
             torch.from_numpy(uniform).to(self._device),
             config.temperature,
@@ -287,6 +313,16 @@ class TorchGenerator:
             top_p=config.top_p,
             top_k=config.top_k,
         )
+        if self._steady is not None:
+            for row in (margins < NEAR).nonzero().flatten().tolist():
+                tokens[row], logp[row], _ = choose(
+                    self._steady.next_logits(
+                        rows.waiting[row].prompt, rows.tokens[row, : rows.length[row]]
+                    ),
+                    torch.from_numpy(uniform[row : row + 1]),
+                    config.temperature,
+                    torch.from_numpy(greedy[row : row + 1]) if greedy[row] else None,
+                )
         rows.append(tokens.cpu().numpy(), logp.cpu().numpy())
 
     def _collect(self) -> list[Finished]:
@@ -411,12 +447,17 @@ class TorchGenerator:
             for i, columns in zip(indexes.tolist(), self._columns(indexes), strict=True):
                 finished.append(self._finish(i, ABORTED, "", columns))
             rows.reorder(self._decoder.drop(leaving))
+        if not rows.count:
+            for held in self._release():
+                key = (held.request.ordinal, held.request.sample)
+                (finished if key in aborted_keys else self._failed).append(held)
         return finished
 
     def close(self) -> None:
         """Forgets running and waiting samples."""
         self._decoder.clear()
         self._queue.clear()
+        self._held.clear()
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -427,6 +468,7 @@ class TorchGenerator:
         """
         if self._weights.asleep:
             self._weights.check_awake()
+        self._failed += self._release()  # while the weights that sampled them are there
         self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -463,6 +505,7 @@ class TorchGenerator:
         It drops the cache, and moves or drops the weights as ``config.sleep`` says.
         """
         self._inbox.check_idle()
+        self._failed += self._release()  # while the weights that sampled them are there
         self._decoder.release(weights=self._weights.leaves)
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)

@@ -38,11 +38,13 @@ def choose(
     *,
     top_p: float = 1.0,
     top_k: int = 0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draws a token for each row by the inverse of the cdf.
 
-    Returns (tokens int64[B], log-probs float32[B]). Log-probs are those of the softmax over all
-    tokens, even when top_p or top_k narrows the choice, because a trainer computes the same.
+    Returns (tokens int64[B], log-probs float32[B], margins float64[B]). A margin is how far the
+    cdf may be off without another token being drawn; of greedy rows, how far a logit may. Log-probs
+    are those of the softmax over all tokens, even when top_p or top_k narrows the choice, because a
+    trainer computes the same.
 
     logits: [B, V].
     uniform: float64[B], numbers in [0, 1).
@@ -67,12 +69,26 @@ def choose(
     cdf = weights.cumsum(-1, dtype=torch.float64)
     # searchsorted(right=True) returns the first token whose cdf exceeds the threshold, so it never
     # returns a token of weight 0
-    tokens = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(
-        max=logits.shape[1] - 1
-    )
+    threshold = uniform[:, None] * cdf[:, -1:]
+    tokens = torch.searchsorted(cdf, threshold, right=True).clamp_(max=logits.shape[1] - 1)
+    margins = _distances(cdf, threshold, tokens)
     if greedy is not None:
+        best = logits.topk(min(2, logits.shape[1]))
         tokens = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), tokens)
-    return tokens.squeeze(1), logp.gather(1, tokens).squeeze(1)
+        margins = torch.where(greedy, best.values[:, 0] - best.values[:, -1], margins)
+    return tokens.squeeze(1), logp.gather(1, tokens).squeeze(1), margins
+
+
+def _distances(cdf: Tensor, threshold: Tensor, tokens: Tensor) -> Tensor:
+    """Returns how far each threshold is from the edges that its token shares with others.
+
+    cdf: float64[B, V]. threshold: float64[B, 1]. tokens: int64[B, 1]. Returns float64[B].
+    """
+    above = cdf.gather(1, tokens) - threshold
+    above = above.masked_fill(tokens == cdf.shape[1] - 1, torch.inf)
+    below = threshold - cdf.gather(1, (tokens - 1).clamp(min=0))
+    below = below.masked_fill(tokens == 0, torch.inf)
+    return torch.minimum(above, below).squeeze(1)
 
 
 def _narrow(weights: Tensor, top_p: float, top_k: int) -> Tensor:

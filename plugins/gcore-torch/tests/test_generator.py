@@ -341,7 +341,7 @@ def test_uniforms_depend_on_seed_and_position_alone_and_are_uniform() -> None:
 def test_sampled_frequencies_follow_the_softmax() -> None:
     logits = torch.randn(12, generator=torch.Generator().manual_seed(0)) * 2
     draws = uniforms(np.arange(20000, dtype=np.uint64), np.zeros(20000, np.int64))
-    tokens, logp = choose(logits.expand(20000, 12), torch.from_numpy(draws), 0.7, None)
+    tokens, logp, _ = choose(logits.expand(20000, 12), torch.from_numpy(draws), 0.7, None)
     expected = (logits / 0.7).softmax(-1)
     torch.testing.assert_close(tokens.bincount(minlength=12) / 20000, expected, atol=0.012, rtol=0)
     torch.testing.assert_close(logp, expected.log()[tokens])
@@ -356,6 +356,6 @@ def test_top_p_and_top_k_narrow_the_choice_but_not_the_logp() -> None:
         ({"top_k": 3}, {0, 1, 2}),
         ({"top_p": 0.01}, {0}),
     ):
-        tokens, logp = choose(logits, draws, 1.0, None, **limits)
+        tokens, logp, _ = choose(logits, draws, 1.0, None, **limits)
         assert set(tokens.tolist()) == allowed
         torch.testing.assert_close(logp, probabilities.log()[tokens])

@@ -15,7 +15,7 @@ from gcore_torch.trainer import TorchTrainer
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gcore_core.contract.errors import ConfigError, DataError, NonFiniteLoss
+from gcore_core.contract.errors import ConfigError, DataError, NonFiniteLoss, TrainingError
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import Trainer
 from tests.support import language_models as tiny
@@ -164,7 +164,7 @@ def test_a_smaller_token_budget_does_not_change_the_gradient(
 ) -> None:
     whole = gradients(open_trainer(packing=packing), monkeypatch)
     for budget in (1, 40):
-        trainer = open_trainer(packing=packing, budget_tokens=budget)
+        trainer = open_trainer(packing=packing, budget_tokens=budget, resplit_every=0)
         passes = []
         forward = trainer._engine._policy.forward
         monkeypatch.setattr(
@@ -217,7 +217,8 @@ def test_old_logp_comes_from_the_weights_before_the_first_update(
             seen.append((int(columns["record"].max()) + 1, columns["old_logp"].clone()))
             return super().loss(columns, current)
 
-    trainer = open_trainer(objective=Watch(), learning_rate=0.05, packing="padded", budget_tokens=1)
+    config = {"packing": "padded", "budget_tokens": 1, "resplit_every": 0}
+    trainer = open_trainer(objective=Watch(), learning_rate=0.05, **config)
     records = tiny.make_records(minibatches=2)
     trainer.prepare(records, frozenset())
     trainer.train(0, tiny.make_advantages(records), 2, 2)
@@ -494,3 +495,53 @@ def test_settings_out_of_range_are_named() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             TorchGeneratorConfig(**settings)
+
+
+def test_old_log_probs_that_are_computed_anew_are_refused(
+    open_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then every ratio is 1, and nothing is ever clipped."""
+    trainer = open_trainer(objective=tiny.Clip(), resplit_every=0)
+    loss = type(trainer)._loss
+
+    def planted(self: Any, pass_: Any, batch: Any, logp: Any, entropies: Any) -> Any:
+        batch.columns["old_logp"] = logp.detach()
+        return loss(self, pass_, batch, logp, entropies)
+
+    monkeypatch.setattr(type(trainer), "_loss", planted)
+    with pytest.raises(TrainingError, match=r"update 1.*every ratio is exactly 1"):
+        one_step(trainer, minibatches=2)
+
+
+def test_a_rate_of_0_leaves_every_ratio_at_1_without_complaint(open_trainer: Any) -> None:
+    trainer = open_trainer(objective=tiny.Clip(), learning_rate=0.0)
+    assert one_step(trainer, minibatches=2, epochs=2)["updates"] == 4
+
+
+class PerMicroBatch(tiny.Reinforce):
+    """Divides by what its micro-batch holds: the mean of means that reports tell of."""
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        loss, weight, metrics = super().loss(columns, current)
+        return loss / weight, weight, metrics
+
+
+@pytest.mark.parametrize("packing", ["auto", "padded"])
+def test_a_gradient_that_depends_on_the_cut_of_its_minibatch_is_refused(
+    packing: str, open_trainer: Any
+) -> None:
+    trainer = open_trainer(packing=packing, objective=PerMicroBatch())
+    with pytest.raises(TrainingError, match="depends on how its minibatch is cut"):
+        one_step(trainer)
+
+
+@pytest.mark.parametrize("objective", [tiny.Reinforce, tiny.Clip])
+def test_computing_a_gradient_again_changes_nothing(objective: Any, open_trainer: Any) -> None:
+    watched = open_trainer(objective=objective(), resplit_every=1)
+    plain = open_trainer(objective=objective(), resplit_every=0)
+    for step in range(3):
+        assert one_step(watched, step=step, minibatches=2) == one_step(
+            plain, step=step, minibatches=2
+        )
+    weights = weights_of(plain)
+    assert all((array == weights[name]).all() for name, array in weights_of(watched).items())

@@ -12,7 +12,7 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.contract.weight_transfer import Offers
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
@@ -47,6 +47,26 @@ class ForgetsToCountASkippedStep(Clean):
 
     class Backend(FakeTrainer):
         def skip(self, step: int) -> None: ...
+
+
+class ComparesAfterTheUpdate(Clean):
+    caught_by = ("test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",)
+
+    class Backend(FakeTrainer):
+        def start_logprobs(self) -> list[StartLogprobs]:
+            logp = fake.log_softmax(self._logits)
+            return [StartLogprobs(logp=logp[r.columns["action_ids"]]) for r in self._records]
+
+
+class ComparesTheFirstStepForEver(Clean):
+    caught_by = ("test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",)
+
+    class Backend(FakeTrainer):
+        _first: list[StartLogprobs] | None = None
+
+        def start_logprobs(self) -> list[StartLogprobs]:
+            self._first = self._first or super().start_logprobs()
+            return self._first
 
 
 class MovesWithoutAdvantages(Clean):
@@ -300,6 +320,21 @@ class SavesTheFirstWeights(Clean):
             write_safetensors(
                 directory / "model.safetensors", fake.tensors_of(fake.initial_logits(0))
             )
+
+
+class SavesAnotherShape(Clean):
+    """The bytes are right, and the file has another ``weights_sha256`` than a checkpoint says."""
+
+    caught_by = ("test_saved_weights_are_the_exported_ones",)
+
+    class Backend(FakeTrainer):
+        def save_pretrained(self, directory: Path) -> None:
+            directory.mkdir()
+            flat = [
+                (TensorSpec(spec.name, spec.dtype, (1, *spec.shape), spec.nbytes), array)
+                for spec, array in self.export_weights()
+            ]
+            write_safetensors(directory / "model.safetensors", flat)
 
 
 # -- trainer and generator -------------------------------------------------------------------------

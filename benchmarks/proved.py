@@ -1,0 +1,308 @@
+"""Measures what is promised of a run that is to repeat.
+
+    python benchmarks/proved.py [--json] [--check] [--parts hashes time] [--steps 30] [--cases ...]
+
+All parts run the quickstart as a person does, with ``run.deterministic=true``.
+
+hashes: 24 runs that differ in what must leave no trace: number of controllers, replicas and trainer
+    ranks, launcher, kills, and a resume at another size. ``distinct_weight_hashes`` counts the
+    SHA-256 of their final weights. ``torch_pair_gap_max`` is the largest difference between
+    rollout's and trainer's log-prob of an action, over all runs and steps, in nats.
+
+time: ``deterministic_time_over_default`` is the median, over rounds that run both ways one after
+    the other, of the ratio of seconds from the end of the first step to the end of the last. It
+    needs a machine on which nothing else runs. ``deterministic_cpu_over_default``, of the processor
+    time of all processes from start to end, does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quickstart_runs import (
+    RECIPE,
+    finished_rows,
+    make_policy,
+    overrides_of,
+    require_success,
+    start,
+    wall_s,
+)
+from report import Claim, add_options, publish, repeated
+from safetensors import safe_open
+
+from gcore_core.config.plan import load_plan
+
+SEED = 7
+WAIT_S = 3600.0
+#: Processes that are killed, or stopped, in turn.
+VICTIMS = ("rollout.0", "controller.0", "policy.0", "scorer.0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run of the matrix.
+
+    controllers, replicas, ranks: how many there are of each.
+    inline: whether it is all in one process.
+    faults: how many processes are killed or stopped on the way.
+    stop_after: all processes are killed after this step, and the run is resumed; 0: it is not.
+    resumed: what is changed when it is resumed.
+    """
+
+    name: str
+    controllers: int = 2
+    replicas: int = 1
+    ranks: int = 1
+    inline: bool = False
+    faults: int = 0
+    stop_after: int = 0
+    resumed: tuple[str, ...] = ()
+
+    def overrides(self) -> list[str]:
+        """Returns the overrides of the recipe."""
+        layout = {
+            "controller.shards": self.controllers,
+            "roles.rollout.slots": self.replicas,
+            "roles.policy.slots": self.ranks,
+            # resumed runs may grow
+            "cluster.devices": max(self.ranks + self.replicas, 7 if self.stop_after else 2),
+            "launcher.use": "core/inline" if self.inline else "core/local",
+            "checkpoint.every": 1 if self.faults or self.stop_after else 0,
+            "checkpoint.restarts": self.faults,
+        }
+        if self.faults:
+            layout["run.patience_s"] = 10.0
+        return [f"{key}={value}" for key, value in layout.items()]
+
+
+def _resumed(after: int, *changes: str) -> Case:
+    name = "resumed after {} with {}".format(after, " ".join(changes) or "the same")
+    return Case(name=name, stop_after=after, resumed=changes)
+
+
+CASES = (
+    *(Case(name=f"{n} controllers", controllers=n) for n in (1, 2, 4, 8)),
+    *(Case(name=f"{n} replicas", replicas=n) for n in (2, 3)),
+    *(Case(name=f"{n} ranks", ranks=n) for n in (2, 4)),
+    Case(name="inline", inline=True, controllers=1),
+    Case(name="inline, 2 controllers, 2 replicas", inline=True, replicas=2),
+    *(
+        Case(name=f"{c} controllers, {p} replicas, {r} ranks", controllers=c, replicas=p, ranks=r)
+        for c, p, r in ((1, 3, 2), (4, 2, 2), (8, 3, 4), (4, 1, 4), (1, 2, 4))
+    ),
+    _resumed(1, "roles.policy.slots=2"),
+    _resumed(7, "controller.shards=4", "roles.rollout.slots=3"),
+    _resumed(15, "roles.policy.slots=4"),
+    _resumed(22, "controller.shards=1", "roles.policy.slots=2", "roles.rollout.slots=2"),
+    _resumed(29, "controller.shards=8"),
+    Case(name="10 faults", faults=10),
+    Case(name="10 faults, 2 replicas, 4 controllers", faults=10, replicas=2, controllers=4),
+    Case(name="10 faults, 2 ranks", faults=10, ranks=2),
+    Case(name="again"),
+)
+
+
+class Runs:
+    """Runs the quickstart in a folder.
+
+    changes: overrides of every run, such as a shorter teaching.
+    """
+
+    def __init__(self, folder: Path, steps: int, changes: Sequence[str]) -> None:
+        self._folder = folder
+        self._steps = steps
+        self._changes = changes
+        (folder / "cache").mkdir(parents=True, exist_ok=True)
+
+    def run(self, name: str, *overrides: str) -> list[dict[str, Any]]:
+        """Runs from start to end; returns the metrics of its steps."""
+        command = self._command(name, overrides)
+        log = self._log(name)
+        require_success(start(command, self._folder, log), command, log)
+        return finished_rows(self.directory(name), self._steps)
+
+    def of_case(self, case: Case) -> list[dict[str, Any]]:
+        """Runs a case from start to end; returns the metrics of its steps."""
+        name = re.sub(r"\W+", "-", case.name)
+        if not case.faults and not case.stop_after:
+            return self.run(name, *case.overrides())
+        directory = self.directory(name)
+        log = self._log(name)
+        command = self._command(name, case.overrides())
+        process = start(command, self._folder, log, own_session=True)
+        if case.faults:
+            self._trouble(process, directory, case.faults)
+        else:
+            _wait_for_step(process, directory, min(case.stop_after, self._steps - 1))
+            whole = "checkpoints/step-??????/manifest.json"
+            _wait_for(process, directory, lambda: any(directory.glob(whole)))
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            command = ["resume", str(directory), *case.resumed]
+            process = start(command, self._folder, log)
+        require_success(process, command, log)
+        return finished_rows(directory, self._steps)
+
+    def directory(self, name: str) -> Path:
+        """Returns the directory of a run."""
+        return self._folder / name
+
+    def weights_sha256(self, case: Case) -> str:
+        """Returns the hash of a case's final weights."""
+        return weights_sha256(self.directory(re.sub(r"\W+", "-", case.name)) / "weights")
+
+    def _log(self, name: str) -> Path:
+        return self.directory(name).with_suffix(".log")
+
+    def _command(self, name: str, overrides: Sequence[str]) -> list[str]:
+        words = [
+            *overrides_of(SEED, self.directory(name)),
+            f"run.steps={self._steps}",
+            "run.deterministic=true",
+            "evaluation.every=0",
+            "plugins=[]",
+            *self._changes,
+            *overrides,
+        ]
+        make_policy(load_plan(RECIPE, words).config, self._folder)
+        return ["run", str(RECIPE), *words]
+
+    def _trouble(self, process: subprocess.Popen[bytes], directory: Path, faults: int) -> None:
+        """Kills and stops processes of a run, one after the other, evenly over its steps."""
+        draw = random.Random(faults)
+        for fault in range(faults):
+            step = 1 + fault * max(1, (self._steps - 2) // faults)
+            _wait_for_step(process, directory, min(step, self._steps - 1))
+            time.sleep(draw.uniform(0, 0.3))  # anywhere in a step
+            pid = _pids(directory).get(VICTIMS[fault % len(VICTIMS)])
+            if pid is not None:
+                number = (signal.SIGKILL, signal.SIGSTOP)[fault // len(VICTIMS) % 2]
+                os.kill(pid, number)
+
+
+def _pids(directory: Path) -> dict[str, int]:
+    """Returns the latest process id of each worker, as the node agent wrote it down."""
+    log = (directory / "logs" / "agent.0.log").read_text()
+    started = re.findall(r"INFO (\S+) is started, pid (\d+)", log)
+    return {name: int(pid) for name, pid in started if Path(f"/proc/{pid}").exists()}
+
+
+def _wait_for_step(process: subprocess.Popen[bytes], directory: Path, step: int) -> None:
+    """Waits until a run has written down a step; ends the benchmark when it ends before."""
+    metrics = directory / "metrics.jsonl"
+    _wait_for(
+        process,
+        directory,
+        lambda: metrics.exists() and metrics.read_bytes().count(b"\n") - 1 >= step,
+    )
+
+
+def _wait_for(
+    process: subprocess.Popen[bytes], directory: Path, condition: Callable[[], bool]
+) -> None:
+    """Waits for something that a run does; ends the benchmark when the run ends before."""
+    until_s = time.monotonic() + WAIT_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > until_s:
+            sys.exit(f"{directory} ended, or hangs, before it was killed; see its .log")
+        time.sleep(0.05)
+
+
+def weights_sha256(directory: Path) -> str:
+    """Returns the SHA-256 of names, dtypes, shapes and bytes of all tensors, sorted by name."""
+    lines = []
+    for file in directory.glob("*.safetensors"):
+        with safe_open(file, "numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # it is no dict
+                array = tensors.get_tensor(name)
+                content = hashlib.sha256(array.tobytes()).hexdigest()
+                lines.append(f"{name} {array.dtype} {array.shape} {content}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def measure_hashes(runs: Runs, args: argparse.Namespace) -> list[Claim]:
+    """Runs the matrix and compares the final weights."""
+    hashes: dict[str, str] = {}
+    gaps: list[float] = []
+    for case in CASES:
+        if args.cases and case.name not in args.cases:
+            continue
+        rows = runs.of_case(case)
+        gaps += [row["metrics"]["logprob_gap_max"] for row in rows[1:] if row["metrics"]]
+        hashes[case.name] = runs.weights_sha256(case)
+        print(f"{hashes[case.name]}  {case.name}", file=sys.stderr, flush=True)
+    return [
+        Claim("distinct_weight_hashes", len(set(hashes.values())), "hashes", 1, "<="),
+        Claim("hashed_runs", len(hashes), f"runs of {args.steps} steps"),
+        Claim("torch_pair_gap_max", max(gaps), "nats", 0.0, "<="),
+    ]
+
+
+def measure_time(runs: Runs, args: argparse.Namespace) -> list[Claim]:
+    """Runs both ways in turn and compares what they take."""
+    rounds: list[dict[bool, tuple[float, float]]] = []
+    for number in range(args.rounds):
+        took: dict[bool, tuple[float, float]] = {}
+        for way in (True, False) if number % 2 else (False, True):
+            before_s = _children_s()
+            rows = runs.run(f"time-{number}-{way}", f"run.deterministic={str(way).lower()}")
+            took[way] = (wall_s(rows), _children_s() - before_s)
+        rounds.append(took)
+
+    def ratio(which: int) -> Callable[[Sequence[dict[bool, tuple[float, float]]]], float]:
+        return lambda some: statistics.median(t[True][which] / t[False][which] for t in some)
+
+    return [
+        repeated("deterministic_time_over_default", rounds, ratio(0), "of wall time", 1.15, "<="),
+        repeated("deterministic_cpu_over_default", rounds, ratio(1), "of processor time"),
+    ]
+
+
+def _children_s() -> float:
+    """Returns the processor time of all processes that this one started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+#: Part -> what measures it. A part takes the runs and the arguments, and returns claims.
+PARTS: dict[str, Callable[[Runs, argparse.Namespace], list[Claim]]] = {
+    "hashes": measure_hashes,
+    "time": measure_time,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What is promised of a run that is to repeat.")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=5, help="of part time")
+    parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[])
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="in every run")
+    parser.add_argument("--keep", type=Path, help="folder for the runs; they stay there")
+    add_options(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = Runs((args.keep or Path(temporary)).absolute(), args.steps, args.set)
+        claims = [claim for part in args.parts for claim in PARTS[part](runs, args)]
+    name = f"proved_{args.parts[0]}" if len(args.parts) == 1 else "proved"
+    return publish(name, claims, args, ["gcore-core", "gcore-torch", "torch"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Chooses what watches the log-probs of a job that names nothing (``sentinel.use: auto``).
+
+The plugin ``sentinel`` where it is installed. It is built on the trainer's ranks too, so a policy
+with an interpreter of its own may lack it there: such a job gets the core's own ``core/band``, and
+a note that says how to have the plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gcore_core.config.catalog import Catalog
+from gcore_core.config.default_balancer import Choice
+from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.job_settings import AUTO, POLICY
+
+SEQUENTIAL = "sentinel"
+BAND = "core/band"
+
+
+def choose(core: Mapping[str, Any], installed: Catalog) -> Choice | None:
+    """Returns the sentinel that ``auto`` stands for; None where one is named.
+
+    core: the core's own values.
+    """
+    if core["sentinel"]["use"] != AUTO:
+        return None
+    try:
+        installed.get(SEQUENTIAL, where="sentinel.use")
+    except GcoreError:
+        reason = f"auto: plugin {SEQUENTIAL} is not installed, or may not be used"
+        return Choice(use=BAND, reason=reason)
+    if (core["roles"].get(POLICY) or {}).get("python"):
+        return Choice(
+            use=BAND,
+            reason=f"auto: roles.{POLICY}.python is another interpreter",
+            note=f"sentinel.use is {BAND}, as roles.{POLICY} has an interpreter of its own; where "
+            f"gcore-{SEQUENTIAL} is installed there, sentinel.use={SEQUENTIAL} also watches low "
+            "precision",
+        )
+    return Choice(use=SEQUENTIAL, reason=f"auto: plugin {SEQUENTIAL} is installed")

@@ -1,0 +1,229 @@
+"""Has the job's sentinel judge the log-probs of each step, and looks for the cause of an alarm.
+
+    rank         sums of every group, over the rank's records        (``Sentinel.measure``)
+    controller   adds up what ranks say of its groups                (``Sentinel.weigh``)
+    lead         adds up what controllers say, and judges            (``Sentinel.judge``)
+
+After an alarm the lead asks every rank what its records show, and the generators what weights they
+hold. The run ends with a WeightMismatch that says all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gcore_core.contract.errors import GcoreError, WeightMismatch
+from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.contract.sentinel import Alarm, Finding, Sentinel, Source
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.runtime.messages import (
+    DIAGNOSE,
+    PUSH_HELD,
+    DiagnoseRequest,
+    GroupNumbers,
+    HeldReply,
+    Nothing,
+)
+from gcore_core.runtime.rpc.retry import insist
+
+Evidence = dict[Source, np.ndarray]
+#: A cause that explains less than this of what was seen is not named.
+_LIKELY = 0.5
+#: Tensors that an error names.
+_NAMED = 3
+
+
+class Watching:
+    """One shard's part of watching log-probs; does nothing where the job has no sentinel."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+        self._provider = context.facts.providers.get("sentinel", "")
+        sentinel = context.sentinel
+        self._sentinel = sentinel
+        state = context.facts.state.get("sentinel", {}).get(self._provider)
+        if sentinel is not None and state:
+            sentinel.restore(state)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed run goes on with, under the sentinel's name; plain values.
+
+        A resumed run may have another sentinel, which must not get it.
+        """
+        state = self._sentinel.state() if self._sentinel is not None else {}
+        return {self._provider: state} if state else {}
+
+    def notes(self) -> list[str]:
+        """Returns what a person should know when the run starts."""
+        return self._sentinel.notes() if self._sentinel is not None else []
+
+    async def judge(self, step: int, groups: Iterable[GroupNumbers]) -> dict[str, float]:
+        """Judges a step; all shards call it. Returns the sentinel's metrics; empty but in the lead.
+
+        In the lead it raises WeightMismatch when there is an alarm.
+
+        groups: what all ranks measured of this shard's groups.
+        """
+        sentinel = self._sentinel
+        if sentinel is None:
+            return {}
+        code = PluginCode(
+            made=sentinel,
+            kind="sentinel",
+            provider=self._provider,
+            where="sentinel.use",
+            contract="SentinelContract",
+        )
+        own = evidence_of(sentinel, code, groups)
+        rows = [(*source, row.tolist()) for source, row in sorted(own.items())]
+        payloads = await self._context.agree.collect("evidence", msgspec.msgpack.encode(rows))
+        if not self._context.agree.lead:
+            return {}
+        alarms = code.call(sentinel.judge, step, summed(payloads))
+        if alarms:
+            raise await self._mismatch(step, alarms)
+        return code.call(sentinel.metrics)
+
+    async def _mismatch(self, step: int, alarms: Sequence[Alarm]) -> WeightMismatch:
+        """Makes the error, with what ranks and generators say of the cause."""
+        facts = self._context.facts
+        replicas = sorted({alarm.replica for alarm in alarms if alarm.replica >= 0})
+        cause = await self._cause(step, alarms[0], replicas)
+        names = ", ".join(facts.replicas[i] for i in replicas) or "the generators together"
+        return mismatch(step, names, alarms, cause, checkpoints=facts.checkpoint.every > 0)
+
+    async def _cause(self, step: int, alarm: Alarm, replicas: list[int]) -> tuple[str, str]:
+        """Returns a word for the cause and a sentence about it.
+
+        What generators hold comes first, since hashes leave no doubt.
+        """
+        if alarm.cause:
+            return alarm.cause, ""
+        if sentence := await self._held(replicas):
+            return "weights", sentence
+        return likeliest(await self._findings(step, replicas))
+
+    async def _findings(self, step: int, replicas: list[int]) -> list[Finding]:
+        request = DiagnoseRequest(step, replicas)
+        ranks = [rank[0] for rank in self._context.ranks]
+        answers = await asyncio.gather(*(insist(rank, DIAGNOSE, request) for rank in ranks))
+        return [finding for answer in answers for finding in answer]
+
+    async def _held(self, replicas: list[int]) -> str:
+        """Says which generator holds other weights than were pushed; "" where none is seen to."""
+        everyone = range(len(self._context.replicas))
+        for replica in replicas or everyone:
+            peer = self._context.replicas[replica]
+            try:
+                held = await insist(peer, PUSH_HELD, Nothing())
+            except GcoreError:  # asleep or lost: it cannot be asked, and the alarm stays
+                continue
+            if text := held_otherwise(peer.name, held):
+                return text
+        return ""
+
+
+def mismatch(
+    step: int, names: str, alarms: Sequence[Alarm], cause: tuple[str, str], *, checkpoints: bool
+) -> WeightMismatch:
+    """Makes the error that ends a run after an alarm.
+
+    names: of the generators that it is about.
+    cause: a word and a sentence.
+    checkpoints: whether the run makes any.
+    """
+    first = alarms[0]
+    saved = (
+        "the run can be resumed from a checkpoint; g-core checkpoint lists them, those after "
+        f"step {first.since_step} were trained on such records"
+    )
+    unsaved = "nothing is saved: set checkpoint.every, so that such a run can be resumed"
+    return WeightMismatch(
+        f"{names} and the trainer disagree about log-probs since step {first.since_step}",
+        where=f"step {step}",
+        why=f"{first.text}\n{cause[1]}",
+        todo=saved if checkpoints else unsaved,
+        replicas=[alarm.replica for alarm in alarms],
+        since_step=first.since_step,
+        cause=cause[0],
+    )
+
+
+def evidence_of(sentinel: Sentinel, code: PluginCode, groups: Iterable[GroupNumbers]) -> Evidence:
+    """Returns the evidence of a shard's groups, summed for each replica and version.
+
+    A group that lies on several ranks counts once: its numbers are added before they are weighed.
+    """
+    sums: dict[tuple[int, int, int], np.ndarray] = {}
+    for part in groups:
+        key = part.ordinal, part.replica, part.version
+        numbers = np.array(part.numbers, np.float64)
+        sums[key] = sums[key] + numbers if key in sums else numbers
+    if not sums:
+        return {}
+    weighed = code.call(sentinel.weigh, np.stack(list(sums.values())))
+    evidence: Evidence = {}
+    for (_, *source), row in zip(sums, weighed, strict=True):
+        key_of_source: Source = (source[0], source[1])
+        evidence[key_of_source] = evidence.get(key_of_source, np.zeros(row.shape)) + row
+    return evidence
+
+
+def summed(payloads: Sequence[bytes]) -> Evidence:
+    """Adds up what the shards sent."""
+    evidence: Evidence = {}
+    for payload in payloads:
+        rows = msgspec.msgpack.decode(payload, type=list[tuple[int, int, list[float]]])
+        for replica, version, numbers in rows:
+            row = np.array(numbers, np.float64)
+            before = evidence.get((replica, version))
+            evidence[replica, version] = row if before is None else before + row
+    return dict(sorted(evidence.items()))
+
+
+def likeliest(findings: Sequence[Finding]) -> tuple[str, str]:
+    """Returns (cause, sentence) of the cause that best explains what all ranks saw.
+
+    The cause is "" where none explains enough. Every rank scores the same causes.
+    """
+    scores: dict[str, float] = defaultdict(float)
+    texts: dict[str, Finding] = {}
+    total = sum(finding.weight for finding in findings if finding.cause == findings[0].cause)
+    for finding in findings:
+        scores[finding.cause] += finding.score * finding.weight
+        best = texts.get(finding.cause)
+        if best is None or finding.weight > best.weight:
+            texts[finding.cause] = finding
+    if total > 0:
+        cause = max(scores, key=lambda name: scores[name])
+        if scores[cause] / total >= _LIKELY:
+            return cause, f"likely cause: {texts[cause].text}"
+    return "", (
+        "no single cause explains it: wrong or half-loaded weights, or another arithmetic on one "
+        "side"
+    )
+
+
+def held_otherwise(name: str, held: HeldReply) -> str:
+    """Says how what a generator holds differs from what was pushed to it; "" where it does not."""
+    if held.pushed >= 0 and held.version != held.pushed:
+        return f"cause: {name} is at version {held.version}, version {held.pushed} was pushed to it"
+    if not held.differ:
+        return ""
+    if held.older == len(held.differ):
+        return (
+            f"cause: {name} holds weights of version {held.older_version} in "
+            f"{len(held.differ)} of {held.tensors} tensors: old weights"
+        )
+    some = ", ".join(held.differ[:_NAMED])
+    more = f" and {len(held.differ) - _NAMED} more" if len(held.differ) > _NAMED else ""
+    return (
+        f"cause: {name} holds other bytes than were pushed in {len(held.differ)} of "
+        f"{held.tensors} tensors: {some}{more}"
+    )

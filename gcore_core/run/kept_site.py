@@ -1,0 +1,99 @@
+"""Keeps the site of a run open while the run goes back to a checkpoint.
+
+A run that loses a trainer or a controller begins again from its newest checkpoint, with new
+workers. The node agent stays, and with it the processes that it keeps ready: the new workers are
+forked from them. Nothing else outlives the attempt: every worker has ended and the store is empty
+before the next one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self
+
+from gcore_core.contract.errors import GcoreError, WorkerDied
+from gcore_core.contract.factories import build
+from gcore_core.contract.launching import Launcher, Servable, Site
+from gcore_core.run.jobs import Job
+from gcore_core.runtime.messages import CLEAR, Nothing
+
+log = logging.getLogger(__name__)
+_CLEAR_S = 20.0  # an agent has so long to end its workers; else it is ended with them
+
+
+class _Switch:
+    """Answers as the supervisor of the present attempt; between two attempts there is none."""
+
+    name = "supervisor"
+
+    def __init__(self) -> None:
+        self.current: Servable | None = None
+
+    def progress(self) -> None:
+        if self.current is not None:
+            self.current.progress()
+
+    async def handle(
+        self, method: str, body: Any, call: Any, emit: Callable[[bytes], Awaitable[None]]
+    ) -> bytes:
+        if self.current is None:
+            raise WorkerDied("this attempt of the run is over", where=self.name, process=self.name)
+        return await self.current.handle(method, body, call, emit)
+
+
+class KeptSite:
+    """Opens the site of a job and closes it, as a context manager."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._switch = _Switch()
+        self._stack = contextlib.AsyncExitStack()
+        self._site: Site | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._switch.current = None
+        self._site = None
+        await self._stack.aclose()
+
+    async def open(self, supervisor: Servable) -> Site:
+        """Returns the site, on which this supervisor answers from now on."""
+        self._switch.current = supervisor
+        if self._site is None:
+            launcher: Launcher = build(self._job.plan.factory("launcher"))
+            logs = self._job.directory / "logs"
+            site = launcher.site(self._job.names(), self._switch, logs)
+            self._site = await self._stack.enter_async_context(site)
+        return self._site
+
+    async def clear(self, *, agent_is_lost: bool) -> None:
+        """Ends every worker of an attempt that has failed, and empties the store.
+
+        The site is closed where that does not succeed, where its agent is lost, and where the
+        workers are part of this process.
+        """
+        self._switch.current = None
+        site, self._site = self._site, None
+        if site is not None and site.end_agent is not None and not agent_is_lost:
+            try:
+                async with asyncio.timeout(_CLEAR_S):
+                    await site.agent.call(CLEAR, Nothing())
+                for meeting in site.meeting.glob("meet-*"):
+                    shutil.rmtree(meeting)
+                self._site = site
+                return
+            except (GcoreError, OSError, TimeoutError) as error:
+                log.warning("the node agent is not kept: %r", error)
+        await self._stack.aclose()

@@ -1,0 +1,104 @@
+"""Holds, on one trainer rank, the log-probs of a step that a sentinel compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.contract.sentinel import Compared, Finding, Sentinel
+from gcore_core.contract.trainer import ComparesLogprobs, StartLogprobs, Trainer, TrainRecord
+from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers
+
+
+class ComparedRecords:
+    """Keeps copies of the rollout's log-probs from ``prepare`` to the next one.
+
+    They are copies, since the store may use a record's memory again when its step is over, and an
+    alarm is looked into after that. Only fresh records are kept: those that older weights sampled
+    cannot be compared with what the trainer computes now.
+    """
+
+    def __init__(self, backend: Trainer, sentinel: Sentinel) -> None:
+        self._backend = backend
+        self._sentinel = sentinel
+        self._code = PluginCode(
+            made=sentinel, kind="sentinel", where="sentinel.use", contract="SentinelContract"
+        )
+        self._step = 0
+        self._kept: list[Compared | None] = []  # as prepared; None for those that are not fresh
+        self._compared: list[Compared] = []  # of the step that was trained last
+
+    def keep(self, step: int, records: Sequence[TrainRecord]) -> None:
+        """Copies what is needed of the prepared records."""
+        self._step = step
+        self._compared = []
+        self._kept = [_kept(step, record) for record in records]
+
+    def by_shard(self, ordinals: Sequence[set[int]]) -> list[list[GroupNumbers]]:
+        """Measures the step that was trained; returns the numbers of each shard's groups.
+
+        ordinals: for each shard, its groups.
+        """
+        own = cast(ComparesLogprobs, self._backend).start_logprobs()
+        pairs = zip(self._kept, own, strict=True)
+        self._compared = [compared for pair in pairs if (compared := _compared(*pair))]
+        numbers = self._code.call(self._sentinel.measure, self._compared)
+        if numbers.ndim != 2 or len(numbers) != len(self._compared):
+            raise self._code.broken(
+                f"measure() gave {numbers.shape} for {len(self._compared)} records",
+                self._sentinel.measure,
+            )
+        sums: dict[tuple[int, int, int], np.ndarray] = {}
+        for record, row in zip(self._compared, numbers, strict=True):
+            key = record.ordinal, record.replica, record.version
+            sums[key] = sums[key] + row if key in sums else row
+        return [
+            [GroupNumbers(*key, row.tolist()) for key, row in sums.items() if key[0] in groups]
+            for groups in ordinals
+        ]
+
+    def diagnose(self, request: DiagnoseRequest) -> list[Finding]:
+        """Returns what the records of some replicas say; none: of all."""
+        if request.step != self._step:
+            return []
+        chosen = [
+            r for r in self._compared if not request.replicas or r.replica in request.replicas
+        ]
+        return self._code.call(self._sentinel.diagnose, chosen) if chosen else []
+
+
+def _kept(step: int, record: TrainRecord) -> Compared | None:
+    """Copies what a comparison needs; None for a record that cannot be compared."""
+    columns = record.columns
+    if not record.fresh or "logp" not in columns or not len(columns["logp"]):
+        return None
+    rollout_logp = np.array(columns["logp"], np.float32)
+    masks = columns.get("action_mask")
+    mask = np.ones(len(rollout_logp), bool) if masks is None else np.array(masks, bool)
+    ids = {name: np.array(columns[name]) if name in columns else None for name in _IDS}
+    return Compared(
+        ordinal=record.ordinal,
+        sample=record.sample,
+        step=step,
+        replica=record.replica,
+        version=record.version,
+        rollout_logp=rollout_logp,
+        trainer_logp=rollout_logp,
+        mask=mask,
+        prompt_ids=ids["prompt_ids"],
+        action_ids=ids["action_ids"],
+    )
+
+
+def _compared(kept: Compared | None, own: StartLogprobs | None) -> Compared | None:
+    """Joins both sides of a record; None where one of them is missing."""
+    if kept is None or own is None:
+        return None
+    return replace(kept, trainer_logp=own.logp, entropy=own.entropy)
+
+
+_IDS = ("prompt_ids", "action_ids")

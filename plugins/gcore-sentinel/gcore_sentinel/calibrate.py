@@ -1,0 +1,172 @@
+"""``g-core sentinel calibrate``: makes a table of healthy gaps from runs that kept theirs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.sentinel import Pair
+from gcore_sentinel.evidence import (
+    EDGES,
+    Cusum,
+    Table,
+    counts,
+    log_e,
+    quantiles_of,
+    shares_of,
+)
+from gcore_sentinel.tables import TableFile, shown
+
+_EPILOG = """\
+example:
+  for seed in 1 2 3; do
+    g-core run job.yaml run.seed=$seed run.dir=healthy/$seed sentinel.config.keep=true
+  done
+  g-core sentinel calibrate healthy/1 healthy/2 healthy/3 --out table.json
+  g-core run job.yaml sentinel.config.table=table.json
+
+A table takes what it is shown for healthy: a fault that is there from the start, such as another
+temperature, goes into it. Compare one run in float32 first, where the band finds such faults.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Holds what one run compared, action by action.
+
+    pair, model: of the run.
+    rollout, trainer: float32[n].
+    step, ordinal: int64[n].
+    """
+
+    pair: Pair
+    model: dict[str, Any]
+    rollout: np.ndarray
+    trainer: np.ndarray
+    step: np.ndarray
+    ordinal: np.ndarray
+
+
+class _About(msgspec.Struct):
+    pair: Pair
+    model: dict[str, Any]
+
+
+def read_run(directory: Path) -> Kept:
+    """Reads what a run kept. Raises DataError when it kept nothing."""
+    folder = directory / "sentinel"
+    files = sorted(folder.glob("rank*-step*.npz"))
+    if not files or not (folder / "about.json").is_file():
+        raise DataError(
+            "this run kept no log-probs",
+            where=str(directory),
+            todo="run it with sentinel.config.keep=true",
+        )
+    about = msgspec.json.decode((folder / "about.json").read_bytes(), type=_About)
+    parts = []
+    for file in files:
+        with np.load(file, allow_pickle=False) as arrays:
+            columns = {name: arrays[name] for name in ("rollout", "trainer", "ordinal")}
+        step = int(file.stem.rpartition("step")[2])
+        parts.append((columns, np.full(len(columns["rollout"]), step)))
+    return Kept(
+        pair=about.pair,
+        model=about.model,
+        rollout=np.concatenate([columns["rollout"] for columns, _ in parts]),
+        trainer=np.concatenate([columns["trainer"] for columns, _ in parts]),
+        ordinal=np.concatenate([columns["ordinal"] for columns, _ in parts]),
+        step=np.concatenate([steps for _, steps in parts]),
+    )
+
+
+def make_table(runs: Sequence[Kept], made: str = "") -> TableFile:
+    """Makes a table from healthy runs of one pair and model.
+
+    The shares are those of the worst run under the quantiles of all others, so that a run that the
+    table has not seen is within twice of them. With a single run they are its own.
+
+    Raises DataError when the runs are not alike, or too short.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if (run.pair, run.model) != (first.pair, first.model):
+            raise DataError(
+                f"runs of {shown(first.pair)} and of {shown(run.pair)}, or of two models, cannot "
+                "make one table"
+            )
+    quantiles = _quantiles(runs)
+    own = Table(quantiles=quantiles, shares=np.zeros(4))
+    held_out = [
+        shares_of([counts(run.rollout, run.trainer, _without(runs, i) or own)])
+        for i, run in enumerate(runs)
+    ]
+    return TableFile(
+        pair=first.pair,
+        model=first.model,
+        quantiles=quantiles.tolist(),
+        shares=np.max(held_out, axis=0).tolist(),
+        actions=int(sum(len(run.rollout) for run in runs)),
+        runs=len(runs),
+        made=made,
+    )
+
+
+def _quantiles(runs: Sequence[Kept]) -> np.ndarray:
+    trainer = np.concatenate([run.trainer for run in runs])
+    gaps = np.concatenate([np.abs(run.rollout.astype(np.float64) - run.trainer) for run in runs])
+    try:
+        return quantiles_of(gaps, np.digitize(trainer, EDGES))
+    except ValueError as error:
+        raise DataError(f"{len(gaps)} actions are too few: {error}") from error
+
+
+def _without(runs: Sequence[Kept], index: int) -> Table | None:
+    others = [run for i, run in enumerate(runs) if i != index]
+    return Table(quantiles=_quantiles(others), shares=np.zeros(4)) if others else None
+
+
+def peak(run: Kept, table: Table) -> float:
+    """Returns the highest log e that a run reaches under a table, step by step."""
+    cusum = Cusum()
+    highest = 0.0
+    for step in np.unique(run.step):
+        here = run.step == step
+        groups = np.unique(run.ordinal[here])
+        sums = []
+        for group in groups:
+            members = here & (run.ordinal == group)
+            sums.append(counts(run.rollout[members], run.trainer[members], table))
+        cusum.add(int(step), log_e(np.stack(sums), table).sum(axis=0), int(here.sum()))
+        highest = max(highest, cusum.level)
+    return highest
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="g-core sentinel calibrate",
+        description="Makes a table of healthy gaps from runs with sentinel.config.keep=true.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of a run")
+    parser.add_argument("--out", type=Path, required=True, help="file of the table")
+    parser.add_argument("--made", default="", help="how it was made, for a person")
+    options = parser.parse_args(words)
+    runs = [read_run(directory) for directory in options.runs]
+    file = make_table(runs, options.made)
+    for directory, run in zip(options.runs, runs, strict=True):
+        print(
+            f"{directory}: {len(run.rollout)} actions, log e {peak(run, file.table()):.1f} at most"
+        )
+    encoded = msgspec.json.format(msgspec.json.encode(file), indent=1)
+    options.out.write_bytes(encoded + b"\n")
+    names = ", ".join(f"{share:.3f}" for share in file.shares)
+    print(f"{options.out}: {shown(file.pair)}; healthy shares {names}")
+    return 0

@@ -1,0 +1,33 @@
+"""Defines what may be set under ``sentinel.config``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gcore_core.contract.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialConfig:
+    """Settings of ``sentinel: {use: sentinel}``."""
+
+    table: str = "auto"
+    """File with a table of healthy gaps, as ``g-core sentinel calibrate`` writes it; relative to
+    where the run is started. auto: the shipped table of this pair and model, where there is one;
+    empty: none, so that only gaps over the band are seen.
+    """
+    steps_to_false_alarm: float = 1e8
+    """On average a healthy run makes at least so many steps before the sequential test stops it;
+    above 1.
+    """
+    keep: bool = False
+    """Whether ranks write every compared log-prob to ``sentinel/`` in the run's directory, to make
+    a table from.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.steps_to_false_alarm > 1:
+            raise ConfigError(
+                f"must be above 1, not {self.steps_to_false_alarm:g}.",
+                where="steps_to_false_alarm",
+            )

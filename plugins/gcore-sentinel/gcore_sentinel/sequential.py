@@ -1,0 +1,193 @@
+"""``sentinel``: the band in float32, the sequential test in low precision; both halves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gcore_core.contract.sentinel import Alarm, Compared, Finding, SentinelContext, Source
+from gcore_sentinel import tables
+from gcore_sentinel.config import SequentialConfig
+from gcore_sentinel.diagnosis import diagnose
+from gcore_sentinel.evidence import COUNTS, WIDTH, Cusum, Table, counts, log_e, stream_of
+
+#: A pair with a wider band is a low-precision one.
+_EXACT_BAND = 1e-2
+#: Actions over the band, actions compared, records, records whose last action is masked.
+_PLAIN = 4
+#: Fewer records than this with a masked end say nothing.
+_MANY = 64
+#: The key of all replicas together.
+_ALL = -1
+
+
+class Sequential:
+    """Watches one pair.
+
+    Numbers of a record: those of _PLAIN, and in low precision with a table ``counts``. Evidence of
+    a group: the same first four, then WIDTH logarithms of e-values.
+    """
+
+    def __init__(self, config: SequentialConfig, context: SentinelContext) -> None:
+        self._config = config
+        self._context = context
+        self._exact = context.band < _EXACT_BAND
+        file = None if self._exact else tables.find(config.table, context.pair, context.model)
+        self._table: Table | None = file.table() if file else None
+        self._replicas: dict[int, Cusum] = {}
+        watched = context.replicas + (context.replicas > 1)
+        # Each replica, and all together, may give a false alarm.
+        self._threshold = float(np.log(config.steps_to_false_alarm * watched))
+        self._level = 0.0
+        self._compared = 0
+
+    # -- on a rank ---------------------------------------------------------------------------------
+
+    def measure(self, records: Sequence[Compared]) -> np.ndarray:
+        if self._config.keep and records:
+            self._write(records)
+        width = _PLAIN + (COUNTS if self._table else 0)
+        numbers = np.zeros((len(records), width))
+        for row, record in zip(numbers, records, strict=True):
+            mask = record.mask
+            rollout = record.rollout_logp[mask]
+            trainer = record.trainer_logp[mask]
+            over = ~(np.abs(rollout - trainer) <= self._context.band)
+            ends_masked = bool(mask.any()) and not mask[-1]
+            row[:_PLAIN] = over.sum(), mask.sum(), bool(mask.any()), ends_masked
+            if self._table is not None:
+                row[_PLAIN:] = counts(rollout, trainer, self._table)
+        return numbers
+
+    def diagnose(self, records: Sequence[Compared]) -> list[Finding]:
+        low = None
+        if self._exact:
+            pair = self._context.pair
+            bf16 = replace(pair, generator_precision="bfloat16", trainer_precision="bfloat16")
+            file = tables.find("auto", bf16, self._context.model)
+            low = file.table() if file else None
+        return diagnose(records, low)
+
+    def _write(self, records: Sequence[Compared]) -> None:
+        """Writes what was compared, so that ``g-core sentinel calibrate`` can read it."""
+        folder = Path(self._context.directory) / "sentinel"
+        folder.mkdir(exist_ok=True)
+        about = {"pair": self._context.pair, "model": tables.model_facts(self._context.model)}
+        (folder / "about.json").write_bytes(msgspec.json.encode(about))
+        sizes = [int(record.mask.sum()) for record in records]
+        arrays: dict[str, Any] = {
+            name: np.repeat([getattr(record, name) for record in records], sizes)
+            for name in ("ordinal", "sample", "replica", "version")
+        }
+        arrays["rollout"] = np.concatenate([r.rollout_logp[r.mask] for r in records])
+        arrays["trainer"] = np.concatenate([r.trainer_logp[r.mask] for r in records])
+        np.savez(folder / f"rank{self._context.rank}-step{records[0].step:06}.npz", **arrays)
+
+    # -- in controllers ----------------------------------------------------------------------------
+
+    def weigh(self, sums: np.ndarray) -> np.ndarray:
+        if self._table is None:
+            return sums
+        return np.concatenate([sums[:, :_PLAIN], log_e(sums[:, _PLAIN:], self._table)], axis=1)
+
+    def judge(self, step: int, evidence: Mapping[Source, np.ndarray]) -> list[Alarm]:
+        rows: dict[int, np.ndarray] = {}
+        for (replica, _), row in sorted(evidence.items()):
+            rows[replica] = rows[replica] + row if replica in rows else row
+        self._compared = int(sum(row[1] for row in rows.values()))
+        alarms = [
+            alarm for replica, row in rows.items() for alarm in self._plain(step, replica, row)
+        ]
+        if self._table is not None:
+            alarms += self._sequential(step, rows)
+        return alarms
+
+    def _plain(self, step: int, replica: int, row: np.ndarray) -> list[Alarm]:
+        """Judges what one step alone shows of a replica."""
+        over, actions, records, ends_masked = (int(value) for value in row[:_PLAIN])
+        alarms = []
+        if over:
+            text = f"{over} of {actions} actions are off by more than {self._context.band:g} nats"
+            alarms.append(Alarm(replica=replica, since_step=step, actions=actions, text=text))
+        if records >= _MANY and ends_masked == records:
+            text = (
+                f"the last action of each of {records} records is masked: a policy whose end "
+                "tokens are masked never learns to stop"
+            )
+            alarms.append(
+                Alarm(replica=replica, since_step=step, actions=actions, text=text, cause="masked")
+            )
+        return alarms
+
+    def _sequential(self, step: int, rows: Mapping[int, np.ndarray]) -> list[Alarm]:
+        """Adds a step to the tests of each replica, and of all together where there are several."""
+        everything = dict(rows)
+        if self._context.replicas > 1 and rows:
+            everything[_ALL] = np.sum(list(rows.values()), axis=0)
+        for replica, row in everything.items():
+            cusum = self._replicas.setdefault(replica, Cusum())
+            cusum.add(step, row[_PLAIN:], int(row[1]))
+        self._level = max((cusum.level for cusum in self._replicas.values()), default=0.0)
+        alarms = [self._alarm(replica) for replica in sorted(everything) if self._is_over(replica)]
+        alone = [alarm for alarm in alarms if alarm.replica != _ALL]
+        return alone or alarms
+
+    def _is_over(self, replica: int) -> bool:
+        return self._replicas[replica].level > self._threshold
+
+    def _alarm(self, replica: int) -> Alarm:
+        cusum = self._replicas[replica]
+        best = cusum.leader
+        stratum, quantile = stream_of(best)
+        actions = int(cusum.actions[best])
+        return Alarm(
+            replica=replica,
+            since_step=int(cusum.since[best]),
+            actions=actions,
+            text=(
+                f"gaps of {stratum} actions exceed the healthy {quantile:g} quantile too often: "
+                f"log e {cusum.level:.1f} after {actions} actions, the alarm is at "
+                f"{self._threshold:.1f}"
+            ),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        if self._table is None:
+            return {}
+        return {"sentinel/log_e": self._level, "sentinel/actions": float(self._compared)}
+
+    def notes(self) -> list[str]:
+        if self._exact or self._table is not None:
+            return []
+        pair = tables.shown(self._context.pair)
+        return [
+            f"sentinel: no table of healthy gaps for {pair} on this model, so only a gap of more "
+            f"than {self._context.band:g} nats stops the run (g-core sentinel calibrate makes one)"
+        ]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            str(replica): {
+                "m": cusum.m.tolist(),
+                "since": cusum.since.tolist(),
+                "actions": cusum.actions.tolist(),
+            }
+            for replica, cusum in self._replicas.items()
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint; what is known of a replica that is no more is dropped."""
+        self._replicas = {
+            int(replica): Cusum(
+                m=np.array(kept["m"], np.float64),
+                since=np.array(kept["since"], np.int64),
+                actions=np.array(kept["actions"], np.int64),
+            )
+            for replica, kept in state.items()
+            if len(kept["m"]) == WIDTH and int(replica) < self._context.replicas
+        }

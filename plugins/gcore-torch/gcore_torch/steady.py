@@ -1,0 +1,102 @@
+"""Lets a generator's samples depend on their prompts and seeds alone, bit for bit.
+
+A decoder computes a token beside others, and rounds differently beside different ones. That moves
+log-probs by about 1e-6, and now and then a token: where the random number falls that close to the
+edge between two. So in a deterministic run
+
+* a token that near an edge is drawn again, from logits of a forward pass over its sample alone;
+* the log-probs of finished samples are those of a forward pass over whole samples.
+
+Both passes are the trainer's own, in which a record's numbers do not depend on its company (see
+``gcore_language.packing.build``). So the trainer, with the same weights, has the same log-probs to
+the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from gcore_language.images import takes_images
+from gcore_language.packing import Batch, Sample, steady_batches
+from gcore_language.policy import Policy, check_layouts
+
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.errors import ContractError
+from gcore_torch.config import TorchGeneratorConfig
+
+#: A decoder's probabilities may be this far from those of the forward pass. Float32 leaves some
+#: 1e-5; of tokens drawn, about 1 in 5,000 is so near to an edge.
+NEAR = 1e-4
+_TOKENS = 16384
+
+
+class SteadyScorer:
+    """Computes log-probs and logits as the trainer does.
+
+    role: the generator's, for errors.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device, role: str) -> None:
+        self._policy = Policy(model)
+        self._device = device
+        self._role = role
+        check_layouts(self._policy, device, may_flat=True, tolerance=1e-3)
+
+    @torch.no_grad()
+    def next_logits(self, prompt: np.ndarray, actions: np.ndarray) -> torch.Tensor:
+        """Returns the logits [1, V] of the token that follows a prompt and the actions so far.
+
+        prompt: int[P]. actions: int[A].
+        """
+        columns: Columns = {
+            "action_ids": np.append(actions, 0).astype(np.int32),
+            "action_mask": np.ones(len(actions) + 1, np.uint8),
+            "logp": np.zeros(len(actions) + 1, np.float32),
+            "temperature": np.ones((), np.float32),
+        }
+        (batch,) = self._batches([Sample(index=0, ordinal=0, prompt=prompt, columns=columns)])
+        return self._policy.logits(batch)[-1:]
+
+    @torch.no_grad()
+    def rescore(self, records: Sequence[Columns]) -> None:
+        """Replaces the column ``logp`` of records by the forward pass's.
+
+        Raises ContractError where the decoder's differ so much that it may have drawn other tokens.
+        """
+        samples = [
+            Sample(index=i, ordinal=0, prompt=record["prompt_ids"], columns=record)
+            for i, record in enumerate(records)
+            if len(record["action_ids"])
+        ]
+        samples.sort(key=lambda sample: sample.prompt.tobytes())  # so that each is read once
+        for batch in self._batches(samples):
+            logp = self._policy(batch)[0].numpy()
+            decoded = batch.columns["rollout_logp"].numpy()
+            self._compare(float(np.abs(np.exp(logp) - np.exp(decoded)).max()))
+            ends = np.cumsum([len(records[i]["action_ids"]) for i in batch.index])
+            for i, part in zip(batch.index.tolist(), np.split(logp, ends[:-1]), strict=True):
+                records[i]["logp"] = part
+
+    def _batches(self, samples: Sequence[Sample]) -> list[Batch]:
+        return list(steady_batches(samples, self._policy.layouts, _TOKENS, self._device))
+
+    def _compare(self, gap: float) -> None:
+        if not gap <= NEAR:
+            raise ContractError(
+                f"the decoder's probabilities are {gap:.3g} away from the model's.",
+                where=f"roles.{self._role}.config.decoder",
+                why=f"A deterministic run holds them to {NEAR:g}: else it may draw other tokens.",
+                todo="Set decoder: transformers, or run.deterministic: false.",
+            )
+
+
+def can_be_steady(model: torch.nn.Module, config: TorchGeneratorConfig, device: str) -> bool:
+    """Returns whether a ``SteadyScorer`` is known to have the trainer's bits here.
+
+    It is for text models in float32 on a CPU, without top_p or top_k, whose edges lie elsewhere.
+    """
+    plain = config.top_p == 1 and config.top_k == 0
+    text = not takes_images(model.config)
+    return text and plain and config.dtype == "float32" and device == "cpu"

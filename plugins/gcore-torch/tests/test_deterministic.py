@@ -1,0 +1,171 @@
+"""What a deterministic run promises of the trainer: see docs/explanation/same-hash.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gcore_torch.config import TorchGeneratorConfig
+from gcore_torch.generator import TorchGenerator
+
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.testing.runs import run_together
+from tests.support import exact_ranks
+from tests.support.language_models import drain, make_context, make_requests
+
+#: float32 sums in another order, carried through eight Adam updates.
+TOLERANCE = 2e-5
+
+
+def numbers_of(ranks: int, model: Path, work: Path) -> dict[str, Any]:
+    """Returns what ``exact_ranks`` wrote, by packing."""
+    work.mkdir(parents=True)
+    given = [str(ranks), str(model), str(work)]
+    run_together([["-m", exact_ranks.__name__, str(rank), *given] for rank in range(ranks)])
+    numbers: dict[str, Any] = json.loads((work / "numbers.json").read_text())
+    return numbers
+
+
+def test_weights_and_metrics_have_the_same_bits_on_one_two_and_four_ranks(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = model_dirs["qwen2"]
+    two, four = (numbers_of(ranks, model, tmp_path / str(ranks)) for ranks in (2, 4))
+    for packing in exact_ranks.PACKINGS:
+        one = exact_ranks.run(0, 1, packing, model, tmp_path / "1" / packing)
+        assert one["sha256"] == two[packing]["sha256"] == four[packing]["sha256"]
+        assert one["metrics"] == two[packing]["metrics"] == four[packing]["metrics"]
+
+
+@pytest.mark.parametrize("packing", exact_ranks.PACKINGS)
+def test_exact_sums_give_what_plain_ones_give_to_rounding(
+    packing: exact_ranks.Packing, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Both with eps as large as gradients: else Adam makes whole steps of what should be zero."""
+    weights, metrics = [], []
+    for deterministic in (True, False):
+        work = tmp_path / str(deterministic)
+        trainer = exact_ranks.make_trainer(
+            model_dirs["qwen2"], packing, work, 0, 1, deterministic=deterministic, eps=1e-3
+        )
+        metrics.append([exact_ranks.train(trainer, step, 0, 1) for step in range(2)])
+        weights.append({s.name: a.copy().view(np.float32) for s, a in trainer.export_weights()})
+        trainer.close()
+    for name, values in weights[0].items():
+        np.testing.assert_allclose(values, weights[1][name], atol=TOLERANCE, err_msg=name)
+    for exact, plain in zip(*metrics, strict=True):
+        assert exact == pytest.approx(plain, rel=1e-4, abs=1e-6)
+
+
+def test_a_record_has_the_same_log_probs_whichever_tiles_are_beside_its_own(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    trainer = exact_ranks.make_trainer(model_dirs["qwen2"], "auto", tmp_path, 0, 1)
+    records = exact_ranks.tiled(exact_ranks.make_records(groups=6, seed=0, minibatches=2))
+
+    def scalars_of(tiles: set[int]) -> dict[tuple[int, int], float]:
+        chosen = [record for record in records if record.tile in tiles]
+        rows = trainer.prepare(chosen, frozenset({"kl_k2"}))
+        return {(r.ordinal, r.sample): row["kl_k2"] for r, row in zip(chosen, rows, strict=True)}
+
+    exact_ranks.train(trainer, 0, 0, 1)  # so that policy and reference differ
+    together = scalars_of({0, 1, 2})
+    apart = scalars_of({0}) | scalars_of({1}) | scalars_of({2})
+    assert together == apart
+    assert any(together.values())
+    trainer.close()
+
+
+def sampled(model: Path, requests: list[SampleRequest], **config: Any) -> dict[Any, Any]:
+    """Returns tokens and log-probs of each sample, by (ordinal, sample)."""
+    context = make_context(model, role="rollout", deterministic=True)
+    settings = TorchGeneratorConfig(max_new_tokens=12, temperature=0.8, **config)
+    generator = TorchGenerator(settings, context)
+    generator.submit(requests)
+    finished = drain(generator)
+    generator.close()
+    return {
+        (f.request.ordinal, f.request.sample): (
+            f.columns["action_ids"].tolist(),
+            f.columns["logp"].tolist(),
+        )
+        for f in finished
+    }
+
+
+@pytest.mark.parametrize("decoder", ["fused", "transformers"])
+def test_a_sample_has_the_same_bits_in_any_company(
+    decoder: str, model_dirs: dict[str, Path]
+) -> None:
+    """Prompts of four lengths: alone, some together, and all together, in either order."""
+    model = model_dirs["llama"]
+    requests = make_requests(groups=4, samples=4)
+    together = sampled(model, requests, decoder=decoder)
+    assert len(together) == 16
+    assert sampled(model, requests[::-1], decoder=decoder, max_batch=5) == together
+    for some in (requests[:1], requests[6:9], requests[8:]):
+        keys = [(request.ordinal, request.sample) for request in some]
+        assert sampled(model, some, decoder=decoder) == {key: together[key] for key in keys}
+
+
+def test_tokens_near_an_edge_are_drawn_from_the_forward_pass(
+    model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every token taken for one near an edge, samples are the same: so both draw alike."""
+    requests = make_requests(groups=2, samples=2)
+    expected = sampled(model_dirs["llama"], requests)
+    monkeypatch.setattr("gcore_torch.generator.NEAR", 2.0)
+    assert sampled(model_dirs["llama"], requests) == expected
+
+
+def test_a_decoder_that_is_far_off_ends_a_deterministic_run(
+    model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcore_torch.steady.NEAR", 0.0)
+    with pytest.raises(ContractError, match="away from the model's"):
+        sampled(model_dirs["llama"], make_requests())
+
+
+@pytest.mark.parametrize("packing", exact_ranks.PACKINGS)
+def test_generator_and_trainer_have_the_same_log_probs_to_the_last_bit(
+    packing: exact_ranks.Packing, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Where the trainer packs as it likes; padded where it must, it is only near."""
+    model = model_dirs["llama"]
+    context = make_context(model, role="rollout", deterministic=True)
+    generator = TorchGenerator(TorchGeneratorConfig(max_new_tokens=12, temperature=0.8), context)
+    generator.submit(make_requests(groups=6, samples=4))
+    records = [
+        TrainRecord(
+            ordinal=f.request.ordinal,
+            sample=f.request.sample,
+            minibatch=0,
+            columns=f.columns,
+            tile=f.request.ordinal // 2,
+        )
+        for f in drain(generator)
+    ]
+    trainer = exact_ranks.make_trainer(model, packing, tmp_path, 0, 1)
+    trainer.prepare(records, frozenset())
+    metrics = trainer.train(0, np.ones(len(records)), 1, 1)
+    trainer.close()
+    if packing == "auto":
+        assert metrics["logprob_gap_max"] == 0.0
+    else:
+        assert 0 < metrics["logprob_gap_max"] < 1e-4
+
+
+def test_a_gradient_too_large_for_exact_sums_ends_the_run(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    trainer = exact_ranks.make_trainer(model_dirs["qwen2"], "auto", tmp_path, 0, 1)
+    records = exact_ranks.tiled(exact_ranks.make_records(groups=2, seed=0))
+    trainer.prepare(records, frozenset())
+    with pytest.raises(exact_ranks.NonFiniteLoss, match="gradient norm nan"):
+        trainer.train(0, np.full(len(records), 1e12), 1, 1)
+    trainer.close()

@@ -1,0 +1,152 @@
+"""Ranks' numbers are added up by group before they are weighed; causes are weighed over ranks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+
+from gcore_core.builtin.band import Band
+from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.contract.sentinel import Finding, SentinelContext, on_grid
+from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_core.controllers.watching import evidence_of, held_otherwise, likeliest, summed
+from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, HeldReply
+from gcore_core.runtime.shells.compared_records import ComparedRecords
+
+
+class Squares(Band):
+    """Weighs by the square, so that it shows whether a group was weighed in parts."""
+
+    def weigh(self, sums: np.ndarray) -> np.ndarray:
+        return np.square(sums)
+
+    def diagnose(self, records: Any) -> list[Finding]:
+        return [Finding(cause="all", score=1.0, weight=len(records), text="-")]
+
+
+@pytest.fixture
+def sentinel() -> Squares:
+    return Squares(None, SentinelContext())
+
+
+def code(sentinel: Band) -> PluginCode:
+    return PluginCode(made=sentinel, kind="sentinel", where="sentinel.use", contract="-")
+
+
+def test_a_group_on_two_ranks_is_weighed_as_a_whole(sentinel: Squares) -> None:
+    parts = [GroupNumbers(7, 1, 3, [1.0, 2.0]), GroupNumbers(7, 1, 3, [3.0, 4.0])]
+    assert evidence_of(sentinel, code(sentinel), parts)[1, 3].tolist() == [16.0, 36.0]
+
+
+def test_replicas_and_versions_are_kept_apart(sentinel: Squares) -> None:
+    parts = [
+        GroupNumbers(7, 0, 3, [1.0, 1.0]),
+        GroupNumbers(7, 1, 3, [1.0, 1.0]),
+        GroupNumbers(8, 1, 3, [2.0, 2.0]),
+        GroupNumbers(9, 1, 4, [3.0, 3.0]),
+    ]
+    found = evidence_of(sentinel, code(sentinel), parts)
+    assert {source: row[0] for source, row in found.items()} == {(0, 3): 1, (1, 3): 5, (1, 4): 9}
+    assert evidence_of(sentinel, code(sentinel), []) == {}
+
+
+def test_shards_without_groups_add_nothing() -> None:
+    payloads = [msgspec.msgpack.encode(rows) for rows in ([(0, 3, [1.0])], [], [(0, 3, [2.5])])]
+    assert {source: row.tolist() for source, row in summed(payloads).items()} == {(0, 3): [3.5]}
+
+
+def test_evidence_on_the_grid_never_claims_more() -> None:
+    values = np.array([0.1, -0.1, 1e-12, 18.4])
+    assert (on_grid(values) <= values).all() and np.abs(on_grid(values) - values).max() < 1e-9
+
+
+def finding(cause: str, score: float, weight: float = 1.0) -> Finding:
+    return Finding(cause=cause, score=score, weight=weight, text=f"it is {cause}")
+
+
+def test_the_cause_that_explains_most_over_all_ranks_is_named() -> None:
+    ranks = [finding("a", 0.9), finding("b", 0.6), finding("a", 0.1, 3.0), finding("b", 0.7, 3.0)]
+    assert likeliest(ranks) == ("b", "likely cause: it is b")
+
+
+@pytest.mark.parametrize("findings", [[], [finding("a", 0.3), finding("b", 0.2)]])
+def test_no_cause_is_named_where_none_explains_enough(findings: list[Finding]) -> None:
+    cause, sentence = likeliest(findings)
+    assert cause == "" and "no single cause" in sentence
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (HeldReply(4), ""),
+        (HeldReply(4, 4, True, [], 9), ""),
+        (HeldReply(3, 4), "rollout.1 is at version 3, version 4 was pushed to it"),
+        (HeldReply(4, 4, True, ["a", "b"], 9, 2, 3), "weights of version 3 in 2 of 9 tensors"),
+        (HeldReply(4, 4, True, ["q", "r"], 9, 1, 3), "other bytes .* in 2 of 9 tensors: q, r"),
+        (HeldReply(4, 4, True, list("abcdef"), 9), "a, b, c and 3 more"),
+    ],
+)
+def test_what_a_generator_holds_tells_the_cause(held: HeldReply, said: str) -> None:
+    sentence = held_otherwise("rollout.1", held)
+    assert bool(sentence) == bool(said)
+    assert re.search(said, sentence)
+
+
+class OwnLogprobs:
+    """A trainer that computed the log-probs of all records but the last."""
+
+    def __init__(self, records: list[TrainRecord]) -> None:
+        self._records = records
+
+    def start_logprobs(self) -> list[StartLogprobs | None]:
+        own = [StartLogprobs(logp=record.columns["logp"] - 0.5) for record in self._records[:-1]]
+        return [*own, None]
+
+
+def record(ordinal: int, sample: int, *, fresh: bool = True, replica: int = 0) -> TrainRecord:
+    columns = {
+        "logp": np.full(3, -1.0, np.float32),
+        "action_mask": np.array([1, 1, 0], np.uint8),
+        "action_ids": np.arange(3, dtype=np.int32),
+    }
+    return TrainRecord(
+        ordinal=ordinal,
+        sample=sample,
+        minibatch=0,
+        columns=columns,
+        fresh=fresh,
+        replica=replica,
+        version=4,
+    )
+
+
+def test_a_rank_measures_fresh_records_and_gives_each_shard_its_own_groups(
+    sentinel: Squares,
+) -> None:
+    records = [
+        record(1, 0),
+        record(1, 1),
+        record(2, 0, replica=1),
+        record(3, 0, fresh=False),
+        record(3, 1),
+    ]
+    kept = ComparedRecords(cast(Any, OwnLogprobs(records)), sentinel)
+    kept.keep(4, records)
+    shards = kept.by_shard([{2, 3}, {1}])
+    assert shards == [[GroupNumbers(2, 1, 4, [2.0, 2.0])], [GroupNumbers(1, 0, 4, [4.0, 4.0])]]
+    assert [f.weight for f in kept.diagnose(DiagnoseRequest(4, []))] == [3]
+    assert [f.weight for f in kept.diagnose(DiagnoseRequest(4, [1]))] == [1]
+    assert kept.diagnose(DiagnoseRequest(4, [9])) == [] == kept.diagnose(DiagnoseRequest(3, []))
+
+
+def test_what_the_store_does_with_a_record_afterwards_does_not_matter(sentinel: Squares) -> None:
+    records = [record(1, 0), record(1, 1)]
+    kept = ComparedRecords(cast(Any, OwnLogprobs([record(1, 0), record(1, 1)])), sentinel)
+    kept.keep(4, records)
+    for used in records:
+        used.columns["logp"][:] = 7.0
+    assert kept.by_shard([{1}]) == [[GroupNumbers(1, 0, 4, [2.0, 2.0])]]
