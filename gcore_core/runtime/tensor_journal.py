@@ -35,7 +35,8 @@ class TensorJournal:
         digests: of the plan's tensors, in its order.
         transport: its name: each may have digests of its own kind.
         """
-        joined = b"".join(digest.to_bytes(8, "big") for digest in digests)
+        # Some transports count a digest as a signed number; the bits are the same.
+        joined = b"".join((digest % 2**64).to_bytes(8, "big") for digest in digests)
         pushed = PushedTensors(plan.version, transport, joined)
         if self._path is None or pushed == self._latest:
             return

@@ -140,7 +140,7 @@ class World:
         )
 
     def command(self, *words: str) -> None:
-        cli._dispatch(list(words))
+        cli._dispatch(list(words), owns_process=False)
 
     def run(self, *overrides: str) -> None:
         (self.directory / "job.yaml").write_text(JOB)

@@ -167,7 +167,7 @@ def test_a_result_says_how_long_it_took_and_the_next_plan_goes_by_that(
 
 def test_every_script_that_publishes_a_result_is_known(scripts: Scripts) -> None:
     """Only what needs a GPU is not measured with the others."""
-    names = {benchmark.name for benchmark in scripts.measured.BENCHMARKS}
+    names = {benchmark.script for benchmark in scripts.measured.BENCHMARKS}
     publishing = {
         path.stem for path in BENCHMARKS.glob("*.py") if "add_options(parser)" in path.read_text()
     }

@@ -38,11 +38,11 @@ class EngineTests(Contract):
 
     That class has ``run`` and ``drain``.
 
-    runs_between_steps: whether the engine goes on by itself between calls of ``step``. Then a
-        sample may end before a push and be returned after it.
+    returns_late: whether a sample may end before a push and be returned after it, since the engine
+        goes on by itself between calls of ``step``, or holds ended samples back.
     """
 
-    runs_between_steps: ClassVar[bool] = False
+    returns_late: ClassVar[bool] = False
 
     if TYPE_CHECKING:
 
@@ -156,7 +156,7 @@ class EngineTests(Contract):
         assert (before, before + 1) in versions, "no sample says that older weights began it"
         # A sample that still waited at the push has only the new version.
         allowed = {(before, before + 1), (before + 1, before + 1)}
-        assert versions <= allowed | ({(before, before)} if self.runs_between_steps else set())
+        assert versions <= allowed | ({(before, before)} if self.returns_late else set())
         first_logp = {
             (ordinal, int(record.columns["action_ids"][0])): record.columns["logp"][:1]
             for (ordinal, _), record in undisturbed.items()

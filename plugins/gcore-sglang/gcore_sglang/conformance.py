@@ -11,7 +11,7 @@ class OnSglang(OnTinyModel):
     # Few at once, or all would have ended before a test has made its second step: SGLang does not
     # wait for steps.
     config = {"max_new_tokens": 32, "max_batch": 2}
-    runs_between_steps = True
+    returns_late = True
     samples = (
         12  # without seeds, two samples of a prompt begin alike only by chance: enough of them do
     )

@@ -13,7 +13,7 @@ finished samples are then held back until all that run together have finished.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -173,7 +173,7 @@ class TorchGenerator:
         self._tensors = named_tensors(self._model)
         self._rows = _Rows(config.max_batch, config.max_new_tokens)
         self._queue: list[_Waiting] = []
-        self._failed: list[Finished] = []
+        self._due: list[Finished] = []  # what the next ``step`` returns
         self._stale = False  # the cache of running rows is of older weights, or was dropped
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         self._inbox = WeightInbox(context.role, shapes)
@@ -206,7 +206,7 @@ class TorchGenerator:
         fitting, failed = encode_fitting(
             self._tokenizer, requests, self._context_length, self.version, lay
         )
-        self._failed += failed
+        self._due += failed
         max_actions = self._config.max_new_tokens
         self._queue += [
             _Waiting(request, prompt, min(max_actions, room), images.get(request.ordinal))
@@ -220,8 +220,8 @@ class TorchGenerator:
         """
         self._inbox.check_idle()
         self._weights.check_awake()
-        finished = self._failed
-        self._failed = []
+        finished = self._due
+        self._due = []
         logits = []
         self._stale = self._stale and self._rows.count > 0
         if self._rows.count:
@@ -242,14 +242,18 @@ class TorchGenerator:
         return [] if self._rows.count else self._release()
 
     def _release(self) -> list[Finished]:
-        """Scores and returns the samples that were held back.
+        """Scores and returns the samples that were held back."""
+        held, self._held = self._held, []
+        self._score(held)
+        return held
+
+    def _score(self, ended: Sequence[Finished]) -> None:
+        """Gives samples of a steady run the log-probs of the trainer's own forward pass.
 
         One that began under older weights keeps the log-probs of those that sampled it.
         """
-        held, self._held = self._held, []
         if self._steady is not None:
-            self._steady.rescore([f.columns for f in held if f.versions[0] == self.version])
-        return held
+            self._steady.rescore([f.columns for f in ended if f.versions[0] == self.version])
 
     def _take(self) -> list[_Waiting]:
         """Takes the samples that join now off the queue: as many as there are free rows.
@@ -447,11 +451,20 @@ class TorchGenerator:
             for i, columns in zip(indexes.tolist(), self._columns(indexes), strict=True):
                 finished.append(self._finish(i, ABORTED, "", columns))
             rows.reorder(self._decoder.drop(leaving))
+        finished += self._abort_held(aborted_keys)
         if not rows.count:
-            for held in self._release():
-                key = (held.request.ordinal, held.request.sample)
-                (finished if key in aborted_keys else self._failed).append(held)
+            self._due += self._release()
         return finished
+
+    def _abort_held(self, keys: set[tuple[int, int]]) -> list[Finished]:
+        """Takes out those samples that have ended but are held back; they count as aborted."""
+        kept, self._held = self._held, []
+        leaving: list[Finished] = []
+        for held in kept:
+            is_named = (held.request.ordinal, held.request.sample) in keys
+            (leaving if is_named else self._held).append(held)
+        self._score(leaving)
+        return [replace(held, status=ABORTED, reason="") for held in leaving]
 
     def close(self) -> None:
         """Forgets running and waiting samples."""
@@ -468,7 +481,7 @@ class TorchGenerator:
         """
         if self._weights.asleep:
             self._weights.check_awake()
-        self._failed += self._release()  # while the weights that sampled them are there
+        self._due += self._release()  # while the weights that sampled them are there
         self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -505,7 +518,7 @@ class TorchGenerator:
         It drops the cache, and moves or drops the weights as ``config.sleep`` says.
         """
         self._inbox.check_idle()
-        self._failed += self._release()  # while the weights that sampled them are there
+        self._due += self._release()  # while the weights that sampled them are there
         self._decoder.release(weights=self._weights.leaves)
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)

@@ -70,7 +70,10 @@ class ComparesTheFirstStepForEver(Clean):
 
 
 class MovesWithoutAdvantages(Clean):
-    caught_by = ("test_zero_advantages_leave_the_weights_bit_equal",)
+    caught_by = (
+        "test_zero_advantages_leave_the_weights_bit_equal",
+        "test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",
+    )
 
     class Backend(FakeTrainer):
         """Decays its weights whatever the batch says."""
@@ -194,7 +197,10 @@ class LacksAMetric(Clean):
 
 
 class MeasuresNoGap(Clean):
-    caught_by = ("test_the_gap_to_the_rollout_is_measured",)
+    caught_by = (
+        "test_the_gap_to_the_rollout_is_measured",
+        "test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",
+    )
 
     class Backend(FakeTrainer):
         def train(
@@ -234,7 +240,10 @@ class ForgetsARecord(Clean):
 
 
 class ExportsATensorTwice(Clean):
-    caught_by = ("test_every_tensor_is_exported_once_as_announced",)
+    caught_by = (
+        "test_every_tensor_is_exported_once_as_announced",
+        "test_saved_weights_are_the_exported_ones",
+    )
 
     class Backend(FakeTrainer):
         def weight_specs(self) -> list[TensorSpec]:
