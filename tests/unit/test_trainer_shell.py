@@ -90,6 +90,8 @@ async def test_no_push_begins_while_another_is_closed_for_an_update(tmp_path: Pa
     with pytest.raises(ContractError, match="asked to push version 0, the trainer holds 1"):
         await shell.begin_push(BeginPush(0, 1 << 20, 1, 1), None)  # type: ignore[arg-type]
     await training
+
+
 class Saving(fake.FakeTrainer):
     """Counts how often its weights are exported."""
 

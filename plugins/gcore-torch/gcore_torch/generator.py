@@ -255,6 +255,20 @@ class TorchGenerator:
         if self._steady is not None:
             self._steady.rescore([f.columns for f in ended if f.versions[0] == self.version])
 
+    def _score_running(self) -> None:
+        """Gives what running samples of a steady run have so far the trainer's log-probs.
+
+        Those that began under older weights keep what they have.
+        """
+        rows = self._rows
+        if self._steady is None or not rows.count:
+            return
+        indexes = (rows.version[: rows.count] == self.version).nonzero()[0]
+        columns = self._columns(indexes)
+        self._steady.rescore(columns)
+        for row, scored in zip(indexes.tolist(), columns, strict=True):
+            rows.logp[row, : rows.length[row]] = scored["logp"]
+
     def _take(self) -> list[_Waiting]:
         """Takes the samples that join now off the queue: as many as there are free rows.
 
@@ -482,6 +496,7 @@ class TorchGenerator:
         if self._weights.asleep:
             self._weights.check_awake()
         self._due += self._release()  # while the weights that sampled them are there
+        self._score_running()
         self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
