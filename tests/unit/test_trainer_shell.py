@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ContractError
-from gcore_core.runtime.messages import BeginPush, PrepareRequest, TrainReply, TrainRequest
-from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.errors import CheckpointError, ContractError
 from gcore_core.run.export import weights_sha256
-from gcore_core.runtime.messages import PrepareRequest, SaveState, TrainReply, TrainRequest
+from gcore_core.runtime.messages import (
+    BeginPush,
+    PrepareRequest,
+    SaveState,
+    TrainReply,
+    TrainRequest,
+)
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.testing import fake
 
@@ -70,11 +74,6 @@ async def test_busy_time_reported_by_a_backend_is_used_and_is_no_metric(
     reply = await trained({"busy_s": busy_s}, tmp_path)
     assert reply.busy_s == busy_s
     assert "busy_s" not in reply.metrics and "loss" in reply.metrics
-
-
-async def late(work: Callable[..., Any], *args: Any) -> Any:
-    await asyncio.sleep(0)
-    return work(*args)
 
 
 async def test_no_push_begins_while_another_is_closed_for_an_update(tmp_path: Path) -> None:
