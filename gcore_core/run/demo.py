@@ -34,6 +34,7 @@ _POLL_S = 0.2
 _END_WITHIN_S = 30.0
 _STARTED = re.compile(r"INFO (\S+) is started, pid (\d+)")
 _AGENT = "agent.0"
+_AGENT_MODULE = "gcore_core.runtime.process.agent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,17 +234,20 @@ def _kill(training: _Training, chance: random.Random) -> str:
 
 
 def _processes(training: _Training) -> dict[str, int]:
-    """Returns the live processes of a run, by name: its node agent, and the agent's workers."""
+    """Returns the live processes of a run, by name: its node agent, and the agent's workers.
+
+    They are found among all descendants: a worker that was forked is no child of the agent.
+    """
     try:
-        agents = psutil.Process(training.process.pid).children()
-        pids = {agent.pid: [child.pid for child in agent.children()] for agent in agents}
+        descendants = psutil.Process(training.process.pid).children(recursive=True)
+        commands = {process.pid: process.cmdline() for process in descendants}
         log = log_path(training.directory, _AGENT).read_text("utf-8", "replace")
     except (psutil.Error, OSError):
         return {}
     named = {int(pid): name for name, pid in _STARTED.findall(log)}
-    workers = {named[pid]: pid for pids_of in pids.values() for pid in pids_of if pid in named}
-    agent = [pid for pid, pids_of in pids.items() if pids_of]
-    return {**workers, _AGENT: agent[0]} if workers else {}
+    workers = {named[pid]: pid for pid in commands if pid in named}
+    agents = {_AGENT: pid for pid, command in commands.items() if _AGENT_MODULE in command}
+    return {**workers, **agents} if workers else {}
 
 
 def _failure(training: _Training) -> WorkerDied:
