@@ -246,8 +246,8 @@ def _processes(training: _Training) -> dict[str, int]:
         return {}
     named = {int(pid): name for name, pid in _STARTED.findall(log)}
     workers = {named[pid]: pid for pid in commands if pid in named}
-    agents = {_AGENT: pid for pid, command in commands.items() if _AGENT_MODULE in command}
-    return {**workers, **agents} if workers else {}
+    agents = [pid for pid, command in commands.items() if _AGENT_MODULE in command]
+    return {**workers, _AGENT: agents[0]} if workers and agents else {}
 
 
 def _failure(training: _Training) -> WorkerDied:
