@@ -23,6 +23,8 @@ from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.signals import PASSED_ON, SAVE_WITHIN_S
 from gcore_core.runtime.process.spawn import signal_at_end
 
+_TOLD_BYTES = 1 << 16  # at most: it holds a path
+
 
 class Begun(msgspec.Struct, frozen=True):
     """Is what the supervisor tells as soon as it knows it.
@@ -44,7 +46,7 @@ Supervise = Callable[[Path | None, Tell], int]
 class _Lost(Exception):
     """The supervisor was killed.
 
-    begun: what it had told; None: nothing yet.
+    begun: what it had told, or one before it; None: nothing yet.
     """
 
     def __init__(self, number: int, begun: Begun | None) -> None:
@@ -72,8 +74,15 @@ def guarded(supervise: Supervise) -> int:
         except _Lost as lost:
             n_lost += 1
             resume = _goes_on_from(lost, n_lost)
-            name = signal.Signals(lost.number).name
-            print(f"the supervisor ended with signal {name}; it is started again", flush=True)
+            print(
+                f"the supervisor ended with signal {_name(lost.number)}; it is started again",
+                flush=True,
+            )
+
+
+def _name(number: int) -> str:
+    """Returns the name of a signal; of one that has none, its number."""
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
 
 def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
@@ -86,7 +95,7 @@ def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
     ):
         return Path(begun.directory)
     raise WorkerDied(
-        f"ended with signal {signal.Signals(lost.number).name}",
+        f"ended with signal {_name(lost.number)}",
         where="supervisor",
         why="there is no checkpoint to go on from, or checkpoint.restarts are used up",
         todo=f"the run is in {begun.directory}" if begun is not None else "",
@@ -95,13 +104,14 @@ def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
 
 
 class _Guard:
-    """Holds the present child."""
+    """Holds the present child, and the signals that ask the run to end."""
 
     def __init__(self) -> None:
-        self._child = 0
+        self._child = 0  # 0 while there is none
         self._lifeline = -1
         self._told = -1
-        self._stops = False  # whether a signal was passed on
+        self._begun: Begun | None = None
+        self._stop = 0  # the signal that asked last; 0: none has
         # One that this process ignores stays ignored.
         self._handlers = {
             number: handler
@@ -116,6 +126,8 @@ class _Guard:
         lifeline, self._lifeline = os.pipe()
         self._told, telling = os.pipe()
         with _blocked():  # until each side handles signals in its own way
+            if self._stop:  # it came while there was no child
+                sys.exit(128 + self._stop)
             self._child = os.fork()
             if self._child:
                 os.close(lifeline)
@@ -137,22 +149,30 @@ class _Guard:
         return tell
 
     def _pass_on(self, number: int, frame: Any) -> None:
-        self._stops = True
-        with contextlib.suppress(ProcessLookupError):
+        self._stop = number
+        if self._child:  # its number is its own until it was waited for
             os.kill(self._child, PASSED_ON + number)
 
     def wait(self) -> int:
         """Returns the child's exit code. Raises _Lost when it was killed."""
-        _, status = os.waitpid(self._child, 0)
+        os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
+        with _blocked():  # no signal goes to the child's number when somebody else may have it
+            _, status = os.waitpid(self._child, 0)
+            self._child = 0
         code = os.waitstatus_to_exitcode(status)
-        with os.fdopen(self._told, "rb") as file:
-            told = file.read()
+        os.set_blocking(self._told, False)  # what the child has left behind may have its end open
+        with os.fdopen(self._told, "rb", 0) as file:
+            told = file.read(_TOLD_BYTES)
         os.close(self._lifeline)
+        if told:
+            self._begun = msgspec.json.decode(told, type=Begun)
         if code >= 0:
             return code
-        if self._stops:
-            return 128 - code
-        raise _Lost(-code, msgspec.json.decode(told, type=Begun) if told else None)
+        if self._stop:
+            # One that was passed on before the child could handle it has killed it.
+            passed_on = -code - PASSED_ON
+            return 128 + (passed_on if passed_on in self._handlers else -code)
+        raise _Lost(-code, self._begun)
 
 
 @contextlib.contextmanager

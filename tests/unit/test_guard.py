@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -34,3 +36,105 @@ def test_a_second_signal_that_comes_both_ways_is_the_second() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), PASSED_ON + signal.SIGINT)
     assert asked == [signal.SIGINT, signal.SIGINT]
+
+
+SCRIPT = """
+import os, signal, sys, time
+from gcore_core.contract.errors import WorkerDied
+from gcore_core.run import guard
+
+class Saved:
+    def __init__(self, directory): pass
+    def steps(self): return [1]
+
+guard.Checkpoints = Saved
+begun = guard.Begun("run", 2)
+n_children = 0
+SUPERVISE
+fork = guard._Guard.fork
+def counted(self):
+    global n_children
+    n_children += 1
+    return fork(self)
+guard._Guard.fork = counted
+try:
+    sys.exit(guard.guarded(supervise))
+except WorkerDied as error:
+    print(error.what)
+    sys.exit(5)
+"""
+
+
+def guarded(supervise: str) -> subprocess.Popen[str]:
+    """Starts a process that guards a function, which Python code defines."""
+    script = SCRIPT.replace("SUPERVISE", supervise)
+    return subprocess.Popen([sys.executable, "-uc", script], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_signal_that_comes_before_the_supervisor_handles_any_ends_it_with_its_code() -> None:
+    with guarded("def supervise(resume, tell): print('up'); signal.pause()") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.terminate()
+        assert process.wait(30) == 143
+
+
+def test_a_killed_supervisor_is_replaced_although_its_child_lives() -> None:
+    """The child is forked, so it has the supervisor's file descriptors."""
+    text = """
+def supervise(resume, tell):
+    if resume is not None:
+        return 7
+    tell(begun)
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        signal.pause()
+    print(child)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with guarded(text) as process:
+        assert process.stdout is not None
+        left = int(process.stdout.readline())
+        try:
+            assert process.wait(30) == 7
+        finally:
+            os.kill(left, signal.SIGKILL)
+
+
+def test_a_supervisor_that_is_killed_before_it_tells_goes_on_with_the_run_of_the_first() -> None:
+    text = """
+def supervise(resume, tell):
+    if n_children == 3:
+        return 7 if str(resume) == "run" else 1
+    if n_children == 1:
+        tell(begun)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with guarded(text) as process:
+        assert process.wait(30) == 7
+
+
+def test_a_signal_that_comes_while_there_is_no_supervisor_ends_the_run() -> None:
+    text = """
+def supervise(resume, tell):
+    tell(begun)
+    if n_children == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+goes_on_from = guard._goes_on_from
+def signalled(lost, n_lost):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return goes_on_from(lost, n_lost)
+guard._goes_on_from = signalled
+"""
+    with guarded(text) as process:
+        assert process.wait(30) == 143
+
+
+def test_the_end_by_a_signal_without_a_name_is_told_by_its_number() -> None:
+    number = signal.SIGRTMIN + 20
+    with guarded(f"def supervise(resume, tell): os.kill(os.getpid(), {number})") as process:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 5
+    assert output == f"ended with signal {number}\n"
