@@ -95,6 +95,27 @@ def test_a_lost_worker_is_replaced_by_one_that_is_forked_and_leads_a_group_of_it
     assert run.weights() == still
 
 
+@pytest.mark.parametrize("number", [0, signal.SIGTERM])
+def test_nothing_is_left_of_a_run_that_ends_with_processes_that_were_kept_ready(
+    number: int, tmp_path: Path
+) -> None:
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config()) as run:
+        log = halted(run, tmp_path)
+        servers = {int(pid) for pid in re.findall(r"spare\.\w+ \(pid (\d+)\) is ready", log)}
+        found = runs.descendants(run.process.pid)
+        assert servers <= set(found)
+        watched, store = runs.Watched(found), run.store()
+        if number:
+            os.kill(run.process.pid, number)
+        (tmp_path / "go on").touch()
+        assert run.wait() == (143 if number else 0), run.output
+        assert watched.all_end_within(0), "a process survives"
+        assert not store.exists()
+        assert list(run.private.iterdir()) == []
+    assert not (run.path / "logs" / "processes.json").exists()
+
+
 def test_nothing_is_left_when_an_agent_is_killed_beside_stopped_workers_that_were_forked(
     tmp_path: Path,
 ) -> None:
@@ -106,7 +127,7 @@ def test_nothing_is_left_when_an_agent_is_killed_beside_stopped_workers_that_wer
         run.read_until("it is started again")
         while (pid := started(run, "rollout.0")) == lost:
             time.sleep(0.02)
-        watched = runs.Watched(runs.descendants(run.process.pid))
+        watched = runs.Watched(runs.descendants(run.supervisor()))
         os.kill(pid, signal.SIGSTOP)
         os.kill(run.pids()["agent.0"], signal.SIGKILL)
         assert watched.all_end_within(20)

@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from gcore_core import __version__
+from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.job_settings import Run
 from gcore_core.runtime.messages import Nothing, SpawnRequest, StorePlace, Versions, WorkerSpec
+from gcore_core.runtime.process import agent as agent_module
 from gcore_core.runtime.process.agent import Agent, AgentSpec
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
@@ -28,14 +32,9 @@ def make_agent(directory: Path) -> Agent:
     return agent
 
 
-async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for_good(
-    tmp_path: Path,
-) -> None:
-    """Its interpreter is gone, or the machine has no room for one more process."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\nrm "$0"\nkill -9 $$\n')
-    python.chmod(0o700)
-    worker = WorkerSpec(
+def worker_of(python: Path, directory: Path) -> WorkerSpec:
+    """A scorer with an interpreter of its own."""
+    return WorkerSpec(
         role="scorer",
         rank=0,
         ranks=1,
@@ -43,15 +42,49 @@ async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for
         factories={},
         secret=b"s" * 32,
         settings=ScorerSettings(run=Run(), rewards={}),
-        store=StorePlace(str(tmp_path), "agent.0", "agent.0"),
+        store=StorePlace(str(directory), "agent.0", "agent.0"),
         versions=Versions(str(python), __version__, {}),
         python=str(python),
-        log=str(tmp_path / "scorer.0.log"),
+        log=str(directory / "scorer.0.log"),
         restarts=5,
     )
+
+
+async def test_an_agent_is_not_cleared_while_a_lost_worker_is_being_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would run beside the one of the same name of the next attempt."""
+    monkeypatch.setattr(agent_module, "GRACE_S", 0.1)
+    agent = make_agent(tmp_path)
+    starts = asyncio.Event()
+
+    async def start(spec: WorkerSpec) -> None:
+        if spec.restarted:
+            starts.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(agent._spares, "start", start)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nkill -9 $$\n")
+    python.chmod(0o700)
+    call = Call(lambda: None)
+    await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), call)
+    async with asyncio.timeout(30):
+        await starts.wait()
+    with pytest.raises(WorkerError, match="that is being started cannot be ended"):
+        await agent.clear(Nothing(), call)
+
+
+async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for_good(
+    tmp_path: Path,
+) -> None:
+    """Its interpreter is gone, or the machine has no room for one more process."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nrm "$0"\nkill -9 $$\n')
+    python.chmod(0o700)
     agent = make_agent(tmp_path)
     call = Call(lambda: None)
-    await agent.spawn(SpawnRequest([worker]), call)
+    await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), call)
     async with asyncio.timeout(30), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
         killed = await anext(exits)
         ended = await anext(exits)

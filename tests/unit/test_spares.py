@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from gcore_core import __version__
@@ -43,6 +49,13 @@ async def prepared(directory: Path, spec: WorkerSpec) -> Spares:
     kept.prepare([(spec, os.getpid())])
     await asyncio.gather(*kept._preparing)
     return kept
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Lets the loop run until a condition holds."""
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 def module(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -83,6 +96,7 @@ async def test_a_process_with_threads_is_not_forked_but_becomes_the_worker_and_h
     started = await kept.start(spec)
     assert started is not None
     process, lifeline = started
+    kept.replaced(spec, process.pid)
     assert process.pid == server
     assert await process.wait() == 1
     os.close(lifeline)
@@ -91,6 +105,26 @@ async def test_a_process_with_threads_is_not_forked_but_becomes_the_worker_and_h
     (successor,) = kept.pids().values()
     assert successor != server
     await kept.stop()
+
+
+async def test_a_server_that_has_become_a_worker_leaves_no_error_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: failures.append(what))
+    text = "import os\nends = os.pipe()\n"  # all children would share it
+    spec = worker(tmp_path, module(tmp_path, text, monkeypatch))
+    kept = await prepared(tmp_path, spec)
+    (server,) = kept.pids().values()
+    started = await kept.start(spec)
+    assert started is not None
+    assert started[0].pid == server
+    assert await started[0].wait() == 1
+    os.close(started[1])
+    await until(lambda: len(asyncio.all_tasks()) == 1)
+    del started, kept
+    gc.collect()
+    assert not failures
 
 
 async def test_where_an_import_fails_nothing_is_kept_ready(
@@ -121,6 +155,164 @@ async def test_a_killed_server_is_no_obstacle_to_the_next_start(tmp_path: Path) 
     os.kill(server, 9)
     assert await kept.start(spec) is None
     assert not kept.pids()
+
+
+async def test_a_lost_server_is_forgotten_and_another_one_prepared_with_the_next_replacement(
+    tmp_path: Path,
+) -> None:
+    spec = worker(tmp_path)
+    kept = await prepared(tmp_path, spec)
+    (server,) = kept.pids().values()
+    os.kill(server, signal.SIGKILL)
+    await until(lambda: not kept.pids())
+    assert await kept.start(spec) is None
+    kept.replaced(spec, os.getpid())
+    await asyncio.gather(*kept._preparing)
+    (successor,) = kept.pids().values()
+    assert successor != server
+    await kept.stop()
+
+
+async def test_a_server_is_lost_when_it_ends_although_somebody_has_its_socket_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does each worker, until it has closed it."""
+    text = "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\n"
+    spec = worker(tmp_path, module(tmp_path, text, monkeypatch))
+    kept = await prepared(tmp_path, spec)
+    (server,) = kept.pids().values()
+    (holder,) = psutil.Process(server).children()
+    os.kill(server, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        await until(lambda: not kept.pids())
+        await kept.stop()
+    holder.kill()
+
+
+async def test_a_worker_that_ended_before_the_news_of_its_start_was_read_is_told_with_its_code(
+    tmp_path: Path,
+) -> None:
+    spec = worker(tmp_path)
+    kept = await prepared(tmp_path, spec)
+    (server,) = kept.pids().values()
+    starting = asyncio.ensure_future(kept.start(spec))
+    workers: list[psutil.Process] = []
+    async with asyncio.timeout(60):
+        while not workers:  # the loop runs only until the request has left
+            await asyncio.sleep(0)
+            workers = psutil.Process(server).children()
+    while workers[0].is_running():  # the server has waited for it
+        pass
+    started = await starting
+    assert started is not None
+    assert started[0].pid == workers[0].pid
+    async with asyncio.timeout(60):
+        assert await started[0].wait() == 1
+    os.close(started[1])
+    await kept.stop()
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+async def test_the_exit_code_of_a_worker_is_known_although_its_server_is_lost(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a controller that ends well would count as killed, and the run would go back."""
+    text = (
+        "import os, time\n"
+        "def wait(config):\n"
+        f"    open({str(tmp_path / 'waits')!r}, 'x').close()\n"
+        f"    while not os.path.exists({str(tmp_path / 'go on')!r}):\n"
+        "        time.sleep(0.01)\n"
+    )
+    spec = msgspec.structs.replace(
+        worker(tmp_path, module(tmp_path, text, monkeypatch)),
+        factories={"dataset/train": FactorySpec("imported_ahead:wait")},
+        peers={"agent.0": f"unix:{tmp_path / 'agent'}"},
+    )
+    kept = await prepared(tmp_path, spec)
+    (server,) = kept.pids().values()
+    started = await kept.start(spec)
+    assert started is not None
+    process, lifeline = started
+    await until((tmp_path / "waits").exists)
+    os.kill(server, signal.SIGKILL)
+    await until(lambda: not kept.pids())
+    if ends == "killed":
+        os.kill(process.pid, signal.SIGKILL)
+    (tmp_path / "go on").touch()
+    async with asyncio.timeout(60):
+        assert await process.wait() == (1 if ends == "by itself" else -signal.SIGKILL)
+    os.close(lifeline)
+
+
+async def test_a_kind_has_one_server_although_it_is_prepared_twice_at_a_time(
+    tmp_path: Path,
+) -> None:
+    spec = worker(tmp_path)
+    others = {child.pid for child in psutil.Process().children()}
+    kept = Spares(Record(""))
+    for _ in range(2):
+        kept.prepare([(spec, os.getpid())])
+    await asyncio.gather(*kept._preparing)
+    servers = [
+        child.pid
+        for child in psutil.Process().children()
+        if child.pid not in others and "gcore_core.runtime.process.fork_server" in child.cmdline()
+    ]
+    assert servers == list(kept.pids().values())
+    await kept.stop()
+
+
+async def test_a_thread_that_a_failed_import_leaves_does_not_hold_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "raise OSError('no device')\n"
+    )
+    spec = worker(tmp_path, module(tmp_path, text, monkeypatch))
+    async with asyncio.timeout(60):
+        kept = await prepared(tmp_path, spec)
+    assert not kept.pids()
+
+
+async def test_a_log_has_the_form_of_workers_whatever_an_import_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import logging\nlogging.basicConfig(format='its own form: %(message)s')\n"
+    spec = worker(tmp_path, module(tmp_path, text, monkeypatch))
+    kept = await prepared(tmp_path, spec)
+    started = await kept.start(spec)
+    assert started is not None
+    assert await started[0].wait() == 1
+    os.close(started[1])
+    await kept.stop()
+    assert " scorer.0 ERROR scorer.0 ends" in (tmp_path / "scorer.0.log").read_text()
+
+
+def test_threads_of_an_import_run_at_the_priority_that_the_process_has() -> None:
+    """A run that was started by ``nice`` is not hurried, and has its spares all the same."""
+    text = (
+        "import os, threading\n"
+        "from gcore_core.runtime.process import fork_server\n"
+        "os.nice(5)\n"
+        "ready = threading.Event()\n"
+        "def work():\n"
+        "    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), level)\n"
+        "    ready.set()\n"
+        "    threading.Event().wait()\n"
+        "level = os.getpriority(os.PRIO_PROCESS, 0)\n"
+        "thread = threading.Thread(target=work, daemon=True)\n"
+        "thread.start()\n"
+        "ready.wait()\n"
+        "fork_server._SETTLE_S = 0\n"
+        "assert not fork_server._left_slow()\n"
+        "assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == level\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_memory_of_a_container_bounds_what_is_free(tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ class Agent:
             spec = msgspec.structs.replace(spec, restarted=True, ending=ending)
             try:
                 process = await self._start(spec)
+                self._spares.replaced(spec, process.pid)
             except WorkerError as error:
                 # Such as a machine without memory for one more process. Nobody called this task, so
                 # it is told as the end of the worker, now for good.
@@ -253,8 +254,10 @@ class Agent:
         """
         self._stopping = True
         await self._end_workers(GRACE_S)
-        if self._workers:
-            raise WorkerError(f"{', '.join(self._workers)} cannot be ended", where=self._spec.name)
+        # One that is just being started again is not among the workers yet, but it is watched.
+        if self._watching:
+            names = ", ".join(self._workers) or "a worker that is being started"
+            raise WorkerError(f"{names} cannot be ended", where=self._spec.name)
         self._exits = asyncio.Queue()  # the ends of these workers are no news
         self._specs.clear()
         self.slabs.clear()

@@ -3,18 +3,24 @@
 To import an engine takes seconds of processor time, and to fork a process that has imported it
 takes milliseconds. The node agent starts one such process for each kind of worker when the run is
 up, by ``python -m gcore_core.runtime.process.fork_server --fd N ...``. It imports, at the lowest
-priority, and then waits. A message on its control socket, with three file descriptors, starts a
+priority, and then waits. A message on its control socket, with four file descriptors, starts a
 worker:
 
     agent                                       server                      worker
-      | (spec, lifeline, log) ------------------> | fork ------------------> | leads a group
-      | <------------------------ Started(pid) -- |                          | reads its spec
+      | (spec, lifeline, log, code) ------------> | fork ------------------> | leads a group
+      | <-------- Started(pid), with its pidfd -- |                          | reads its spec
+      | <---------------------------------------- | ------------------------ | its exit code
       |                                           | waits for it <---------- | ends
       | <-------------------- Ended(pid, code) -- |
 
+The pidfd comes with the message, because the worker may have ended, and its number may belong to
+somebody else, by the time the agent reads the number. A worker writes its exit code into a pipe
+before it ends, because nobody else can tell the code when the server is lost.
+
 Only a process with a single thread and no open device can be forked: a child would have the locks
-of threads that it does not have, and a driver forgets its devices. A server that an import has left
-otherwise does not fork. It becomes the worker itself, and the agent starts another one.
+of threads that it does not have, and a driver forgets its devices. Nor may imports have opened
+sockets or pipes, which all children would share. A server that an import has left otherwise does
+not fork. It becomes the worker itself, and the agent starts another one.
 """
 
 from __future__ import annotations
@@ -28,7 +34,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -38,10 +46,13 @@ from gcore_core.runtime.process.spawn import decode_spec, read_spec
 from gcore_core.runtime.process.worker import run_process
 
 MESSAGE_BYTES = 4096  # at most, on the control socket
+HANDED = 4  # file descriptors that come with a request: spec, lifeline, log, code
 _LOWEST = 19  # the nice value of the thread that imports
 _SETTLE_S = 2.0  # threads that have ended have so long to be gone from the process table
+#: What may be open under these names is no device of which a driver knows who opened it.
 _HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _HARMLESS_BELOW = ("/dev/shm/", "/dev/pts/", "/dev/tty")
+_SHARED = ("socket:", "pipe:", "anon_inode:")  # so begin names of what children would share
 
 
 class ForkServerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +124,19 @@ def import_all(modules: Sequence[str], *, gently: bool) -> str:
     return "".join(failures)
 
 
-def why_not_forked() -> str:
+def open_files() -> dict[int, str]:
+    """Returns each open file descriptor -> what it is, as the kernel names it."""
+    found = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists them is closed by now
+            found[int(descriptor)] = os.readlink(f"/proc/self/fd/{descriptor}")
+    return found
+
+
+def why_not_forked(before: Collection[int]) -> str:
     """Returns why this process must not be forked, or "".
+
+    before: the file descriptors that were open before the imports.
 
     Some libraries end their threads before a fork and start them anew when they are needed
     (OpenBLAS does). A first child, which does nothing, has them do so; threads that are still here
@@ -126,12 +148,13 @@ def why_not_forked() -> str:
     os.waitpid(child, 0)
     if threads := _other_threads():
         return f"imports have left {len(threads)} more threads"
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that lists them is closed by now
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
-            is_device = path.startswith("/dev/") and path not in _HARMLESS
-            if is_device and not path.startswith(_HARMLESS_BELOW):
-                return f"imports have opened {path}"
+    for descriptor, path in open_files().items():
+        is_device = path.startswith("/dev/") and path not in _HARMLESS
+        is_shared = path.startswith(_SHARED)
+        if descriptor not in before and (
+            is_shared or (is_device and not path.startswith(_HARMLESS_BELOW))
+        ):
+            return f"imports have opened {path}"
     return ""
 
 
@@ -147,13 +170,14 @@ def _other_threads() -> list[int]:
 
 
 def _left_slow() -> bool:
-    """Whether threads run at the lowest priority for ever, which a worker's must not."""
+    """Whether threads run at a lower priority for ever than this one, which a worker's must not."""
+    ordinary = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     for thread in _other_threads():
         with contextlib.suppress(ProcessLookupError):
-            if os.getpriority(os.PRIO_PROCESS, thread) == 0:
+            if os.getpriority(os.PRIO_PROCESS, thread) <= ordinary:
                 continue
             try:
-                os.setpriority(os.PRIO_PROCESS, thread, 0)
+                os.setpriority(os.PRIO_PROCESS, thread, ordinary)
             except PermissionError:
                 return True
     return False
@@ -171,8 +195,9 @@ class ForkServer:
         self._forks = forks
         self._children: dict[int, int] = {}  # pidfd -> pid
 
-    def tell(self, notice: Notice) -> None:
-        self._control.send(msgspec.msgpack.encode(notice))
+    def tell(self, notice: Notice, *handed: int) -> None:
+        """Sends a notice, with copies of file descriptors."""
+        socket.send_fds(self._control, [msgspec.msgpack.encode(notice)], handed)
 
     def run(self) -> None:
         """Serves until the agent is gone."""
@@ -185,7 +210,7 @@ class ForkServer:
                     poll.unregister(descriptor)
                     self._ended(descriptor)
                     continue
-                message, handed, _, _ = socket.recv_fds(self._control, 1, 3)
+                message, handed, _, _ = socket.recv_fds(self._control, 1, HANDED)
                 if not message:  # or the lifeline has ended
                     return
                 poll.register(self._start(*handed), select.POLLIN)
@@ -196,37 +221,49 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         self.tell(Ended(pid, os.waitstatus_to_exitcode(status)))
 
-    def _start(self, spec: int, lifeline: int, log: int) -> int:
+    def _start(self, spec: int, lifeline: int, log: int, code: int) -> int:
         """Starts a worker; returns its pidfd. Does not return where this process becomes it."""
         if not self._forks:
-            os.close(self._lifeline)
-            self._become(spec, lifeline, log)
+            self._become(spec, lifeline, log, code)
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.setsid()
             os.close(reading)
             os.close(writing)
-            os.close(self._lifeline)
             for handle in self._children:
                 os.close(handle)
             _draw_anew()
-            self._become(spec, lifeline, log)
+            self._become(spec, lifeline, log, code)
         handle = os.pidfd_open(pid)
         self._children[handle] = pid
         os.close(writing)
         os.read(reading, 1)  # it ends when the child leads its group
-        for descriptor in (reading, spec, lifeline, log):
+        for descriptor in (reading, spec, lifeline, log, code):
             os.close(descriptor)
-        self.tell(Started(pid))
+        self.tell(Started(pid), handle)
         return handle
 
-    def _become(self, spec: int, lifeline: int, log: int) -> NoReturn:
-        self._control.close()
-        os.dup2(log, sys.stdout.fileno())
-        os.dup2(log, sys.stderr.fileno())
-        os.close(log)
-        run_process(decode_spec(spec, WorkerSpec), lifeline)
+    def _become(self, spec: int, lifeline: int, log: int, code: int) -> NoReturn:
+        """Makes this process the worker. Nothing of the server may run in it afterwards."""
+        try:
+            os.close(self._lifeline)
+            self._control.close()
+            for output in (1, 2):
+                os.dup2(log, output)
+            os.close(log)
+            os.set_inheritable(code, False)
+            run_process(decode_spec(spec, WorkerSpec), lifeline, partial(_leave, code))
+        except BaseException:
+            traceback.print_exc()
+            _leave(code, 1)
+
+
+def _leave(pipe: int, code: int) -> NoReturn:
+    """Writes the exit code into a pipe, and ends the process."""
+    with contextlib.suppress(OSError):  # nobody reads any more
+        os.write(pipe, bytes([code]))
+    os._exit(code)
 
 
 def _draw_anew() -> None:
@@ -234,16 +271,18 @@ def _draw_anew() -> None:
 
     Workers of one kind would otherwise draw the same numbers where their code gives no seed.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and hasattr(numpy, "random"):
-        numpy.random.seed()
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
 
 
 def main() -> None:
     spec, lifeline = read_spec("a fork server; started by the node agent only", ForkServerSpec)
     control = socket.socket(fileno=spec.control)
+    control.set_inheritable(False)  # what imports start must not keep it open
+    before = open_files()
     failure = import_all(spec.preload, gently=spec.gently)
-    why_not = failure or why_not_forked()
+    why_not = failure or why_not_forked(before)
     server = ForkServer(control, lifeline, forks=not why_not)
     if failure:
         server.tell(Unusable(failure))
@@ -254,6 +293,7 @@ def main() -> None:
         gc.freeze()  # what is loaded stays: no worker's collection copies its pages
         server.tell(Ready(why_not))
         server.run()
+    os._exit(0)  # a thread that an import has started must not hold it
 
 
 if __name__ == "__main__":

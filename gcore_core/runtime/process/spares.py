@@ -3,7 +3,8 @@
 There is one fork server for each kind of worker: workers that run in the same interpreter and
 import the same. The agent starts them when the run is up (``Spares.prepare``), so that they delay
 nobody, and asks them for workers later (``Spares.start``). Where there is none yet, or it fails, a
-worker is started in the ordinary way, and nothing is lost but time.
+worker is started in the ordinary way, and nothing is lost but time. A fork server that is lost is
+forgotten; the agent prepares another one when it next replaces a worker of its kind.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -95,13 +96,18 @@ def kind_of(spec: WorkerSpec) -> Kind:
 class ForkedProcess:
     """A worker that a fork server has started.
 
-    The server waits for it and tells its exit code. When the server itself is lost, the code is
-    not known; the worker then counts as killed.
+    The server waits for it and tells its exit code. When the server itself is lost, the code is the
+    one that the worker wrote before it ended; a worker that wrote none was killed.
+
+    handle: its pidfd.
+    code: the end of the pipe into which it writes its exit code. This object closes both.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, handle: int, code: int) -> None:
         self.pid = pid
-        self._handle = os.pidfd_open(pid)
+        self._handle = handle
+        self._pipe = code
+        os.set_blocking(code, False)
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> int:
@@ -116,23 +122,29 @@ class ForkedProcess:
         """Notes its exit code, once."""
         if not self._code.done():
             os.close(self._handle)
+            os.close(self._pipe)
             self._code.set_result(code)
 
     def has_lost_its_server(self) -> None:
-        """Watches its end, from now on without its code."""
+        """Watches its end, from now on without the server."""
         if not self._code.done():
             loop = asyncio.get_running_loop()
             loop.add_reader(self._handle, self._unwatched, loop)
 
     def _unwatched(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self._handle)
-        self.ended(-signal.SIGKILL)
+        try:
+            written = os.read(self._pipe, 1)
+        except BlockingIOError:  # a process that it left behind has the pipe open
+            written = b""
+        self.ended(written[0] if written else -signal.SIGKILL)
 
 
 class _Server:
     """One fork server, as the agent sees it.
 
     name: of its log and in the agent's record.
+    lost: called when it has ended, or has become a worker.
     """
 
     def __init__(
@@ -141,34 +153,67 @@ class _Server:
         process: asyncio.subprocess.Process,
         lifeline: int,
         control: socket.socket,
+        lost: Callable[[_Server], None],
     ) -> None:
         self.name = name
         self.process = process
         self.forks = False
         self.is_ready = False
+        self.is_useless = False  # what it imports fails to import
         self.wants_hurry = False
         self.settled = asyncio.Event()  # it is ready, or will never be
         self._lifeline = lifeline
         self._control = control
+        self._lost = lost
         self._lock = asyncio.Lock()  # one start at a time
         self._started: asyncio.Future[ForkedProcess] | None = None
+        self._code = -1  # the pipe for the exit code of the worker that is being started
         self._children: dict[int, ForkedProcess] = {}
-        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._wait())]
+        self._end = asyncio.ensure_future(self._watch())
 
-    async def _listen(self) -> None:
-        """Handles what the server tells, until it is gone or has become a worker."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):
-            while message := await loop.sock_recv(self._control, MESSAGE_BYTES):
-                self._handle(_notices.decode(message))
+    async def _watch(self) -> None:
+        """Handles what the server tells, until it has ended or has become a worker.
+
+        Its end is not that of the control socket: a worker has it open until it has taken shape.
+        """
+        asyncio.get_running_loop().add_reader(self._control, self._listen)
+        await self.process.wait()
+        self._listen()
+        self._close()
+        os.close(self._lifeline)
+
+    def _listen(self) -> None:
+        """Handles all messages that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while self._control.fileno() >= 0:
+                try:
+                    message, handed, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
+                except ConnectionError:
+                    message = b""
+                if message:
+                    self._handle(_notices.decode(message), handed)
+                else:
+                    self._close()
+
+    def _close(self) -> None:
+        """Nothing comes from the server any more."""
+        if self._control.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
         self.is_ready = False
         self.settled.set()
         if self._started is not None and not self._started.done():
             self._started.set_exception(OSError("its fork server is gone"))
         for child in self._children.values():
             child.has_lost_its_server()
+        self.forget()
 
-    def _handle(self, notice: Notice) -> None:
+    def forget(self) -> None:
+        """Tells that this is no server any more."""
+        self._lost(self)
+
+    def _handle(self, notice: Notice, handed: list[int]) -> None:
         match notice:
             case Ready(why_not):
                 self.forks = not why_not
@@ -177,48 +222,64 @@ class _Server:
                 self.is_ready = True
                 self.settled.set()
             case Started(pid):
-                child = self._children[pid] = ForkedProcess(pid)
+                (handle,) = handed
                 if self._started is not None and not self._started.done():
+                    # Now, and not when ``start`` goes on: the next message may tell its end.
+                    child = self._children[pid] = ForkedProcess(pid, handle, self._code)
+                    self._code = -1
                     self._started.set_result(child)
                 else:  # nobody waits for it any more
-                    child.send_signal(signal.SIGKILL)
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    os.close(handle)
             case Ended(pid, code):
-                self._children.pop(pid).ended(code)
+                if pid in self._children:
+                    self._children.pop(pid).ended(code)
             case Unusable(why, hurry):
                 self.wants_hurry = hurry
+                self.is_useless = not hurry
+                self.settled.set()
                 log.warning("%s: no process is kept ready: %s", self.name, why)
-
-    async def _wait(self) -> None:
-        await self.process.wait()
-        os.close(self._lifeline)
-        self._control.close()
 
     async def start(self, spec: WorkerSpec) -> tuple[Process, int]:
         """Starts a worker; returns it and the end of its lifeline. Raises OSError, TimeoutError."""
         async with self._lock:
             reading, lifeline = os.pipe()
             try:
-                self._started = asyncio.get_running_loop().create_future()
-                with written_spec(spec) as spec_file, open(spec.log, "ab") as output:
-                    handed = [spec_file.fileno(), reading, output.fileno()]
-                    socket.send_fds(self._control, [b"1"], handed)
-                process: Process = self.process
-                if self.forks:
-                    async with asyncio.timeout(_ANSWER_S):
-                        process = await self._started
+                process = await self._ask_for(spec, reading)
                 signal_at_end(reading, process.pid, signal.SIGKILL)
             except BaseException:
-                os.close(lifeline)
+                os.close(lifeline)  # a worker that was started all the same ends by it
                 raise
             finally:
                 os.close(reading)
             return process, lifeline
 
+    async def _ask_for(self, spec: WorkerSpec, lifeline: int) -> Process:
+        """Sends the request for a worker, and returns the process that answers it."""
+        started = asyncio.get_running_loop().create_future() if self.forks else None
+        self._started = started
+        self._code, code = os.pipe()
+        try:
+            with written_spec(spec) as spec_file, open(spec.log, "ab") as output:
+                handed = [spec_file.fileno(), lifeline, output.fileno(), code]
+                socket.send_fds(self._control, [b"1"], handed)
+            if started is None:
+                return self.process
+            async with asyncio.timeout(_ANSWER_S):
+                process: Process = await started
+                return process
+        finally:
+            os.close(code)
+            if self._code >= 0:  # no process has it
+                os.close(self._code)
+                self._code = -1
+
     async def stop(self) -> None:
         """Kills the server. Workers that it started live on."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        await asyncio.gather(*self._tasks)
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        await self._end
 
 
 class Spares:
@@ -230,6 +291,9 @@ class Spares:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._servers: dict[Kind, _Server] = {}
+        self._opening: set[Kind] = set()
+        self._useless: set[Kind] = set()  # kinds that cannot be kept ready
+        self._held_bytes: dict[Kind, int] = {}  # by a worker, at most, as far as is known
         self._preparing: set[asyncio.Task[None]] = set()
 
     def prepare(self, workers: Iterable[tuple[WorkerSpec, int]]) -> None:
@@ -241,27 +305,61 @@ class Spares:
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
+    def replaced(self, spec: WorkerSpec, pid: int) -> None:
+        """A lost worker was replaced: a fork server that was lost or used up is replaced, too.
+
+        Nothing happens for a kind that was never prepared: its workers are being started.
+        """
+        if kind_of(spec) in self._held_bytes:
+            self.prepare([(spec, pid)])
+
     async def _prepare(self, workers: list[tuple[WorkerSpec, int]]) -> None:
         for spec, pid in workers:
             kind = kind_of(spec)
-            if kind not in self._servers and _has_room(spec, pid):
-                await self._open(kind, spec)
+            if kind in self._servers or kind in self._opening or kind in self._useless:
+                continue
+            if self._has_room(kind, spec, pid):
+                self._opening.add(kind)  # others may come here while this task waits
+                try:
+                    await self._open(kind, spec)
+                finally:
+                    self._opening.discard(kind)
+
+    def _has_room(self, kind: Kind, spec: WorkerSpec, pid: int) -> bool:
+        """Whether a process that imports what this worker has imported may stay in memory."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            held_bytes = psutil.Process(pid).memory_info().rss
+            self._held_bytes[kind] = max(held_bytes, self._held_bytes.get(kind, 0))
+        wanted = spec.settings.run.spares
+        if wanted != AUTO:
+            return wanted == ALWAYS
+        held_bytes = self._held_bytes.get(kind)
+        return held_bytes is not None and ROOM * held_bytes <= free_bytes()
 
     async def _open(self, kind: Kind, spec: WorkerSpec, *, gently: bool = True) -> None:
         """Starts a fork server and waits until it is ready, or until it never will be."""
         name = f"spare.{spec.role}"
+
+        def forget(server: _Server) -> None:
+            if self._servers.get(kind) is server:
+                del self._servers[kind]
+                self._record.ended(name)
+
         try:
-            server = await _spawn(name, kind, spec, gently=gently)
+            server = await _spawn(name, kind, spec, forget, gently=gently)
         except OSError as error:  # such as a machine without memory for one more process
             log.warning("%s: no process is kept ready: %s", name, error)
             return
         self._servers[kind] = server
         self._record.started(name, server.process.pid)
         await server.settled.wait()
-        if not server.is_ready:
-            await self._drop(kind)
-            if gently and server.wants_hurry:
-                await self._open(kind, spec, gently=False)
+        if server.is_ready:
+            return
+        await server.stop()
+        if server.wants_hurry and gently:
+            await self._open(kind, spec, gently=False)
+        elif server.wants_hurry or server.is_useless:
+            self._useless.add(kind)
 
     async def start(self, spec: WorkerSpec) -> tuple[Process, int] | None:
         """Starts a worker by the fork server of its kind; None where there is none that can.
@@ -276,19 +374,11 @@ class Spares:
             started = await server.start(spec)
         except (OSError, TimeoutError) as error:
             log.warning("%s does not start %s: %r", server.name, spec.name, error)
-            await self._drop(kind)
+            await server.stop()
             return None
         if not server.forks:  # it has become the worker
-            del self._servers[kind]
-            self._record.ended(server.name)
-            self.prepare([(spec, started[0].pid)])
+            server.forget()
         return started
-
-    async def _drop(self, kind: Kind) -> None:
-        server = self._servers.pop(kind, None)
-        if server is not None:
-            await server.stop()
-            self._record.ended(server.name)
 
     def pids(self) -> dict[str, int]:
         """Returns the name of each fork server -> its process."""
@@ -299,11 +389,13 @@ class Spares:
         for task in self._preparing:
             task.cancel()
         await asyncio.gather(*self._preparing, return_exceptions=True)
-        for kind in list(self._servers):
-            await self._drop(kind)
+        for server in list(self._servers.values()):
+            await server.stop()
 
 
-async def _spawn(name: str, kind: Kind, spec: WorkerSpec, *, gently: bool) -> _Server:
+async def _spawn(
+    name: str, kind: Kind, spec: WorkerSpec, lost: Callable[[_Server], None], *, gently: bool
+) -> _Server:
     """Starts the process of a fork server. Raises OSError."""
     control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.setblocking(False)
@@ -316,7 +408,7 @@ async def _spawn(name: str, kind: Kind, spec: WorkerSpec, *, gently: bool) -> _S
             signal.SIGKILL,
             (remote.fileno(),),
         )
-    return _Server(name, process, lifeline, control)
+    return _Server(name, process, lifeline, control, lost)
 
 
 def environment_of(python: str) -> dict[str, str]:
@@ -329,18 +421,6 @@ def environment_of(python: str) -> dict[str, str]:
         environment.pop("PYTHONPATH", None)
         environment.pop("PYTHONHOME", None)
     return environment
-
-
-def _has_room(spec: WorkerSpec, pid: int) -> bool:
-    """Whether a process that imports what this worker has imported may stay in memory."""
-    wanted = spec.settings.run.spares
-    if wanted != AUTO:
-        return wanted == ALWAYS
-    try:
-        needed_bytes = ROOM * psutil.Process(pid).memory_info().rss
-    except psutil.NoSuchProcess:
-        return False
-    return bool(needed_bytes <= free_bytes())
 
 
 def free_bytes(cgroup: Path = _CGROUP) -> int:

@@ -295,7 +295,7 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-async def _main(spec: WorkerSpec, lifeline: int) -> None:
+async def _main(spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn]) -> None:
     from gcore_core.runtime.rpc.sockets import RpcNetwork
     from gcore_core.runtime.shells.overruns import set_alarm
 
@@ -316,7 +316,7 @@ async def _main(spec: WorkerSpec, lifeline: int) -> None:
 
     network.expired = report_hung
     try:
-        await Worker(spec, network, ThreadCompute(), set_alarm=set_alarm).run()
+        await Worker(spec, network, ThreadCompute(), leave, set_alarm).run()
     finally:
         await network.close()
 
@@ -325,19 +325,29 @@ def main() -> None:
     run_process(*read_spec("a worker of a run; started by the node agent only", WorkerSpec))
 
 
-def run_process(spec: WorkerSpec, lifeline: int) -> NoReturn:
-    """Makes this process the worker, and ends it with the worker."""
+def run_process(
+    spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn] = os._exit
+) -> NoReturn:
+    """Makes this process the worker, and ends it with the worker.
+
+    leave: ends the process with an exit code, at once. A thread of a library, or one that hangs,
+        must not hold a finished worker.
+    """
+    # What was imported before may have set handlers of its own, and whoever reads a worker's log
+    # looks for this form.
     logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
+        level=logging.INFO,
+        format=f"%(asctime)s {spec.name} %(levelname)s %(message)s",
+        force=True,
     )
     code = 0
     try:
         with asyncio.Runner(loop_factory=RestingLoop) as runner:
-            runner.run(_main(spec, lifeline))
+            runner.run(_main(spec, lifeline, leave))
     except Exception:  # isolation point: it was reported and logged
         code = 1
     logging.shutdown()
-    os._exit(code)  # a thread of a library, or one that hangs, must not hold a finished worker
+    leave(code)
 
 
 if __name__ == "__main__":
