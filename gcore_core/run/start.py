@@ -38,6 +38,7 @@ from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor
 from gcore_core.runtime.process.launchers import AGENT
+from gcore_core.runtime.process.leftovers import RECORD, clear_up
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ def prepare(
     display_of: makes the display, given the number of steps and whether the run evaluates.
     resume: the directory of the run that goes on.
     """
+    if resume is not None:
+        # A supervisor that was killed may have left processes that still write into the run's
+        # files. They end before anything of these is read.
+        clear_up(resume / "logs" / RECORD)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
     dataset = build(plan.factory("data"))
@@ -178,8 +183,9 @@ async def _attempts(job: Job, display: Display, signals: Signals) -> None:
     def stop(within_s: float) -> bool:
         return supervisor is not None and supervisor.stop(within_s)
 
-    async with KeptSite(job) as place:
-        with signals.ask(stop):
+    # Signals are asked for while the site closes, too: one must not end that half way.
+    with signals.ask(stop):
+        async with KeptSite(job) as place:
             for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
                 supervisor = Supervisor(job, display)
                 try:

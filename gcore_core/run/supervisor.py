@@ -156,7 +156,11 @@ class Supervisor:
         watchers = [
             self._look_after(site, name) for name in (AGENT, *self._job.names()) if site.end_agent
         ]
-        watch: asyncio.Future[Any] = asyncio.gather(self._start(site), self._watch(site), *watchers)
+        parts = [
+            asyncio.ensure_future(part)
+            for part in (self._start(site), self._watch(site), *watchers)
+        ]
+        watch: asyncio.Future[Any] = asyncio.gather(*parts)
         # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
         try:
             await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
@@ -165,8 +169,10 @@ class Supervisor:
             await self._keep_newest(site)
             raise
         finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            # Each by itself: when one has failed, ``watch`` is over and the others are not.
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(watch, *parts, return_exceptions=True)
 
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,13 @@ def test_controllers_are_processes_of_their_own_without_torch(tmp_path: Path) ->
     }
 
 
+def await_file(path: Path) -> None:
+    deadline_s = time.monotonic() + runs.PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < deadline_s, path
+        time.sleep(0.01)
+
+
 def nothing_is_left(run: Any, store: Path, watched: Any, timeout_s: float) -> None:
     assert watched.all_end_within(timeout_s), "a process survives"
     assert not store.exists()
@@ -160,6 +168,30 @@ def test_a_run_in_the_background_of_a_script_ends_by_sigterm(tmp_path: Path) -> 
             assert run.wait() == 143, run.output
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_while_the_run_ends_does_not_leave_its_processes_to_themselves(
+    tmp_path: Path,
+) -> None:
+    """A scorer is stopped, so the agent gives it its two seconds before it kills it."""
+    config = runs.job(checkpoint={"every": 1}, run={"steps": 3})
+    config["roles"]["policy"] = {"use": "trouble/halts"}
+    (tmp_path / "halt save").touch()
+    with runs.running(tmp_path, config) as run:
+        run.read_until(" 2/")
+        await_file(tmp_path / "at save")  # nothing is scored from here on
+        pids = run.pids()
+        watched = runs.Watched(runs.descendants(run.process.pid))
+        os.kill(pids["scorer.0"], signal.SIGSTOP)
+        (tmp_path / "go on").touch()
+        lead = runs.Watched([pids["controller.0"]])
+        assert lead.all_end_within(runs.PATIENCE_S)
+        lead.close()
+        os.kill(run.process.pid, signal.SIGINT)
+        run.wait()
+        assert watched.all_end_within(0), "a process survives"
+        assert list(run.private.iterdir()) == []
+    assert run.weights()
 
 
 def test_a_signal_during_start_ends_the_run(tmp_path: Path) -> None:
