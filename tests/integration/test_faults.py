@@ -235,14 +235,13 @@ def test_random_kills_and_stops_do_not_change_the_result_of_a_run(
     patient["run"]["patience_s"] = 3.0 if job is config else 10.0
     with runs.running(tmp_path / "killed", patient) as run:
         for victim, number in plan:
-            run.read_until("step ")
-            while victim not in latest_pids(
-                run
-            ):  # the one killed before took it along, or it is being started
+            pid = None
+            while pid is None:  # the one killed before took it along, or it is being started
                 run.read_until("step ")
-            time.sleep(draw.uniform(0, 0.3))  # anywhere in a step
+                time.sleep(draw.uniform(0, 0.3))  # anywhere in a step
+                pid = latest_pids(run).get(victim)
             made, began_s = max(row["step"] for row in run.metrics()), time.monotonic()
-            os.kill(latest_pids(run)[victim], number)
+            os.kill(pid, number)
             while int(run.read_until(f"/{steps} ").split("/")[0].split()[-1]) < made + 2:
                 pass  # the next one may have been all but over; or it went back to a checkpoint
             took_s.setdefault(number, []).append(time.monotonic() - began_s)
