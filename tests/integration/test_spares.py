@@ -181,19 +181,25 @@ def test_a_run_that_goes_back_keeps_its_agent_and_forks_every_worker(
     assert steps(run) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.parametrize("lost", ["alone", "with its agent"])
 def test_a_killed_supervisor_is_started_again_and_the_run_goes_on(
-    still: list[float], tmp_path: Path
+    lost: str, still: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "halt rollout").touch()
     with runs.running(tmp_path, config("never")) as run:
         wait_for(tmp_path / "at rollout")
         watched = runs.Watched(list(run.pids().values()))
-        store = run.store()
+        store, agent = run.store(), run.pids()["agent.0"]
+        if lost == "with its agent":  # which takes no leave
+            os.kill(agent, signal.SIGSTOP)
         os.kill(run.supervisor(), signal.SIGKILL)
+        if lost == "with its agent":
+            os.kill(agent, signal.SIGKILL)
         run.read_until("the supervisor ended with signal SIGKILL; it is started again")
         assert watched.all_end_within(20)
         (tmp_path / "go on").touch()
         assert run.wait() == 0, run.output
         assert not store.exists()
+        assert list(run.private.iterdir()) == []
     assert run.weights() == still
     assert steps(run) == list(range(1, STEPS + 1))

@@ -74,6 +74,22 @@ def test_another_process_and_another_file_of_the_same_name_are_kept(
     assert not path.exists()
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_the_slabs_and_sockets_of_a_lost_agent_are_removed(is_same: bool, tmp_path: Path) -> None:
+    path, slabs = tmp_path / "record", tmp_path / "slabs"
+    slabs.mkdir()
+    (slabs / "1").touch()
+    Record(str(path), [str(slabs)])
+    contents = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode(contents | {"agent": None, "supervisor": None}))
+    if not is_same:
+        slabs.rename(tmp_path / "first")
+        slabs.mkdir()
+    clear_up(path)
+    assert slabs.exists() == (not is_same)
+    assert not path.exists()
+
+
 def test_nothing_of_a_run_whose_supervisor_lives_is_touched(
     process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

@@ -100,7 +100,7 @@ class Agent:
         self._looking: asyncio.Task[None] | None = None
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
-        self._record = Record(spec.record)
+        self._record = Record(spec.record, (spec.store.directory, spec.meeting))
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec

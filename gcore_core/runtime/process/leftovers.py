@@ -11,7 +11,9 @@ import contextlib
 import logging
 import os
 import select
+import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -35,17 +37,20 @@ class StartedProcess(msgspec.Struct, frozen=True):
 
 
 class SharedFile(msgspec.Struct, frozen=True):
-    """Identifies a file; another one that has its name later has another inode."""
+    """Identifies a file or directory; another one that has its name later has another inode."""
 
     path: str
     device: int
     inode: int
 
     def remove(self) -> None:
-        """Removes the file, if it is still the same."""
+        """Removes the file, or the directory with all in it, if it is still the same."""
         with contextlib.suppress(OSError):
             if identify(self.path) == self:
-                os.unlink(self.path)
+                if os.path.isdir(self.path):
+                    shutil.rmtree(self.path)
+                else:
+                    os.unlink(self.path)
                 log.info("%s is removed", self.path)
 
 
@@ -60,6 +65,8 @@ class _Contents(msgspec.Struct, kw_only=True):
 
     boot: the start of the machine that the ticks are counted from.
     supervisor: the process whose agent wrote it; while it lives it clears up by itself.
+    files: what workers have made in shared memory.
+    directories: the agent's own, such as those of its slabs and sockets.
     """
 
     boot: str
@@ -67,18 +74,23 @@ class _Contents(msgspec.Struct, kw_only=True):
     agent: StartedProcess | None
     workers: dict[str, StartedProcess] = {}
     files: list[SharedFile] = []
+    directories: list[SharedFile] = []
 
 
 class Record:
     """Keeps the file up to date. Nothing is written without a path.
 
     path: of the file; "" for none.
+    directories: those that the agent removes when it ends, such as its slabs'.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, directories: Iterable[str] = ()) -> None:
         self._path = Path(path) if path else None
         self._contents = _Contents(
-            boot=_boot(), supervisor=_identity(os.getppid()), agent=_identity(os.getpid())
+            boot=_boot(),
+            supervisor=_identity(os.getppid()),
+            agent=_identity(os.getpid()),
+            directories=[identify(path) for path in directories if os.path.isdir(path)],
         )
         self._write()
 
@@ -117,7 +129,8 @@ class Record:
 
 
 def clear_up(path: Path) -> None:
-    """Ends the processes that a lost agent has left, removes their files, and then its record.
+    """Ends the processes that a lost agent has left, removes their files and directories, and then
+    its record.
 
     Nothing happens where there is no record, and while the supervisor that it belongs to lives and
     is not this process. A process is killed only if it is still the one that was written down.
@@ -135,7 +148,7 @@ def clear_up(path: Path) -> None:
         _wait_for(contents.agent)
         for process in filter(None, [contents.agent, *contents.workers.values()]):
             _kill_group(process)
-        for file in contents.files:
+        for file in [*contents.files, *contents.directories]:
             file.remove()
     path.unlink(missing_ok=True)
 
