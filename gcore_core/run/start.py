@@ -36,7 +36,7 @@ from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.make_model import make_model
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
-from gcore_core.run.supervisor import Supervisor
+from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 
@@ -179,28 +179,31 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
 async def _attempts(job: Job, display: Display, signals: Signals) -> None:
     """Supervises one attempt after the other, on one site."""
     supervisor: Supervisor | None = None
+    works = False  # whether there is an attempt that could save its state
 
     def stop(within_s: float) -> bool:
-        return supervisor is not None and supervisor.stop(within_s)
+        return works and supervisor is not None and supervisor.stop(within_s)
 
     # Signals are asked for while the site closes, too: one must not end that half way.
     with signals.ask(stop):
         async with KeptSite(job) as place:
-            for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
-                supervisor = Supervisor(job, display)
-                try:
-                    await supervisor.run(place)
-                    return
-                except WorkerError as error:
-                    if signals.code:
-                        display.note(str(error))
-                        raise asyncio.CancelledError from error
-                    if not restarts_left or not Checkpoints(job.directory).steps():
-                        raise
-                    log.exception("the run goes on from its newest checkpoint")
-                    supervisor = None
-                    await place.clear(agent_is_lost=error.where == AGENT)
-                    job = _resumed(job, display, error)
+            with ending(lambda: supervisor):
+                for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
+                    supervisor = Supervisor(job, display)
+                    works = True
+                    try:
+                        await supervisor.run(place)
+                        return
+                    except WorkerError as error:
+                        if signals.code:
+                            display.note(str(error))
+                            raise asyncio.CancelledError from error
+                        if not restarts_left or not Checkpoints(job.directory).steps():
+                            raise
+                        log.exception("the run goes on from its newest checkpoint")
+                        works = False
+                        await place.clear(agent_is_lost=error.where == AGENT)
+                        job = _resumed(job, display, error)
 
 
 def _resumed(job: Job, display: Display, error: WorkerError) -> Job:

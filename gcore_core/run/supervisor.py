@@ -12,6 +12,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -123,31 +124,33 @@ class Supervisor:
         return service
 
     async def run(self, place: KeptSite | None = None) -> None:
-        """Runs the job to its end.
+        """Runs the job, from the first process to the last report.
 
-        place: where its processes live. Who gives it clears or closes it afterwards; without one,
-            every process ends in any case.
+        place: where its processes live. Who gives it clears or closes it afterwards, and calls
+            ``over`` when the run does not go on; without one, all that is done here.
         Raises the error of the worker that failed first when one fails.
         """
         if place is None:
-            async with KeptSite(self._job) as place:
-                return await self.run(place)
-        error = ""
+            async with KeptSite(self._job) as own:
+                with ending(lambda: self):
+                    return await self.run(own)
         try:
             await self._attempt(await place.open(self._service()))
-        except BaseException as caught:
-            error = str(caught) or type(caught).__name__
-            raise
         finally:
-            self._observers.run_end(
-                self._run, error or ("stopped by a signal" if self._stopping else "")
-            )
             self._metrics.close()
-            try:
-                wall_s = time.monotonic() - self._started_s
-                summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
-            except GcoreError as unwritten:  # must not hide how the run ended
-                self._display.note(str(unwritten))
+
+    def over(self, error: str) -> None:
+        """Tells observers that the run is over, and writes its summary.
+
+        error: empty when it ended well.
+        """
+        stopped = "stopped by a signal" if self._stopping else ""
+        self._observers.run_end(self._run, error or stopped)
+        try:
+            wall_s = time.monotonic() - self._started_s
+            summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
+        except GcoreError as unwritten:  # must not hide how the run ended
+            self._display.note(str(unwritten))
 
     async def _attempt(self, site: Site) -> None:
         """Starts and watches the processes of the site, until the run is over."""
@@ -402,6 +405,29 @@ class Supervisor:
         log.error("plugin %s failed in %s", plugin, hook, exc_info=error)
         log_file = run_files.log_path(self._job.directory, "supervisor")
         self._display.note(str(observer_failure(plugin, hook, error, f"its traceback: {log_file}")))
+
+
+@contextlib.contextmanager
+def ending(latest: Callable[[], Supervisor | None]) -> Iterator[None]:
+    """Ends a run with the block: well, or with the error that leaves the block.
+
+    Observers hear of the end once, however often the run goes on from a checkpoint in the block.
+
+    latest: returns the supervisor of the latest attempt; None before the first.
+    """
+    error = ""
+    try:
+        yield
+    except BaseException as caught:
+        # A run that a signal ends after another error is cancelled because of that error.
+        cause = caught.__cause__ if isinstance(caught, asyncio.CancelledError) else None
+        cause = cause or caught
+        error = str(cause) or type(cause).__name__
+        raise
+    finally:
+        supervisor = latest()
+        if supervisor is not None:
+            supervisor.over(error)
 
 
 def _some(names: list[str], limit: int = 6) -> str:

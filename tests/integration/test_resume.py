@@ -356,6 +356,11 @@ def gcore_run_start(run):
 def gcore_step_end(run, report):
     write(f"{report.step} {'reward' in report.metrics:d}")
 
+@hookimpl
+def gcore_run_end(run, error):
+    with open("ends.txt", "a") as file:
+        file.write(f"{error!r}\\n")
+
 def write(line):
     with open("observed.txt", "a") as file:
         file.write(line + "\\n")
@@ -363,7 +368,7 @@ def write(line):
 
 
 def test_metrics_have_each_step_once_after_a_restart_and_after_a_resume(tmp_path: Path) -> None:
-    """And each with its metrics; an observer is told no step again that stands."""
+    """And each with its metrics; an observer is told no step again that stands, and one end."""
     (tmp_path / "observer.py").write_text(OBSERVER)
     steps = 30  # more than are made between what is read and a kill
     job = runs.job(run={"steps": steps}, checkpoint={"every": 2, "restarts": 1})
@@ -388,6 +393,8 @@ def test_metrics_have_each_step_once_after_a_restart_and_after_a_resume(tmp_path
     assert [resumed_from > 0 for resumed_from, *_ in reported] == [False, True, True]
     assert reported[-1][-1] == steps
     assert " 0" not in "".join(start.partition("\n")[2] for start in starts[1:]), "no metrics"
+    # It did not end when it went on by itself, and nobody could tell when it was killed.
+    assert (run.directory / "ends.txt").read_text() == "''\n"
 
 
 def test_a_run_is_not_resumed_with_another_configuration(tmp_path: Path) -> None:
