@@ -92,7 +92,7 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark(name="house", measures=(CORE, "plugins"), minutes=0.5),
     Benchmark(name="startup", measures=(CORE,), minutes=0.5),
-    Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=15),
+    Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=11),
     Benchmark(
         name="rewards",
         measures=("plugins/gcore-rewards/gcore_rewards", "benchmarks/math_verify_cases.json"),
