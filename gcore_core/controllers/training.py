@@ -311,6 +311,7 @@ def train_item(header: Header, plan: Plan) -> TrainItem:
         seal=header.seal,
         stamp=header.stamp,
         last_version=header.versions[1],
+        replica=header.replica,
     )
 
 

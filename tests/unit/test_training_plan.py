@@ -7,9 +7,15 @@ import pytest
 from gcore_core.builtin.balancer import InOrder
 from gcore_core.contract.algorithms import Balancer, Work
 from gcore_core.contract.errors import ContractError, TrainingError, WeightMismatch
-from gcore_core.contract.records import FACTS_LIMIT_BYTES, Facts
-from gcore_core.controllers.training import Plan, check_logprobs, draw_plan, masked_share
-from gcore_core.runtime.messages import TrainReply
+from gcore_core.contract.records import FACTS_LIMIT_BYTES, Facts, Header, Ref
+from gcore_core.controllers.training import (
+    Plan,
+    check_logprobs,
+    draw_plan,
+    masked_share,
+    train_item,
+)
+from gcore_core.runtime.messages import TrainItem, TrainReply
 
 FACTS = [
     Facts(ordinal, sample, 5, ordinal + sample, 0.0) for ordinal in range(9) for sample in (0, 1)
@@ -155,3 +161,28 @@ def test_a_step_in_which_no_rank_trained_an_action_is_an_error(masked: int, why:
     replies = [TrainReply({}, 1, 0.0, 0, masked)] * 2
     with pytest.raises(TrainingError, match=f"(?s)^step 3: no action was trained on.*{why}"):
         masked_share(3, replies)
+
+
+def test_a_worker_gets_all_that_the_header_of_its_record_says() -> None:
+    ref = Ref("n", "s", 1, 2, 3, b"m")
+    header = Header(
+        ordinal=3,
+        sample=1,
+        row=4,
+        seed=5,
+        versions=(6, 7),
+        columns=ref,
+        slot=8,
+        media={"image": ref},
+        prompt_digest=9,
+        seal=10,
+        stamp=11,
+        replica=12,
+    )
+    item = train_item(header, plan_of([Facts(3, 1, 5, 0, 0.0)], 1, 1, 7))
+    both = set(Header.__struct_fields__) & set(TrainItem.__struct_fields__)
+    assert {name: getattr(item, name) for name in both} == {
+        name: getattr(header, name) for name in both
+    }
+    assert both >= {"replica", "stamp", "seal"}
+    assert (item.version, item.last_version) == (6, 7)
