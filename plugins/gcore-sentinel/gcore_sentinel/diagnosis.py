@@ -8,7 +8,9 @@ that scores of different causes compare.
     last         only the last action of records is off
     prompts      only some prompts are off, or all samples of a group but the first: cached keys and
                  values of a shared prefix
-    temperature  g = (T/T' - 1) (logp + entropy) to first order, T' being what was sampled with
+    temperature  g = (T/T' - 1) (logp + entropy) to first order, T' being what was sampled with;
+                 in low precision, where noise has most of the energy, by the share of
+                 exceedances that are gone when this line is taken off the gaps
     rounded      the rollout's log-probs themselves are bfloat16 or float16
     precision    in a float32 pair, gaps are those of bfloat16 arithmetic
     weights      gaps everywhere, of log-probs that are true ones of what was sampled: for any
@@ -31,12 +33,30 @@ _CLIP = 4.0
 _LEFT = 0.5
 #: A cause whose signs are clear but which explains no energy itself, such as rounding.
 _CLEAR = 0.9
+#: A slope beyond this is no temperature: log-probs that have nothing to do with the trainer's have
+#: a slope of -1.
+_STEEPEST = 0.6
+#: A slope must be so many of its own standard errors.
+_SURE = 5.0
+#: The share of healthy gaps above the .9 quantile.
+_SHARE = 0.1
+#: With a table, a record or a prompt is right below the one share of such gaps, and off above the
+#: other.
+_RIGHT = 0.3
+_OFF = 0.5
+#: Rounds of reweighting, in which the slope of a robust regression settles.
+_ROUNDS = 20
 
 
-def diagnose(records: Sequence[Compared], low_precision: Table | None = None) -> list[Finding]:
+def diagnose(
+    records: Sequence[Compared],
+    low_precision: Table | None = None,
+    healthy: Table | None = None,
+) -> list[Finding]:
     """Returns a finding for every cause.
 
     low_precision: a table of healthy bfloat16 gaps, where the pair itself is float32.
+    healthy: the table of healthy gaps of the pair itself, where it is of low precision.
     """
     if not records:
         return []
@@ -47,8 +67,8 @@ def diagnose(records: Sequence[Compared], low_precision: Table | None = None) ->
     causes: dict[str, Callable[[], tuple[float, str]]] = {
         "shifted": lambda: _shifted(records),
         "last": lambda: _last(records, energy),
-        "prompts": lambda: _prompts(records, gaps),
-        "temperature": lambda: _temperature(records, energy),
+        "prompts": lambda: _prompts(records, gaps, healthy),
+        "temperature": lambda: _temperature(records, healthy),
         "rounded": lambda: _rounded(records),
         "precision": lambda: _precision(records, low_precision),
         "weights": lambda: _weights(gaps),
@@ -118,62 +138,127 @@ def _last(records: Sequence[Compared], energy: float) -> tuple[float, str]:
     return lasts / energy, text
 
 
-def _prompts(records: Sequence[Compared], gaps: Sequence[np.ndarray]) -> tuple[float, str]:
-    """Looks for groups without any gap beside others with large ones, and for first samples."""
-    mean_of: dict[int, list[float]] = {}
-    first: list[float] = []
-    rest: list[float] = []
+def _prompts(
+    records: Sequence[Compared], gaps: Sequence[np.ndarray], healthy: Table | None
+) -> tuple[float, str]:
+    """Looks for prompts that are right beside others that are off, and for first samples.
+
+    Right and off is said of a record's mean energy; in low precision, where that has too heavy a
+    tail, of the share of its gaps that exceed the healthy .9 quantile.
+    """
     lowest: dict[int, int] = {}
     for record in records:
         lowest[record.ordinal] = min(record.sample, lowest.get(record.ordinal, record.sample))
+    sizes: dict[int, list[float]] = {}
+    first: list[float] = []
+    rest: list[float] = []
     for record, gap in zip(records, gaps, strict=True):
         if gap.size:
-            mean = _energy(gap) / gap.size
-            mean_of.setdefault(record.ordinal, []).append(mean)
-            (first if record.sample == lowest[record.ordinal] else rest).append(mean)
-    groups = np.array([np.mean(means) for means in mean_of.values()])
+            size = _size(record, gap, healthy)
+            sizes.setdefault(record.ordinal, []).append(size)
+            (first if record.sample == lowest[record.ordinal] else rest).append(size)
     if len(first) >= 8 and len(rest) >= len(first) and np.mean(rest) > 0:
-        ratio = np.median(first) / np.median(rest) if np.median(rest) > 0 else 1.0
-        if ratio < 0.05:
+        if _is_right(np.median(first), np.median(rest), 0.05, healthy):
             return _CLEAR, (
                 "the first sample of a prompt is right and the others are not: they read cached "
                 "keys and values of the prompt"
             )
+    groups = np.array([np.mean(group) for group in sizes.values()])
     if len(groups) < 8:
         return 0.0, ""
-    clean = groups < 0.02 * groups.mean()
-    share = float(clean.mean())
+    right = np.array([_is_right(group, groups.mean(), 0.02, healthy) for group in groups])
+    off = ~right if healthy is None else groups > _OFF
+    share = float(right.mean())
     text = (
-        f"{int((~clean).sum())} of {len(groups)} prompts are off and the others are not: cached "
+        f"{int((~right).sum())} of {len(groups)} prompts are off and the others are not: cached "
         "keys and values of a shared prefix that outlived a push"
     )
-    return (_CLEAR if 0.25 <= share < 1 else 0.0), text
+    apart = 0.25 <= share < 1 and bool((right | off).mean() >= _CLEAR)
+    return (_CLEAR if apart else 0.0), text
 
 
-def _temperature(records: Sequence[Compared], energy: float) -> tuple[float, str]:
+def _size(record: Compared, gap: np.ndarray, healthy: Table | None) -> float:
+    """Returns how far a record is off: mean energy, or share above the healthy .9 quantile."""
+    if healthy is None:
+        return _energy(gap) / gap.size
+    return float((np.abs(gap) > _limits(record.trainer_logp[record.mask], healthy)).mean())
+
+
+def _is_right(size: float, others: float, share: float, healthy: Table | None) -> bool:
+    """Whether a size is that of a right record beside others, see ``_size``.
+
+    share: of the others' mean energy that a right one may have.
+    """
+    if healthy is None:
+        return bool(others > 0 and size < share * others)
+    return bool(size < _RIGHT and others > _RIGHT)
+
+
+def _limits(trainer: np.ndarray, table: Table) -> np.ndarray:
+    """Returns the .9 quantile of healthy gaps at each log-prob, float64[A]."""
+    limits: np.ndarray = table.quantiles[np.digitize(trainer, EDGES), 0] + FLOOR
+    return limits
+
+
+def _temperature(records: Sequence[Compared], healthy: Table | None) -> tuple[float, str]:
     """Regresses gaps on logp + entropy; on logp less its mean where entropies are missing."""
-    products = squares = gaps = 0.0
     with_entropy = [record for record in records if record.entropy is not None]
-    chosen = with_entropy or records
-    for record in chosen:
-        logp = record.trainer_logp[record.mask].astype(np.float64)
-        if record.entropy is not None:
-            direction = logp + record.entropy[record.mask]
-        else:
-            direction = logp - logp.mean() if logp.size else logp
-        gap = _gap(record)
-        products += float(gap @ direction)
-        squares += float(direction @ direction)
-        gaps += float(gap @ gap)
-    if squares <= 0 or gaps <= 0:
+    chosen = with_entropy or list(records)
+    gaps = [_gap(record) for record in chosen]
+    directions = [_direction(record) for record in chosen]
+    gap, direction = np.concatenate(gaps), np.concatenate(directions)
+    if not (direction @ direction > 0 and gap @ gap > 0):
         return 0.0, ""
-    slope = products / squares
-    ratio = 1 / (1 + slope) if slope > -0.9 else float("inf")
-    score = products**2 / (squares * gaps)
+    if healthy is None:
+        slope = float(gap @ direction / (direction @ direction))
+        score = float((gap @ direction) ** 2 / (direction @ direction) / (gap @ gap))
+    else:
+        trainer = np.concatenate([record.trainer_logp[record.mask] for record in chosen])
+        sizes = [part.size for part in gaps]
+        slope, score = _robust(gap, direction, _limits(trainer, healthy), sizes)
+    if abs(slope) > _STEEPEST:
+        return 0.0, ""
     return score, (
-        f"the generator samples at {ratio:.3g} times the temperature that the trainer divides by "
-        f"(slope of gaps against log-probs {slope:+.3g})"
+        f"the generator samples at {1 / (1 + slope):.3g} times the temperature that the trainer "
+        f"divides by (slope of gaps against log-probs {slope:+.3g})"
     )
+
+
+def _direction(record: Compared) -> np.ndarray:
+    """Returns the derivative of log-probs by the inverse temperature, float64[A]."""
+    logp = record.trainer_logp[record.mask].astype(np.float64)
+    if record.entropy is not None:
+        direction: np.ndarray = logp + record.entropy[record.mask]
+        return direction
+    return logp - logp.mean() if logp.size else logp
+
+
+def _robust(
+    gap: np.ndarray, direction: np.ndarray, limits: np.ndarray, sizes: Sequence[int]
+) -> tuple[float, float]:
+    """Returns a slope, and the share of the excess of exceedances that its line explains.
+
+    Each gap counts by the size that a healthy one of its log-prob has; one that is larger than that
+    counts less (Huber's M-estimate, by reweighting). The slope's error is that of whole records,
+    whose actions are not independent.
+
+    gap, direction, limits: float64[A]. sizes: actions of each record.
+    """
+    slope = 0.0
+    for _ in range(_ROUNDS):
+        rest = np.abs(gap - slope * direction) / limits
+        weights = 1 / np.square(limits) / np.maximum(rest, 1.0)
+        information = float((weights * direction * direction).sum())
+        slope = float((weights * gap * direction).sum()) / information
+    rest = gap - slope * direction
+    of_record = np.repeat(np.arange(len(sizes)), sizes)
+    scores = np.bincount(of_record, weights * rest * direction, minlength=len(sizes))
+    error = float(np.sqrt(np.square(scores).sum())) / information
+    before = float((np.abs(gap) > limits).mean()) - _SHARE
+    after = float((np.abs(rest) > limits).mean()) - _SHARE
+    if abs(slope) < _SURE * error or before <= 0:
+        return slope, 0.0
+    return slope, 1 - after / before
 
 
 def _rounded(records: Sequence[Compared]) -> tuple[float, str]:
@@ -199,8 +284,7 @@ def _precision(records: Sequence[Compared], table: Table | None) -> tuple[float,
     over = actions = 0
     for record in records:
         trainer = record.trainer_logp[record.mask]
-        limits = table.quantiles[np.digitize(trainer, EDGES), 0] + FLOOR
-        over += int((np.abs(_gap(record)) > limits).sum())
+        over += int((np.abs(_gap(record)) > _limits(trainer, table)).sum())
         actions += trainer.size
     share = over / max(actions, 1)
     score = 1 - abs(np.log(max(share, 1e-6) / 0.1)) / np.log(4)
@@ -208,11 +292,15 @@ def _precision(records: Sequence[Compared], table: Table | None) -> tuple[float,
 
 
 def _weights(gaps: Sequence[np.ndarray]) -> tuple[float, str]:
-    """Tests E[exp(-g)] = 1 over records."""
+    """Tests E[exp(-g)] = 1 over records: the mean ratio of probabilities, trainer's by rollout's.
+
+    It is 1 for whatever weights, if the log-probs are true ones of what was sampled.
+    """
     means = np.array([np.expm1(-gap).mean() for gap in gaps if gap.size])
     deviation = means.std() / np.sqrt(len(means)) if len(means) > 1 else np.inf
-    honest = abs(means.mean()) <= 4 * deviation
-    text = "gaps everywhere: other weights (old, or not loaded whole), or other arithmetic" + (
-        ", for its log-probs are true ones of what it sampled" if honest else ""
-    )
+    text = "gaps everywhere: other weights (old, or not loaded whole), or other arithmetic"
+    if abs(means.mean()) <= 4 * deviation:
+        text += (
+            f"; its log-probs are true ones of what it sampled (mean ratio {1 + means.mean():.3f})"
+        )
     return _LEFT, text

@@ -71,7 +71,7 @@ class Sequential:
             bf16 = replace(pair, generator_precision="bfloat16", trainer_precision="bfloat16")
             file = tables.find("auto", bf16, self._context.model)
             low = file.table() if file else None
-        return diagnose(records, low)
+        return diagnose(records, low, self._table)
 
     def _write(self, records: Sequence[Compared]) -> None:
         """Writes what was compared, so that ``g-core sentinel calibrate`` can read it."""

@@ -8,16 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gcore_sentinel.diagnosis import diagnose
-from gcore_sentinel.synthetic import records
+from gcore_sentinel.evidence import Table
+from gcore_sentinel.synthetic import records, table_of
 
 from gcore_core.contract.sentinel import Compared
 
 Records = list[Compared]
 
 
-def named(found: Records) -> tuple[str, str]:
+def named(found: Records, healthy: Table | None = None) -> tuple[str, str]:
     """The cause with the highest score, and its sentence."""
-    best = max(diagnose(found), key=lambda finding: finding.score)
+    best = max(diagnose(found, None, healthy), key=lambda finding: finding.score)
     return best.cause, best.text
 
 
@@ -28,6 +29,15 @@ def changed(found: Records, change: Callable[[np.ndarray], np.ndarray]) -> Recor
 @pytest.fixture
 def generator() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Table:
+    """The table of the gaps that ``records`` have without a fault."""
+    drawn = [record for seed in range(90, 94) for record in records(np.random.default_rng(seed))]
+    trainer = np.concatenate([record.trainer_logp for record in drawn])
+    rollout = np.concatenate([record.rollout_logp for record in drawn])
+    return table_of(trainer, rollout.astype(np.float64) - trainer)
 
 
 def other_weights(
@@ -85,6 +95,47 @@ def test_another_temperature_with_its_size(
         assert float(text.split(" at ")[1].split()[0]) == pytest.approx(temperature, abs=0.05)
 
 
+@pytest.mark.parametrize("temperature", [0.98, 0.99, 1.01])
+def test_another_temperature_is_told_below_the_noise_of_low_precision(
+    generator: np.random.Generator, healthy: Table, temperature: float
+) -> None:
+    found = records(generator, 64, noise=0.5, fault=tempered(temperature))
+    half = [r if r.ordinal % 2 else replace(r, entropy=None) for r in found]  # one minibatch of two
+    cause, text = named(half, healthy)
+    assert cause == "temperature"
+    assert float(text.split(" at ")[1].split()[0]) == pytest.approx(temperature, abs=0.004)
+
+
+@pytest.mark.parametrize("size", [0.05, 0.15])
+def test_other_weights_are_no_temperature_in_low_precision(
+    generator: np.random.Generator, healthy: Table, size: float
+) -> None:
+    def fault(draw: np.random.Generator, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return tempered(1.0)(draw, logits + size * draw.standard_normal(logits.shape), actions)
+
+    assert named(records(generator, 64, fault=fault), healthy)[0] == "weights"
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_log_probs_that_have_nothing_to_do_with_the_trainers_are_no_temperature(
+    generator: np.random.Generator, healthy: Table, table: bool
+) -> None:
+    def fault(draw: np.random.Generator, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return tempered(1.0)(draw, 0.3 * draw.standard_normal(logits.shape), actions)
+
+    found = records(generator, fault=fault)
+    assert named(found, healthy if table else None)[0] == "weights"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_heavy_tails_are_no_cached_prompts(healthy: Table, seed: int) -> None:
+    found = records(np.random.default_rng(seed), 16)
+    outlier = found[0].rollout_logp.copy()
+    outlier[3] += np.float32(1.0)  # healthy runs have such gaps
+    found[0] = replace(found[0], rollout_logp=outlier)
+    assert named(found, healthy)[0] == "weights"
+
+
 def test_other_weights_are_what_is_left(generator: np.random.Generator) -> None:
     cause, text = named(records(generator, fault=other_weights))
     assert cause == "weights" and "old, or not loaded whole" in text
@@ -106,11 +157,16 @@ def test_log_probs_that_are_rounded(generator: np.random.Generator) -> None:
     assert "float16" in named(half)[1]
 
 
-def test_a_prefix_cache_that_outlived_a_push(generator: np.random.Generator) -> None:
+def test_a_prefix_cache_that_outlived_a_push(
+    generator: np.random.Generator, healthy: Table
+) -> None:
     clean = records(generator, noise=0.0)
     stale = records(np.random.default_rng(0), noise=0.0, fault=other_weights)
     some = [s if s.ordinal % 2 else c for c, s in zip(clean, stale, strict=True)]
     assert named(some)[0] == "prompts" and "outlived a push" in named(some)[1]
+    noisy, old = records(generator), records(np.random.default_rng(0), fault=other_weights)
+    some = [s if s.ordinal % 2 else c for c, s in zip(noisy, old, strict=True)]
+    assert named(some, healthy)[0] == "prompts"
     later = [s if s.sample else c for c, s in zip(clean, stale, strict=True)]
     assert named(later)[0] == "prompts" and "first sample" in named(later)[1]
 
