@@ -85,18 +85,23 @@ class Watching:
         payloads = await self._context.agree.collect("evidence", msgspec.msgpack.encode(rows))
         if not self._context.agree.lead:
             return {}
-        alarms = code.call(sentinel.judge, step, summed(payloads))
+        evidence = summed(payloads)
+        alarms = code.call(sentinel.judge, step, evidence)
         if alarms:
-            raise await self._mismatch(step, alarms)
+            raise await self._mismatch(step, alarms, evidence)
         return code.call(sentinel.metrics)
 
-    async def _mismatch(self, step: int, alarms: Sequence[Alarm]) -> WeightMismatch:
+    async def _mismatch(
+        self, step: int, alarms: Sequence[Alarm], evidence: Evidence
+    ) -> WeightMismatch:
         """Makes the error, with what ranks and generators say of the cause."""
         facts = self._context.facts
         replicas = sorted({alarm.replica for alarm in alarms if alarm.replica >= 0})
         cause = await self._cause(step, alarms[0], replicas)
         names = ", ".join(facts.replicas[i] for i in replicas) or "the generators together"
-        return mismatch(step, names, alarms, cause, checkpoints=facts.checkpoint.every > 0)
+        versions = sorted({v for replica, v in evidence if not replicas or replica in replicas})
+        checkpoints = facts.checkpoint.every > 0
+        return mismatch(step, names, alarms, cause, versions=versions, checkpoints=checkpoints)
 
     async def _cause(self, step: int, alarm: Alarm, replicas: list[int]) -> tuple[str, str]:
         """Returns a word for the cause and a sentence about it.
@@ -130,12 +135,19 @@ class Watching:
 
 
 def mismatch(
-    step: int, names: str, alarms: Sequence[Alarm], cause: tuple[str, str], *, checkpoints: bool
+    step: int,
+    names: str,
+    alarms: Sequence[Alarm],
+    cause: tuple[str, str],
+    *,
+    versions: Sequence[int],
+    checkpoints: bool,
 ) -> WeightMismatch:
     """Makes the error that ends a run after an alarm.
 
     names: of the generators that it is about.
     cause: a word and a sentence.
+    versions: of the weights that sampled what they gave to this step.
     checkpoints: whether the run makes any.
     """
     first = alarms[0]
@@ -144,13 +156,15 @@ def mismatch(
         f"step {first.since_step} were trained on such records"
     )
     unsaved = "nothing is saved: set checkpoint.every, so that such a run can be resumed"
+    which = ", ".join(map(str, versions))
     return WeightMismatch(
         f"{names} and the trainer disagree about log-probs since step {first.since_step}",
         where=f"step {step}",
-        why=f"{first.text}\n{cause[1]}",
+        why=f"{first.text}; records of this step are of version {which}\n{cause[1]}",
         todo=saved if checkpoints else unsaved,
         replicas=[alarm.replica for alarm in alarms],
         since_step=first.since_step,
+        versions=list(versions),
         cause=cause[0],
     )
 
