@@ -20,7 +20,7 @@ from gcore_sentinel.evidence import (
     counts,
     log_e,
     quantiles_of,
-    shares_of,
+    worst_shares_of,
 )
 from gcore_sentinel.tables import TableFile, shown
 
@@ -89,8 +89,8 @@ def read_run(directory: Path) -> Kept:
 def make_table(runs: Sequence[Kept], made: str = "") -> TableFile:
     """Makes a table from healthy runs of one pair and model.
 
-    The shares are those of the worst run under the quantiles of all others, so that a run that the
-    table has not seen is within twice of them. With a single run they are its own.
+    The shares are the largest over WINDOW steps of any run, under the quantiles of all others, as a
+    run is that the table has not seen. With a single run they are its own.
 
     Raises DataError when the runs are not alike, or too short.
     """
@@ -102,16 +102,15 @@ def make_table(runs: Sequence[Kept], made: str = "") -> TableFile:
                 "make one table"
             )
     quantiles = _quantiles(runs)
-    own = Table(quantiles=quantiles, shares=np.zeros(4))
+    own = Table(quantiles=quantiles, worst_shares=np.zeros(4))
     held_out = [
-        shares_of([counts(run.rollout, run.trainer, _without(runs, i) or own)])
-        for i, run in enumerate(runs)
+        worst_shares_of(_by_step(run, _without(runs, i) or own)) for i, run in enumerate(runs)
     ]
     return TableFile(
         pair=first.pair,
         model=first.model,
         quantiles=quantiles.tolist(),
-        shares=np.max(held_out, axis=0).tolist(),
+        worst_shares=np.max(held_out, axis=0).tolist(),
         actions=int(sum(len(run.rollout) for run in runs)),
         runs=len(runs),
         made=made,
@@ -129,7 +128,15 @@ def _quantiles(runs: Sequence[Kept]) -> np.ndarray:
 
 def _without(runs: Sequence[Kept], index: int) -> Table | None:
     others = [run for i, run in enumerate(runs) if i != index]
-    return Table(quantiles=_quantiles(others), shares=np.zeros(4)) if others else None
+    if not others:
+        return None
+    return Table(quantiles=_quantiles(others), worst_shares=np.zeros(4))
+
+
+def _by_step(run: Kept, table: Table) -> np.ndarray:
+    """Returns ``counts`` summed over each step, float64[steps, COUNTS]."""
+    parts = [run.step == step for step in np.unique(run.step)]
+    return np.stack([counts(run.rollout[part], run.trainer[part], table) for part in parts])
 
 
 def peak(run: Kept, table: Table) -> float:
@@ -167,6 +174,6 @@ def main(words: list[str]) -> int:
         )
     encoded = msgspec.json.format(msgspec.json.encode(file), indent=1)
     options.out.write_bytes(encoded + b"\n")
-    names = ", ".join(f"{share:.3f}" for share in file.shares)
-    print(f"{options.out}: {shown(file.pair)}; healthy shares {names}")
+    names = ", ".join(f"{share:.3f}" for share in file.worst_shares)
+    print(f"{options.out}: {shown(file.pair)}; largest healthy shares {names}")
     return 0

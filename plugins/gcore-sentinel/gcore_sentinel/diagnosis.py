@@ -157,12 +157,12 @@ def _prompts(
             size = _size(record, gap, healthy)
             sizes.setdefault(record.ordinal, []).append(size)
             (first if record.sample == lowest[record.ordinal] else rest).append(size)
-    if len(first) >= 8 and len(rest) >= len(first) and np.mean(rest) > 0:
-        if _is_right(np.median(first), np.median(rest), 0.05, healthy):
-            return _CLEAR, (
-                "the first sample of a prompt is right and the others are not: they read cached "
-                "keys and values of the prompt"
-            )
+    enough = len(first) >= 8 and len(rest) >= len(first)
+    if enough and _is_right(float(np.median(first)), float(np.median(rest)), 0.05, healthy):
+        return _CLEAR, (
+            "the first sample of a prompt is right and the others are not: they read cached keys "
+            "and values of the prompt"
+        )
     groups = np.array([np.mean(group) for group in sizes.values()])
     if len(groups) < 8:
         return 0.0, ""
@@ -226,11 +226,12 @@ def _temperature(records: Sequence[Compared], healthy: Table | None) -> tuple[fl
 
 def _direction(record: Compared) -> np.ndarray:
     """Returns the derivative of log-probs by the inverse temperature, float64[A]."""
-    logp = record.trainer_logp[record.mask].astype(np.float64)
+    direction: np.ndarray = record.trainer_logp[record.mask].astype(np.float64)
     if record.entropy is not None:
-        direction: np.ndarray = logp + record.entropy[record.mask]
-        return direction
-    return logp - logp.mean() if logp.size else logp
+        direction += record.entropy[record.mask]
+    elif direction.size:
+        direction -= direction.mean()
+    return direction
 
 
 def _robust(

@@ -10,7 +10,10 @@ gaps have so heavy a tail that no bound on the largest one is of use. Two things
 - Actions of a group are not independent, since its samples share prefixes; groups are. So a group
   counts as one observation: the mean over its actions, X in [0, 1].
 
-The bet. Under "healthy", E[X] <= p0, where p0 is twice the share that was seen, and at least .02.
+The bet. Under "healthy", E[X] <= p0. Each version of the weights has rounding of its own, so that
+this must hold version by version: p0 is the largest share that healthy runs had over a few steps in
+a row, and at least .02. Twice the mean over a run would be too little: a version's share can be
+five times the mean, and versions after it have it too.
 Then e = 1 + (c / p0) (X - p0) is at least 1 - c > 0 and has E[e] <= 1, for every c in (0, 1). A
 product of such factors is an e-value: it rarely gets large while all is well, and grows by a factor
 with every group when it is not. There are 4 kinds of X (two quantiles, and two strata of sure and
@@ -23,7 +26,6 @@ a CUSUM of e-values, an e-detector: a healthy run makes at least A steps on aver
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +47,9 @@ LEAST_SHARE = 0.02
 STREAMS = (("unsure", 0.9), ("unsure", 0.99), ("sure", 0.9), ("sure", 0.99))
 #: Logarithms of e-values in one row of evidence: every bet on every stream.
 WIDTH = len(STREAMS) * len(BETS)
+#: p0 is the largest healthy share over so many steps in a row: few enough to see what some versions
+#: of the weights have and others do not, enough for the .99 quantile to be exceeded at all.
+WINDOW = 8
 #: Numbers of one record: actions and exceedances of both quantiles, in each stratum.
 COUNTS = 6
 
@@ -54,21 +59,22 @@ class Table:
     """Holds what healthy gaps of a pair are like.
 
     quantiles: float64[BINS, 2], the .9 and the .99 quantile of |gap| in each bin, in nats.
-    shares: float64[4], share of healthy actions above, for each of STREAMS.
+    worst_shares: float64[4], largest share of healthy actions above over WINDOW steps in a row,
+        for each of STREAMS.
     """
 
     quantiles: np.ndarray
-    shares: np.ndarray
+    worst_shares: np.ndarray
 
     @property
     def bounds(self) -> np.ndarray:
         """float64[4], p0 of each stream."""
-        bounds: np.ndarray = np.maximum(2 * self.shares, LEAST_SHARE)
+        bounds: np.ndarray = np.maximum(self.worst_shares, LEAST_SHARE)
         return bounds
 
 
-def counts(rollout: np.ndarray, trainer: np.ndarray, table: Table) -> np.ndarray:
-    """Counts what is bet on, float64[COUNTS]: per stratum actions, over .9, over .99.
+def marks(rollout: np.ndarray, trainer: np.ndarray, table: Table) -> np.ndarray:
+    """Marks what is bet on, bool[A, COUNTS]: per stratum an action, one over .9, one over .99.
 
     A log-prob that is not a number exceeds both.
 
@@ -78,8 +84,27 @@ def counts(rollout: np.ndarray, trainer: np.ndarray, table: Table) -> np.ndarray
     limits = table.quantiles[np.digitize(trainer, EDGES)] + FLOOR
     over = ~(gap[:, None] <= limits)
     unsure = trainer < UNSURE
-    rows = [np.r_[part.sum(), over[part].sum(axis=0)] for part in (unsure, ~unsure)]
-    return np.concatenate(rows).astype(np.float64)
+    parts = [
+        (part, part & over[:, 0], part & over[:, 1]) for part in (unsure, np.logical_not(unsure))
+    ]
+    marked: np.ndarray = np.stack([column for part in parts for column in part], axis=1)
+    return marked
+
+
+def counts(rollout: np.ndarray, trainer: np.ndarray, table: Table) -> np.ndarray:
+    """Counts what is bet on, float64[COUNTS]; see ``marks``."""
+    total: np.ndarray = marks(rollout, trainer, table).sum(axis=0).astype(np.float64)
+    return total
+
+
+def exact_table(band: float) -> Table:
+    """Returns what a float32 pair is held to, without being measured.
+
+    Its healthy gaps are far below its band. So one in ten may be beyond a tenth of the band.
+
+    band: in nats.
+    """
+    return Table(quantiles=np.full((BINS, 2), band / 10), worst_shares=np.full(len(STREAMS), 0.1))
 
 
 def log_e(sums: np.ndarray, table: Table) -> np.ndarray:
@@ -154,12 +179,16 @@ def quantiles_of(gaps: np.ndarray, bins: np.ndarray) -> np.ndarray:
     return np.stack([by_bin[i] for i in nearest])
 
 
-def shares_of(sums: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the share of actions above each quantile, float64[4].
+def worst_shares_of(sums: np.ndarray) -> np.ndarray:
+    """Returns the largest share of actions above each quantile over WINDOW steps, float64[4].
 
-    sums: ``counts`` of any number of records.
+    Of a shorter run, the share of all of it.
+
+    sums: float64[steps, COUNTS], ``counts`` summed over each step, in the order of the steps.
     """
-    total = np.sum(sums, axis=0)
-    n = np.maximum(total[[0, 0, 3, 3]], 1)
-    shares: np.ndarray = total[[1, 2, 4, 5]] / n
-    return shares
+    before = np.concatenate([np.zeros((1, sums.shape[1])), np.cumsum(sums, axis=0)])
+    window = min(WINDOW, len(sums))
+    total = before[window:] - before[:-window]
+    n = np.maximum(total[:, [0, 0, 3, 3]], 1)
+    worst: np.ndarray = (total[:, [1, 2, 4, 5]] / n).max(axis=0)
+    return worst

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gcore_core.contract.sentinel import Compared
-from gcore_sentinel.evidence import EDGES, Table, counts, quantiles_of, shares_of
+from gcore_sentinel.evidence import EDGES, Table, quantiles_of, worst_shares_of
 
 SAMPLES = 8
 ACTIONS = 8
@@ -33,11 +33,17 @@ def healthy(generator: np.random.Generator, groups: int) -> tuple[np.ndarray, np
     return trainer, gaps
 
 
-def table_of(trainer: np.ndarray, gaps: np.ndarray) -> Table:
+def table_of(trainer: np.ndarray, gaps: np.ndarray, groups: int = 64) -> Table:
+    """Makes a table.
+
+    trainer, gaps: float[n, actions], a row for each group.
+    groups: of a step.
+    """
     quantiles = quantiles_of(np.abs(gaps).ravel(), np.digitize(trainer.ravel(), EDGES))
-    table = Table(quantiles=quantiles, shares=np.zeros(4))
-    rollout = trainer.ravel() + gaps.ravel()
-    return replace(table, shares=shares_of([counts(rollout, trainer.ravel(), table)]))
+    table = Table(quantiles=quantiles, worst_shares=np.zeros(4))
+    sums = counts_of_groups(trainer, gaps, table)
+    steps = np.add.reduceat(sums, np.arange(0, len(sums), groups), axis=0)
+    return replace(table, worst_shares=worst_shares_of(steps))
 
 
 def counts_of_groups(trainer: np.ndarray, gaps: np.ndarray, table: Table) -> np.ndarray:

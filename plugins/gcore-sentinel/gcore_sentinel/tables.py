@@ -39,7 +39,8 @@ class TableFile:
     pair: whose log-probs were compared.
     model: those of MODEL_KEYS that the model's config.json has.
     quantiles: BINS rows of the .9 and the .99 quantile, in nats.
-    shares: of healthy actions above them, one for each of STREAMS; the worst held-out run's.
+    worst_shares: of healthy actions above them, one for each of STREAMS; the largest over WINDOW
+        steps of a held-out run.
     actions, runs: how much it was made from.
     made: how, for a person.
     """
@@ -47,13 +48,13 @@ class TableFile:
     pair: Pair
     model: dict[str, Any]
     quantiles: list[list[float]]
-    shares: list[float]
+    worst_shares: list[float]
     actions: int
     runs: int
     made: str = ""
 
     def table(self) -> Table:
-        return Table(quantiles=np.array(self.quantiles), shares=np.array(self.shares))
+        return Table(quantiles=np.array(self.quantiles), worst_shares=np.array(self.worst_shares))
 
 
 def read(content: bytes, where: str) -> TableFile:
@@ -67,15 +68,15 @@ def read(content: bytes, where: str) -> TableFile:
             todo="make one: g-core sentinel calibrate",
         ) from error
     shape = np.shape(file.quantiles) if len({len(row) for row in file.quantiles}) == 1 else ()
-    if shape != (BINS, 2) or len(file.shares) != len(STREAMS):
+    if shape != (BINS, 2) or len(file.worst_shares) != len(STREAMS):
         raise DataError(
-            f"the table has quantiles {shape} and {len(file.shares)} shares, not {(BINS, 2)} and "
-            f"{len(STREAMS)}",
+            f"the table has quantiles {shape} and {len(file.worst_shares)} shares, not "
+            f"{(BINS, 2)} and {len(STREAMS)}",
             where=where,
             todo="make it anew: g-core sentinel calibrate",
         )
-    values = np.r_[np.ravel(file.quantiles), file.shares]
-    if not (np.isfinite(values) & (values >= 0)).all() or max(file.shares) >= 1:
+    values = np.r_[np.ravel(file.quantiles), file.worst_shares]
+    if not (np.isfinite(values) & (values >= 0)).all() or max(file.worst_shares) >= 1:
         raise DataError("the table has a value that is no quantile or share", where=where)
     return file
 

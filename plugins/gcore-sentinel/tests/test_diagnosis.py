@@ -37,7 +37,8 @@ def healthy() -> Table:
     drawn = [record for seed in range(90, 94) for record in records(np.random.default_rng(seed))]
     trainer = np.concatenate([record.trainer_logp for record in drawn])
     rollout = np.concatenate([record.rollout_logp for record in drawn])
-    return table_of(trainer, rollout.astype(np.float64) - trainer)
+    gaps = rollout.astype(np.float64) - trainer
+    return table_of(trainer.reshape(-1, 64), gaps.reshape(-1, 64))
 
 
 def other_weights(
@@ -46,7 +47,8 @@ def other_weights(
     """Log-probs of slightly other weights, under which the action was as likely sampled."""
     other = logits + 0.15 * generator.standard_normal(logits.shape)
     logps = other - np.log(np.exp(other).sum(axis=1, keepdims=True))
-    return logps[np.arange(len(actions)), actions]
+    logp: np.ndarray = logps[np.arange(len(actions)), actions]
+    return logp
 
 
 def tempered(temperature: float) -> Callable[..., np.ndarray]:
@@ -55,7 +57,8 @@ def tempered(temperature: float) -> Callable[..., np.ndarray]:
     ) -> np.ndarray:
         other = logits / temperature
         logps = other - np.log(np.exp(other).sum(axis=1, keepdims=True))
-        return logps[np.arange(len(actions)), actions]
+        logp: np.ndarray = logps[np.arange(len(actions)), actions]
+        return logp
 
     return fault
 

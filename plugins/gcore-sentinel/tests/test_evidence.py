@@ -83,7 +83,7 @@ def test_one_action_of_each_record_that_is_far_off_is_found(table: Table) -> Non
 @pytest.mark.parametrize("worst", [False, True], ids=["spread", "all or nothing"])
 def test_a_bets_mean_is_at_most_one_when_shares_are_at_their_bound(worst: bool) -> None:
     """Whatever the dependence inside a group: its actions exceed one by one, or all at once."""
-    table = Table(quantiles=np.ones((14, 2)), shares=np.array([0.08, 0.01, 0.05, 0.012]))
+    table = Table(quantiles=np.ones((14, 2)), worst_shares=np.array([0.08, 0.01, 0.05, 0.012]))
     generator = np.random.default_rng(6)
     groups = 100_000
     sums = np.zeros((groups, 6))
@@ -99,7 +99,7 @@ def test_a_bets_mean_is_at_most_one_when_shares_are_at_their_bound(worst: bool) 
 
 
 def test_a_group_without_actions_of_a_stratum_bets_nothing_there() -> None:
-    table = Table(quantiles=np.ones((14, 2)), shares=np.full(4, 0.05))
+    table = Table(quantiles=np.ones((14, 2)), worst_shares=np.full(4, 0.05))
     (row,) = log_e(np.array([[5.0, 5, 5, 0, 0, 0]]), table)
     half = WIDTH // 2
     assert (row[:half] > 0).all() and (row[half:] == 0).all()

@@ -6,6 +6,7 @@ The recipe is the quickstart, in processes of its own, with two replicas.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,9 @@ TABLE = Path(gcore_sentinel.__file__).parent / "tables" / "torch-torch-bfloat16-
 STEPS = 16
 
 
-def run(tmp_path: Path, fault: str, replica: int) -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, fault: str, replica: int, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the quickstart with a faulty generator, under the table of torch with torch."""
     table = json.loads(TABLE.read_text())
     table["pair"]["generator"] = "faulty"
@@ -38,36 +41,75 @@ def run(tmp_path: Path, fault: str, replica: int) -> subprocess.CompletedProcess
         f"roles.rollout.config.replica={replica}",
         "roles.rollout.config.dtype=bfloat16",
         "roles.policy.config.dtype=bfloat16",
+        "sentinel.use=sentinel",
         f"sentinel.config.table={tmp_path / 'table.json'}",
     ]
     command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *overrides]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+        env={**os.environ, **environment},
+    )
+
+
+def check_saved(directory: Path, step: int) -> None:
+    """The newest checkpoint is one of the last two steps before the one that ended the run."""
+    saved = [int(path.name.removeprefix("step-")) for path in directory.glob("checkpoints/step-*")]
+    assert step < 2 or max(saved, default=0) >= step - 1, (step, saved)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "replica", "named", "cause"),
+    ("fault", "replica", "since", "cause"),
     [
-        ("old", 1, r"rollout\.1 and the trainer", r"old weights"),
-        ("zeroed", 0, r"rollout\.0 and the trainer", r"1 of 21 tensors: .*down_proj"),
-        ("temperature", -1, r"rollout\.", r"samples at 0\.9\d* times the temperature"),
-        ("shifted", 1, r"rollout\.1 and the trainer", r"shifted by one"),
-        ("masked", 1, r"rollout\.1 and the trainer", r"last action of each .* is masked"),
+        ("old", 1, range(3, 6), r"rollout\.1 holds weights of version (\d+) in \d+ of 21 tensors"),
+        ("zeroed", 0, range(3, 4), r"rollout\.0 holds other bytes .* 1 of 21 .*: .*down_proj"),
+        ("temperature", 1, range(3), r"likely cause: .* samples at 0\.9(8[5-9]|9[0-4]?) times"),
+        (
+            "shifted",
+            1,
+            range(1),
+            r"likely cause: log-probs are shifted by one: .* the action before",
+        ),
+        ("masked", 1, range(2), r"the last action of each of \d+ records is masked"),
     ],
 )
 def test_a_fault_in_a_run_is_told_as_what_it_is_and_the_run_is_saved(
-    tmp_path: Path, fault: str, replica: int, named: str, cause: str
+    tmp_path: Path, fault: str, replica: int, since: range, cause: str
 ) -> None:
     done = run(tmp_path, fault, replica)
     said = done.stdout + done.stderr
     assert done.returncode == 6, said[-3000:]
-    assert re.search(named, said) and re.search(cause, said), said[-3000:]
-    stopped = re.search(r"step (\d+): rollout|step (\d+): the generators", said)
-    assert stopped is not None, said[-3000:]
-    step = int(stopped[1] or stopped[2])
-    folder = tmp_path / "run" / "checkpoints"
-    saved = [int(path.name.removeprefix("step-")) for path in folder.glob("step-*")]
-    assert step < 2 or max(saved, default=0) >= step - 2, (step, saved)
+    alarm = re.search(
+        rf"step (\d+): rollout\.{replica} and the trainer disagree about log-probs since step (\d+)"
+        r"\n.*; records of this step are of version (\d+)\n",
+        said,
+    )
+    assert alarm is not None, said[-3000:]
+    step, first, version = map(int, alarm.groups())
+    assert first in since and first <= step < STEPS, alarm[0]
+    assert version == step
+    told = re.search(cause, said)
+    assert told is not None, said[-3000:]
+    if fault == "old":
+        assert int(told[1]) == version - 1
+    check_saved(tmp_path / "run", step)
+
+
+@pytest.mark.slow
+def test_rewards_of_the_row_beside_are_told_by_their_receipts(tmp_path: Path) -> None:
+    """No log-prob shows it, so the sentinel is silent: another check of the same run tells it."""
+    done = run(tmp_path, "", -1, GCORE_TEST_REWARDS_BESIDE="1")
+    said = done.stdout + done.stderr
+    assert done.returncode == 6, said[-3000:]
+    told = re.search(r"step (\d+).*: record (\d+)/\d has rewards that no scorer gave it", said)
+    assert told is not None, said[-3000:]
+    step, ordinal = map(int, told.groups())
+    assert step == 3 and ordinal // 32 == step, told[0]
+    check_saved(tmp_path / "run", step)
 
 
 @pytest.mark.slow
