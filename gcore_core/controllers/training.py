@@ -193,8 +193,9 @@ class Training:
 
     def _check_records(self, groups: list[list[Header]]) -> None:
         facts = self._context.facts
-        where = f"advantages of shard {facts.shard}"
         for header in (header for group in groups for header in group):
+            source = f"replica {header.replica} with version {header.versions[0]}"
+            where = f"advantages of shard {facts.shard}, sampled by {source}"
             check_row(header, facts.rows["train"], facts.run.seed, where)
             check_receipt(header.receipt, header.seal, *header.key, header.rewards, where)
 

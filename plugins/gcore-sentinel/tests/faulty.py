@@ -1,7 +1,7 @@
 """A local plugin: the torch generator with one planted fault, on one replica or on all.
 
-Every process of a run imports it. With ``BESIDE`` in the environment, controllers join rewards to
-the row beside.
+With ``BESIDE`` in the environment, controllers in the process that imports it join rewards to the
+row beside.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ BESIDE = "GCORE_TEST_REWARDS_BESIDE"
 class FaultyConfig(TorchGeneratorConfig):
     """Settings of the faulty generator."""
 
-    fault: str = ""
-    """old, zeroed, temperature, shifted or masked; empty: none."""
+    fault: str = "none"
+    """none, old, zeroed, temperature, shifted or masked."""
     replica: int = -1
     """The replica that has it; -1: all."""
 
@@ -41,7 +41,7 @@ class FaultyConfig(TorchGeneratorConfig):
 class Faulty(TorchGenerator):
     def __init__(self, config: FaultyConfig, context: WorkerContext) -> None:
         has_it = config.replica in (-1, context.rank)
-        self._fault = config.fault if has_it else ""
+        self._fault = config.fault if has_it else "none"
         if self._fault == "temperature":
             config = replace(config, temperature=0.99)
         super().__init__(config, context)

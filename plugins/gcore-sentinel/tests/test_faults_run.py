@@ -21,7 +21,7 @@ STEPS = 16
 
 
 def run(
-    tmp_path: Path, fault: str, replica: int, **environment: str
+    tmp_path: Path, fault: str, replica: int, *more: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the quickstart with a faulty generator, under the table of torch with torch."""
     table = json.loads(TABLE.read_text())
@@ -43,6 +43,7 @@ def run(
         "roles.policy.config.dtype=bfloat16",
         "sentinel.use=sentinel",
         f"sentinel.config.table={tmp_path / 'table.json'}",
+        *more,
     ]
     command = [sys.executable, "-m", "gcore_core", "run", str(RECIPE), *overrides]
     return subprocess.run(
@@ -101,20 +102,28 @@ def test_a_fault_in_a_run_is_told_as_what_it_is_and_the_run_is_saved(
 
 @pytest.mark.slow
 def test_rewards_of_the_row_beside_are_told_by_their_receipts(tmp_path: Path) -> None:
-    """No log-prob shows it, so the sentinel is silent: another check of the same run tells it."""
-    done = run(tmp_path, "", -1, GCORE_TEST_REWARDS_BESIDE="1")
+    """No log-prob shows it, so the sentinel is silent: another check of the same run tells it.
+
+    In one process, since controllers of their own do not import a generator's plugin.
+    """
+    inline = "launcher.use=core/inline"
+    done = run(tmp_path, "none", -1, inline, GCORE_TEST_REWARDS_BESIDE="1")
     said = done.stdout + done.stderr
     assert done.returncode == 6, said[-3000:]
-    told = re.search(r"step (\d+).*: record (\d+)/\d has rewards that no scorer gave it", said)
+    told = re.search(
+        r"advantages of shard \d, sampled by replica [01] with version (\d+): record (\d+)/\d has "
+        r"rewards that no scorer gave it\n  they belong to another record",
+        said,
+    )
     assert told is not None, said[-3000:]
-    step, ordinal = map(int, told.groups())
-    assert step == 3 and ordinal // 32 == step, told[0]
-    check_saved(tmp_path / "run", step)
+    version, ordinal = map(int, told.groups())
+    assert version == ordinal // 32 == 3, told[0]  # each step has the next 32 prompts
+    check_saved(tmp_path / "run", version)
 
 
 @pytest.mark.slow
 def test_a_healthy_run_in_bfloat16_goes_to_its_end(tmp_path: Path) -> None:
-    done = run(tmp_path, "", -1)
+    done = run(tmp_path, "none", -1)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     levels = [row["metrics"]["sentinel/log_e"] for row in rows if row["step"]]
