@@ -174,6 +174,21 @@ BENCHMARKS = (
         )
         for part, minutes in (("hashes", 60), ("time", 15))
     ),
+    Benchmark(
+        name="proved_sentinel",
+        of="proved",
+        measures=(
+            "gcore_core/contract/sentinel.py",
+            "gcore_core/controllers/watching.py",
+            "plugins/gcore-sentinel/gcore_sentinel",
+            *QUICKSTART,
+            QUICKSTART_RUNS,
+            "benchmarks/bf16_pair.py",
+            "benchmarks/sentinel_trials.py",
+        ),
+        commands=(f"{SCRIPT} --parts sentinel",),
+        minutes=9,
+    ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
     Benchmark(name="placement_real", measures=REAL, minutes=18),
     Benchmark(

@@ -1,8 +1,9 @@
 """Measures what is promised of a run that is to repeat.
 
-    python benchmarks/proved.py [--json] [--check] [--parts hashes time] [--steps 30] [--cases ...]
+    python benchmarks/proved.py [--json] [--check] [--parts hashes time sentinel] [--steps 30]
+                                [--cases ...] [--minutes 6]
 
-All parts run the quickstart as a person does, with ``run.deterministic=true``.
+The parts hashes and time run the quickstart as a person does, with ``run.deterministic=true``.
 
 hashes: 24 runs that differ in what must leave no trace: number of controllers, replicas and trainer
     ranks, launcher, kills, and a resume at another size. ``distinct_weight_hashes`` counts the
@@ -13,6 +14,13 @@ time: ``deterministic_time_over_default`` is the median, over rounds that run bo
     the other, of the ratio of seconds from the end of the first step to the end of the last. It
     needs a machine on which nothing else runs. ``deterministic_cpu_over_default``, of the processor
     time of all processes from start to end, does not.
+
+sentinel: how the sequential test does on a pair of torch in bfloat16, in one process on one core
+    (``sentinel_trials.py``). ``false_alarms_in_1e7_healthy_bf16_tokens`` counts alarms, each of
+    which would have ended a healthy run; ``healthy_bf16_tokens_sampled`` says how many of these
+    tokens were sampled in the ``--minutes`` that this may take. The others are drawn anew from
+    them. ``detection_delay_tokens_median`` is over all planted faults and versions, in tokens of
+    the replica that is wrong. A fault that was not found counts with all of its tokens.
 """
 
 from __future__ import annotations
@@ -159,6 +167,11 @@ class Runs:
         require_success(process, command, log)
         return finished_rows(directory, self._steps)
 
+    def policy(self, seed: int) -> Path:
+        """Makes the model that runs of a seed begin with; returns its directory."""
+        words = [*overrides_of(seed, self.directory(f"seed-{seed}")), *self._changes]
+        return make_policy(load_plan(RECIPE, words).config, self._folder)
+
     def directory(self, name: str) -> Path:
         """Returns the directory of a run."""
         return self._folder / name
@@ -274,6 +287,34 @@ def measure_time(runs: Runs, args: argparse.Namespace) -> list[Claim]:
     ]
 
 
+def measure_sentinel(runs: Runs, args: argparse.Namespace) -> list[Claim]:
+    """Has the sentinel judge healthy log-probs and planted faults."""
+    import sentinel_trials  # with torch, which the other parts do without
+
+    models = [runs.policy(seed) for seed in sentinel_trials.SEEDS]
+    trials = sentinel_trials.plant(models[0])
+    healthy = sentinel_trials.Healthy()
+    healthy.sample(models, args.minutes)
+    healthy.draw()
+    told = sum(t.found and t.cause == sentinel_trials.CAUSES[t.fault] for t in trials)
+    claims = [
+        Claim("false_alarms_in_1e7_healthy_bf16_tokens", healthy.alarms, "alarms", 0, "<="),
+        Claim("healthy_bf16_tokens_sampled", healthy.sampled, "tokens"),
+        Claim("healthy_log_e_max", healthy.highest, "nats"),
+        _delay("detection_delay_tokens_median", trials),
+        Claim("planted_faults_told", told / len(trials), "of faults and versions"),
+        Claim("sentinel_us_per_record", 1e6 * healthy.measured_s / healthy.records, "us"),
+    ]
+    for fault in sentinel_trials.CAUSES:
+        some = [trial for trial in trials if trial.fault == fault]
+        claims.append(_delay("detection_delay_tokens_" + re.sub(r"\W+", "_", fault), some))
+    return claims
+
+
+def _delay(name: str, trials: Sequence[Any]) -> Claim:
+    return repeated(name, trials, lambda some: statistics.median(t.tokens for t in some), "tokens")
+
+
 def _children_s() -> float:
     """Returns the processor time of all processes that this one started and that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -284,6 +325,7 @@ def _children_s() -> float:
 PARTS: dict[str, Callable[[Runs, argparse.Namespace], list[Claim]]] = {
     "hashes": measure_hashes,
     "time": measure_time,
+    "sentinel": measure_sentinel,
 }
 
 
@@ -293,6 +335,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5, help="of part time")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[])
+    parser.add_argument(
+        "--minutes", type=float, default=6.0, help="of part sentinel, to sample healthy tokens in"
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="in every run")
     parser.add_argument("--keep", type=Path, help="folder for the runs; they stay there")
     add_options(parser)
@@ -301,7 +346,7 @@ def main() -> int:
         runs = Runs((args.keep or Path(temporary)).absolute(), args.steps, args.set)
         claims = [claim for part in args.parts for claim in PARTS[part](runs, args)]
     name = f"proved_{args.parts[0]}" if len(args.parts) == 1 else "proved"
-    return publish(name, claims, args, ["gcore-core", "gcore-torch", "torch"])
+    return publish(name, claims, args, ["gcore-core", "gcore-sentinel", "gcore-torch", "torch"])
 
 
 if __name__ == "__main__":
