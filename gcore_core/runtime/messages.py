@@ -444,8 +444,9 @@ class HeldReply(Message):
         bytes.
     differ: names of tensors that are not what the last push brought.
     tensors: how many the push brought.
-    older: of those that differ, how many are what the push before brought.
-    older_version: of that push.
+    older: of those that differ, how many are what an older push brought, of the last few the one
+        with most of them.
+    older_version: of that push; -1: there was none.
     """
 
     version: int

@@ -26,6 +26,8 @@ from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist
 
 RESTORE_BUCKET_BYTES = 256 << 20
+#: Pushes whose digests are kept, to name the version of weights that a generator did not give up.
+_REMEMBERED = 16
 
 
 class WeightsFollower:
@@ -60,7 +62,7 @@ class WeightsFollower:
         self._first_attempt = number * PATIENT.tries  # of pushes that this process asks for
         self._pulls = Gathering(1)
         self._mapped: dict[str, np.ndarray] = {}  # path -> shared memory, kept between pushes
-        # (version, digest of each tensor that came) of the last push and of the one before.
+        # (version, digest of each tensor that came) of the last pushes, the newest at the end.
         self._pushes: list[tuple[int, dict[str, int]]] = []
         self.restoring = asyncio.Lock()
         self.stamp = UNSEALED
@@ -104,7 +106,7 @@ class WeightsFollower:
 
     def _remember(self, version: int, digests: dict[str, int]) -> None:
         before = [push for push in self._pushes if push[0] != version]
-        self._pushes = [*before[-1:], (version, digests)]
+        self._pushes = [*before[1 - _REMEMBERED :], (version, digests)]
 
     async def held(self) -> HeldReply:
         """Hashes what the backend holds now and compares it with what the last pushes brought."""
@@ -116,16 +118,12 @@ class WeightsFollower:
             digests_held = await self._compute(backend.fingerprint)
         pushed, digests = self._pushes[-1]
         differ = [name for name, digest in digests.items() if digests_held.get(name) != digest]
-        older_version, before = self._pushes[0] if len(self._pushes) > 1 else (-1, {})
-        return HeldReply(
-            version,
-            pushed,
-            True,
-            differ,
-            len(digests),
-            sum(digests_held.get(name) == before.get(name, -1) for name in differ),
-            older_version,
-        )
+        older, older_version = 0, -1
+        for before_version, before in self._pushes[-2::-1]:  # of equal ones the newest
+            same = sum(digests_held.get(name) == before.get(name, -1) for name in differ)
+            if same > older or older_version < 0:
+                older, older_version = same, before_version
+        return HeldReply(version, pushed, True, differ, len(digests), older, older_version)
 
     async def restore(self, version: int, progress: Callable[[], None]) -> None:
         """Has a push of its own: this process was started after the push of these weights.
