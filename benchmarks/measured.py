@@ -24,6 +24,8 @@ BALANCE = "plugins/gcore-balance/gcore_balance"
 PLACEMENT = "plugins/gcore-placement/gcore_placement"
 QUEUEING = "plugins/gcore-queueing/gcore_queueing"
 SIM = "plugins/gcore-sim/gcore_sim"
+SENTINEL = "plugins/gcore-sentinel/gcore_sentinel"
+MUSEUM = "plugins/gcore-museum/gcore_museum"
 GENERATORS = ("plugins/gcore-vllm/gcore_vllm", "plugins/gcore-sglang/gcore_sglang")
 TRAINERS = ("plugins/gcore-megatron/gcore_megatron", "plugins/gcore-deepspeed/gcore_deepspeed")
 QUICKSTART = ("recipes/quickstart.yaml", "recipes/quickstart", ALGORITHMS, *TORCH)
@@ -188,6 +190,13 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts sentinel",),
         minutes=9,
+    ),
+    Benchmark(
+        name="proved_museum",
+        of="proved",
+        measures=(CORE, ALGORITHMS, *TORCH, SENTINEL, MUSEUM),
+        commands=(f"{SCRIPT} --parts museum",),
+        minutes=5,
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
     Benchmark(name="placement_real", measures=REAL, minutes=18),

@@ -1,7 +1,7 @@
-"""Measures what is promised of a run that is to repeat.
+"""Measures what is promised of a run that is to repeat, and of a run with a fault in it.
 
-    python benchmarks/proved.py [--json] [--check] [--parts hashes time sentinel] [--steps 30]
-                                [--cases ...] [--minutes 6]
+    python benchmarks/proved.py [--json] [--check] [--parts hashes time sentinel museum]
+                                [--steps 30] [--cases ...] [--minutes 6]
 
 The parts hashes and time run the quickstart as a person does, with ``run.deterministic=true``.
 
@@ -21,6 +21,12 @@ sentinel: how the sequential test does on a pair of torch in bfloat16, in one pr
     tokens were sampled in the ``--minutes`` that this may take. The others are drawn anew from
     them. ``detection_delay_tokens_median`` is over all planted faults and versions, in tokens of
     the replica that is wrong. A fault that was not found counts with all of its tokens.
+
+museum: all exhibits of gcore-museum, each a fault that was reported in public, in a run of its own.
+    ``real_faults_found_within_one_step`` counts the faults whose run ended with an error of ours
+    before the step after the one in which they acted first had ended, ``faults_named_share`` those
+    whose error has the class and the words that the exhibit expects. ``quiet_controls`` counts the
+    exhibits without a fault whose run went to its end.
 """
 
 from __future__ import annotations
@@ -315,6 +321,25 @@ def _delay(name: str, trials: Sequence[Any]) -> Claim:
     return repeated(name, trials, lambda some: statistics.median(t.tokens for t in some), "tokens")
 
 
+def measure_museum(runs: Runs, args: argparse.Namespace) -> list[Claim]:
+    """Plants every fault of the museum into a run of its own and counts what was said."""
+    from gcore_museum.commands import as_json, chosen, findings_of
+
+    exhibits = chosen()
+    told = as_json(exhibits, findings_of(exhibits))
+    faults, controls = told["real_faults"], told["controls"]
+    return [
+        Claim(
+            "real_faults_found_within_one_step",
+            told["found_within_one_step"],
+            f"of {faults} faults",
+            30,
+        ),
+        Claim("faults_named_share", told["named"] / faults, "of the faults", 0.9),
+        Claim("quiet_controls", told["quiet_controls"], f"of {controls} controls", controls),
+    ]
+
+
 def _children_s() -> float:
     """Returns the processor time of all processes that this one started and that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -326,11 +351,12 @@ PARTS: dict[str, Callable[[Runs, argparse.Namespace], list[Claim]]] = {
     "hashes": measure_hashes,
     "time": measure_time,
     "sentinel": measure_sentinel,
+    "museum": measure_museum,
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What is promised of a run that is to repeat.")
+    parser = argparse.ArgumentParser(description="What is promised of a run.")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5, help="of part time")

@@ -3,8 +3,8 @@
     python tests/nightly.py [PART ...] [--fresh] [--list] [--result FILE]
 
 `tox run -e nightly` runs it: learning of every recipe over three seeds, kills, resuming with other
-layouts, all nine pairs of trainer and generator, ten minutes of fuzz. It goes on where it stopped
-(parts.py), and does not repeat what `tox run -e engines` has run on this code.
+layouts, the faults of the museum, all nine pairs of trainer and generator, ten minutes of fuzz. It
+goes on where it stopped (parts.py), and does not repeat what `tox run -e engines` has run on this code.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ PARTS = (
         name="same-hash",
         budget_min=60,
         command="{python} benchmarks/proved.py --parts hashes --check",
+        runs=PROVED,
+    ),
+    Part(
+        name="museum",
+        budget_min=5,
+        command="{python} benchmarks/proved.py --parts museum --check",
         runs=PROVED,
     ),
     Part(

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.kits.commands import print_table, run_file
@@ -35,13 +36,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the results as a page")
     args = parser.parse_args(list(words))
     exhibits = chosen(args.ids, args.kind)
-    findings = []
-    with tempfile.TemporaryDirectory(prefix="g-core-museum-") as directory:
-        for exhibit in exhibits:
-            began_s = time.monotonic()
-            findings.append(museum.show(exhibit, JOB, Path(directory) / exhibit.id, run_file))
-            seconds = time.monotonic() - began_s
-            print(f"{exhibit.id}: {findings[-1].outcome} ({seconds:.1f} s)", file=sys.stderr)
+    findings = findings_of(exhibits)
     if args.page:
         args.page.write_text(page_of(exhibits, findings), encoding="utf-8")
     if args.json:
@@ -49,6 +44,18 @@ def run(words: Sequence[str]) -> int:
     else:
         show(exhibits, findings)
     return int(any(finding.outcome in _WRONG for finding in findings))
+
+
+def findings_of(exhibits: Sequence[Exhibit]) -> list[Finding]:
+    """Plants each exhibit into a run of its own, in this process; says on stderr how each went."""
+    findings = []
+    with tempfile.TemporaryDirectory(prefix="g-core-museum-") as directory:
+        for exhibit in exhibits:
+            began_s = time.monotonic()
+            findings.append(museum.show(exhibit, JOB, Path(directory) / exhibit.id, run_file))
+            seconds = time.monotonic() - began_s
+            print(f"{exhibit.id}: {findings[-1].outcome} ({seconds:.1f} s)", file=sys.stderr)
+    return findings
 
 
 def list_exhibits(words: Sequence[str]) -> int:
@@ -76,12 +83,13 @@ def chosen(ids: Sequence[str] = (), kinds: str = "") -> list[Exhibit]:
     return [e for e in ALL if (not ids or e.id in ids) and (not kinds or e.kind in kinds)]
 
 
-def as_json(exhibits: Sequence[Exhibit], findings: Sequence[Finding]) -> dict[str, object]:
+def as_json(exhibits: Sequence[Exhibit], findings: Sequence[Finding]) -> dict[str, Any]:
     """Returns what ``--json`` prints.
 
     ``real_faults``: how many exhibits are no controls. ``found_within_one_step``: how many of these
     ended the run before the step after the one in which they acted first had ended. ``named``: how
-    many of these with the error and the words that were expected.
+    many of these with the error and the words that were expected. ``quiet_controls``: how many
+    controls acted, and their run went to its end.
     """
     faults = [f for e, f in zip(exhibits, findings, strict=True) if not e.control]
     in_time = [f for f in faults if f.delay_steps is not None and f.delay_steps <= 1]
@@ -90,6 +98,7 @@ def as_json(exhibits: Sequence[Exhibit], findings: Sequence[Finding]) -> dict[st
         "found_within_one_step": len(in_time),
         "named": sum(f.outcome == museum.FOUND for f in faults),
         "controls": len(findings) - len(faults),
+        "quiet_controls": sum(f.outcome == museum.QUIET for f in findings),
         "false_alarms": sum(f.outcome == museum.FALSE_ALARM for f in findings),
         "outcomes": museum.counts(findings),
         "findings": [finding.as_dict() for finding in findings],

@@ -55,9 +55,9 @@ def _choosing(scene: Scene, logp_of: Callable[..., Any]) -> None:
 
     def make(choose: Callable[..., Any]) -> Callable[..., Any]:
         def planted(logits: Any, uniform: Any, temperature: float, greedy: Any, **how: Any) -> Any:
-            tokens, _ = choose(logits, uniform, temperature, greedy, **how)
+            tokens, _, margins = choose(logits, uniform, temperature, greedy, **how)
             scene.act()
-            return tokens, logp_of(logits.float(), tokens, how.get("top_k", 0))
+            return tokens, logp_of(logits.float(), tokens, how.get("top_k", 0)), margins
 
         return planted
 
@@ -195,12 +195,12 @@ def _plain_causal_mask(scene: Scene) -> None:
         return lambda self, samples: "shared" if samples else original(self, samples)
 
     def make(shared: Callable[..., Any]) -> Callable[..., Any]:
-        def planted(rows: Any, device: Any) -> Any:
+        def planted(rows: Any, device: Any, *rest: Any) -> Any:
             import dataclasses
 
             import torch
 
-            batch = shared(rows, device)
+            batch = shared(rows, device, *rest)
             if not running():
                 return batch
             scene.act()
