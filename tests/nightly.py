@@ -4,7 +4,8 @@
 
 `tox run -e nightly` runs it: learning of every recipe over three seeds, kills, resuming with other
 layouts, the faults of the museum, all nine pairs of trainer and generator, ten minutes of fuzz. It
-goes on where it stopped (parts.py), and does not repeat what `tox run -e engines` has run on this code.
+goes on where it stopped (parts.py), and does not repeat what `tox run -e engines` has run on this
+code.
 """
 
 from __future__ import annotations

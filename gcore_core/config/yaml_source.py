@@ -91,6 +91,9 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
     datasets = [node for node in (settings.data, settings.evaluation.data) if node is not None]
     for node in (*datasets, *settings.rewards.values()):
         _resolve(node.config, base, hub=False)
+    for reward in settings.rewards.values():
+        if reward.known:
+            reward.known = str(anchored(reward.known, base))
     for name, role in settings.roles.items():
         if role.python:
             role.python = _interpreter(

@@ -213,6 +213,10 @@ class Reward(Choice):
     timeout_s: float = _positive(default=10.0)
     worker: str = "scorer"
     workers: int = _at_least(1, default=1)
+    # Of how many calls in which scores differ one score is asked for again, alone; 0: of none.
+    alone_every: int = _at_least(0, default=0)
+    # A file of rows whose reward is known beforehand; None: none.
+    known: str | None = None
 
 
 @dataclass

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.errors import ConfigError, DataError, RecordMismatch
 from gcore_core.contract.records import Header, Prompt, RecordScore
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, ScoreRequest
@@ -324,3 +324,55 @@ async def test_a_gcore_error_raised_by_a_reward_ends_the_run(bench: Bench) -> No
 
     with pytest.raises(ConfigError, match="nothing it said"):
         await bench.ask(waiting(bench, Waits(stops)))
+
+
+def _lengths(records: Sequence[ScoredRecord]) -> list[Score]:
+    return [Score(value=float(len(record.text))) for record in records]
+
+
+async def test_a_score_is_asked_for_alone_only_where_the_job_says_so(bench: Bench) -> None:
+    calls: list[int] = []
+
+    def turned(records: Sequence[ScoredRecord]) -> list[Score]:
+        calls.append(len(records))
+        return _lengths(records)[::-1]
+
+    shell = bench.shell(turned=turned)
+    await bench.ask(shell)
+    assert calls == [2]
+    shell._scorers = [
+        NamedScorer(name="turned", scorer=Reward(turned), timeout_s=60.0, alone_every=1)
+    ]
+    with pytest.raises(RecordMismatch, match="rewards.turned: record 4/.* among others and .* al"):
+        await bench.ask(shell)
+
+
+async def test_a_known_reward_that_is_given_otherwise_ends_the_run(
+    bench: Bench, tmp_path: Path
+) -> None:
+    known = tmp_path / "known.jsonl"
+    known.write_text(
+        '{"row": {"prompt": "1+1="}, "text": "abc", "reward": 3}\n\n'
+        '{"row": {"prompt": "1+1="}, "text": "abcd", "reward": 4}\n'
+    )
+    asked: list[str] = []
+
+    def swallows(records: Sequence[ScoredRecord]) -> list[Score]:
+        asked.extend(record.text for record in records)
+        return [Score(value=0.0 if record.text == "abcd" else 3.0) for record in records]
+
+    def shell(answer: Callable[[Sequence[ScoredRecord]], list[Score]]) -> ScorerShell:
+        made = bench.shell(r=answer)
+        made._scorers = [
+            NamedScorer(name="r", scorer=Reward(answer), timeout_s=60.0, known=str(known))
+        ]
+        return made
+
+    with pytest.raises(RecordMismatch, match="gives 0 for an answer whose reward is known to be 4"):
+        await bench.ask(shell(swallows))
+    assert asked == ["abc", "abcd"]
+    right = shell(_lengths)
+    assert [score.values for score in await bench.ask(right)] == [{"r": 3.0}, {"r": 2.0}]
+    known.write_text('{"text": "abc"}\n')
+    with pytest.raises(ConfigError, match="rewards.r.known: .* has no known rewards: KeyError"):
+        await bench.ask(shell(_lengths))

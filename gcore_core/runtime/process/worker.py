@@ -194,6 +194,8 @@ class Worker:
                     when={field: _listed(values) for field, values in reward.when.items()},
                     sampler=sampler,
                     of_groups=name in settings.of_groups,
+                    alone_every=reward.alone_every,
+                    known=reward.known or "",
                 )
             )
         reader = StoreReader(*self._place())

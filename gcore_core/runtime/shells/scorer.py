@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.dataset import Dataset
-from gcore_core.contract.errors import ConfigError, ContractError, DataError, RecordMismatch
-from gcore_core.contract.lineage import check_seal, name_of, receipt_of
+from gcore_core.contract.errors import ConfigError, ContractError, DataError
+from gcore_core.contract.lineage import check_seal, receipt_of
 from gcore_core.contract.plugin_code import definition_of, line_of, short
 from gcore_core.contract.records import (
     OK,
@@ -34,6 +34,13 @@ from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer,
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRequest, short_reason
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.checked_rewards import (
+    KNOWN_EVERY,
+    KnownRow,
+    check_alone,
+    check_known,
+    read_known,
+)
 from gcore_core.runtime.shells.overruns import Key, Overruns
 from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.shells.same_rows import open_row
@@ -60,6 +67,8 @@ class NamedScorer:
     sampler: the role that this reward asks questions, if any. There is no time limit then: the
         role's replicas may take as long as they make progress.
     of_groups: whether it sees the records of a prompt together.
+    alone_every: of how many calls one has a score asked for again, alone; 0: none.
+    known: file of rows whose reward is known; "": none.
     """
 
     name: str
@@ -68,6 +77,8 @@ class NamedScorer:
     when: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     sampler: RoleSampler | None = None
     of_groups: bool = False
+    alone_every: int = 0
+    known: str = ""
 
 
 class ScorerShell:
@@ -102,6 +113,8 @@ class ScorerShell:
         self._providers = providers or {}
         self._turn = asyncio.Lock()  # of rewards that run in the thread, one at a time
         self._calls: Counter[str] = Counter()  # reward -> calls in which scores differed
+        self._requests: Counter[str] = Counter()  # reward -> requests that it was in
+        self._known: dict[str, list[KnownRow]] = {}  # reward -> rows whose reward is known
         self._alone = asyncio.Lock()  # of coroutines that may have stopped an earlier process
 
     def register(self, service: Service) -> None:
@@ -180,6 +193,7 @@ class ScorerShell:
         sampler = reward.sampler
         if sampler is not None and sampler.role in request.awake:
             sampler.route(request.awake[sampler.role], request.awake_version)
+        await self._check_known(reward)
         scores = [_SKIPPED] * len(records)
         keys = [
             Key(reward.name, request.purpose, header.ordinal, header.sample, header.versions[1])
@@ -282,70 +296,59 @@ class ScorerShell:
         keys: list[Key],
         scores: list[Score],
     ) -> None:
-        """Asks for the score of one record alone, and raises RecordMismatch where it is another.
+        """Asks for one score alone in every ``alone_every``-th call in which scores differ.
 
-        It is done for the first calls in which scores differ and for every ``_ALONE_EVERY``-th one
-        after them, of plain functions that see one record. A reward that answers differently when
-        it is asked twice is left alone: then it is no function of the record.
+        Only plain functions of one record are asked; see ``checked_rewards.check_alone``.
         """
-        if reward.of_groups or inspect.iscoroutinefunction(reward.scorer.score):
+        if not reward.alone_every or reward.of_groups:
             return
-        values = Counter(score.value for score in scores)
-        if len(values) < 2:
-            return  # whatever their order, nothing would differ
+        function = reward.scorer.score
+        # With equal scores nothing would differ, whatever their order.
+        if inspect.iscoroutinefunction(function) or len({score.value for score in scores}) < 2:
+            return
         number = self._calls[reward.name]
         self._calls[reward.name] += 1
-        if number >= _ALONE_FIRST and number % _ALONE_EVERY:
+        if number % reward.alone_every:
             return
-        # The record with the rarest score: in another place it would differ most likely.
-        place = min(range(len(scores)), key=lambda i: values[scores[i].value])
-        one, key = [records[place]], [keys[place]]
+        key_of = {id(record): key for record, key in zip(records, keys, strict=True)}
+
+        async def ask(some: list[ScoredRecord]) -> list[Score] | None:
+            return await self._ask_again(reward, some, [key_of[id(record)] for record in some])
+
+        await check_alone(reward.name, function, records, scores, ask)
+
+    async def _check_known(self, reward: NamedScorer) -> None:
+        """Asks about the rows whose reward is known, now and then; see ``checked_rewards``."""
+        number = self._requests[reward.name]
+        self._requests[reward.name] += 1
+        if not reward.known or number % KNOWN_EVERY:
+            return
+        if reward.name not in self._known:
+            self._known[reward.name] = read_known(reward.known, reward.name)
+
+        async def ask(some: list[ScoredRecord]) -> list[Score] | None:
+            keys = [Key(reward.name, "known", r.ordinal, r.sample, 0) for r in some]
+            return await self._ask_again(reward, some, keys)
+
+        await check_known(reward.name, reward.known, self._known[reward.name], ask)
+
+    async def _ask_again(
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
+    ) -> list[Score] | None:
+        """Returns a reward's scores of records that no step waits for; None where it gives none."""
         try:
-            answers = [await self._score_in_turn(reward, one, key) for _ in range(2)]
+            if inspect.iscoroutinefunction(reward.scorer.score):
+                answer = await self._score_waiting(reward, records, keys)
+            else:
+                answer = await self._score_in_turn(reward, records, keys)
         except _OutOfTimeError:
             self._give_up(RESTART_EXIT_CODE)  # its thread is lost
-            return
-        except Exception:  # isolation point: alone it fails, so there is nothing to compare
-            log.exception("rewards.%s failed for a record alone", reward.name)
-            return
-        if any(_problem(answer, 1) for answer in answers):
-            return
-        first, second = (answer[0] for answer in answers)
-        if first.value != second.value or first.value == scores[place].value:
-            return
-        raise _another_score(reward, records, scores, place, first)
-
-
-#: Calls in which one record is asked for alone: so many at first, then one in so many.
-_ALONE_FIRST = 4
-_ALONE_EVERY = 256
-
-
-def _another_score(
-    reward: NamedScorer,
-    records: list[ScoredRecord],
-    scores: list[Score],
-    place: int,
-    alone: Score,
-) -> RecordMismatch:
-    record = records[place]
-    holders = [
-        name_of(other.ordinal, other.sample)
-        for other, score in zip(records, scores, strict=True)
-        if score.value == alone.value
-    ]
-    why = "a score belongs to its record, whatever it is asked with"
-    if holders:
-        why += f"; {alone.value} was given to {', '.join(holders[:3])}"
-    return RecordMismatch(
-        f"record {name_of(record.ordinal, record.sample)} gets {scores[place].value} among others "
-        f"and {alone.value} alone",
-        where=f"rewards.{reward.name}",
-        why=why,
-        todo=f"see how {definition_of(reward.scorer.score)} sorts its records",
-        ordinal=record.ordinal,
-        sample=record.sample,
-    )
+            return None
+        except Exception:  # isolation point: it fails, so there is nothing to compare
+            log.exception("rewards.%s failed when it was asked again", reward.name)
+            return None
+        scores = list(answer) if isinstance(answer, Iterable) else answer
+        return None if _problem(scores, len(records)) else cast("list[Score]", scores)
 
 
 @contextlib.asynccontextmanager

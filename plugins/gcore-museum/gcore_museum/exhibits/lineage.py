@@ -251,6 +251,7 @@ EXHIBITS = (
         fault="A reward sorts its records by length and returns scores in that order.",
         shown="no error; found by reading",
         plant=_scores_rotated,
+        overrides=("rewards.digits.alone_every=4",),
         expected=Expected(
             detector=ALONE, error="RecordMismatch", names=("rewards.digits", "alone")
         ),
@@ -262,6 +263,7 @@ EXHIBITS = (
         fault="A reward is random, so a record asked for twice has two scores.",
         shown="no fault",
         plant=_drawn_at_random,
+        overrides=("rewards.digits.alone_every=4",),
         expected=Expected(detector="nothing"),
         control=True,
     ),

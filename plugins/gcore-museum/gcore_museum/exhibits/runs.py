@@ -12,6 +12,8 @@ from gcore_core.testing.museum import Exhibit, Expected, Scene
 #: Samples of one prompt that are equal although that is all but impossible.
 TWINS = "equal samples"
 ORDINALS = "ordinals of steps"
+#: Answers whose reward a person has written down.
+KNOWN = "known rewards"
 _SAVED = ("run.steps=2", "checkpoint.every=1")
 _GOES_ON = ("run.steps=4",)
 
@@ -184,7 +186,10 @@ EXHIBITS = (
         fault="A verifier that fails gives reward 0, as for a wrong answer.",
         shown="three layers hid it; 61.7% of runs",
         plant=_errors_are_zeros,
-        expected=Expected(detector="counts of error causes", error="TrainingError"),
+        overrides=("rewards.digits.known=known.jsonl",),
+        expected=Expected(
+            detector=KNOWN, error="RecordMismatch", names=("rewards.digits", "known", "error")
+        ),
     ),
     Exhibit(
         id="place-not-restored",
