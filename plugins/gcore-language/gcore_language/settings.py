@@ -142,8 +142,9 @@ class TrainerSettings:
     resplit_every: int = 100
     """Number of steps after which the gradient of a minibatch is computed a second time, from
     micro-batches that are cut otherwise, beginning with a process's first step; at least 0. A
-    gradient that differs by more than rounding ends the run. It costs one more pass over one
-    minibatch. 0 never does it, nor do engines that cannot show their gradient.
+    gradient that differs by more than rounding ends the run, and so does a loss of the wrong sign
+    or an update that moves weights further than AdamW can. It costs one more pass over one
+    minibatch. 0 never does it; engines that cannot show gradient or weights leave these out.
     """
     trust_remote_code: bool = False
     """Whether Python code that lies in the model directory may be run."""

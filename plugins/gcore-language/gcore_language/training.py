@@ -52,6 +52,13 @@ from gcore_language.ranks import Ranks
 from gcore_language.resplit import TOLERANCES, ShowsGradient, carry_columns, check_same
 from gcore_language.schedule import rate_at
 from gcore_language.settings import TrainerSettings
+from gcore_language.update_checks import (
+    Direction,
+    ShowsWeights,
+    adamw_bound,
+    check_distance,
+    some_of,
+)
 
 LossOf = Callable[[Batch, Tensor, Tensor], Tensor]
 #: A record and its place among the prepared ones.
@@ -429,7 +436,8 @@ class LanguageTrainer:
         Raises ValueError when there are not as many advantages as prepared records, NonFiniteLoss
         when a loss or a gradient's norm is not finite, RecordMismatch when a loss is computed of
         other terms than a record has, and TrainingError when the log-probs that ratios compare with
-        are not those of before the step.
+        are not those of before the step, or when an update that is looked at is none (see
+        ``resplit_every``).
         """
         prepared = self._prepared
         if prepared is None or len(advantages) != len(prepared.records):
@@ -502,15 +510,18 @@ class LanguageTrainer:
         self._check_ratio(pass_)
         if first:
             self._check_reference(pass_)
-        if first and part and weight > 0:
-            self._check_resplit(pass_, part)
+        is_looked_at = first and self._is_looked_at()
+        if is_looked_at:
+            pass_.direction.check(self._engine.ranks, f"step {progress.step}, update 0")
+            if part and weight > 0:
+                self._check_resplit(pass_, part)
         loss = self._engine.ranks.sum_terms(pass_.losses)
         if not math.isfinite(loss):
             self._engine.discard()
             raise self._not_finite(prepared, pass_.broken, progress, f"loss {loss}")
         norm = 0.0
         if weight > 0:
-            norm = self._engine.update(rate, self._settings.clip_grad_norm)
+            norm = self._updated(rate, progress.step, is_looked_at=is_looked_at)
         elif part:  # no trained action anywhere: there is a gradient, and all of it is zero
             self._engine.discard()
         if not math.isfinite(norm):
@@ -519,6 +530,33 @@ class LanguageTrainer:
         self._moved = self._moved or (rate > 0 and norm > 0)
         self._changed = self._changed or self._moved
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
+
+    def _is_looked_at(self) -> bool:
+        """Whether this step's first update is looked at closely; see ``resplit_every``."""
+        every = self._settings.resplit_every
+        return bool(every) and self._trained_steps % every == 0
+
+    def _updated(self, rate: float, step: int, *, is_looked_at: bool) -> float:
+        """Takes one step of the optimizer; returns the gradient's norm before clipping.
+
+        Raises TrainingError where weights moved further than AdamW can move them.
+        """
+        engine = self._engine
+        settings = self._settings
+        if not (is_looked_at and isinstance(engine, ShowsWeights)):
+            return engine.update(rate, settings.clip_grad_norm)
+        before = some_of(engine.weights())
+        norm = engine.update(rate, settings.clip_grad_norm)
+        check_distance(
+            before,
+            engine.weights(),
+            rate=rate,
+            decay=settings.weight_decay,
+            bound=adamw_bound(settings.betas, self._updates + 1),
+            ranks=engine.ranks,
+            where=f"step {step}, update 0",
+        )
+        return norm
 
     @torch.no_grad()
     def _weight(self, batch: Batch) -> float:
@@ -536,6 +574,9 @@ class LanguageTrainer:
         pass_.measure_ratio(batch, logp.detach())
         current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
         loss, metrics = self._loss_of(batch, current)
+        if pass_.first and self._is_looked_at():
+            columns = batch.columns
+            pass_.direction.add(loss, logp, columns["advantage"], columns["mask"])
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
         value = float(loss.detach())
         pass_.losses.append(value)
@@ -611,12 +652,10 @@ class LanguageTrainer:
     def _check_resplit(self, pass_: _Pass, part: Sequence[Batch | None]) -> None:
         """Computes the gradient of a minibatch again, cut otherwise; raises where it is another.
 
-        It is done in the first step of a process and in every ``resplit_every``-th one after it, by
-        engines that show their gradient. The update goes on with the first gradient.
+        Engines that show their gradient do it. The update goes on with the first gradient.
         """
         engine = self._engine
-        every = self._settings.resplit_every
-        if not (every and isinstance(engine, ShowsGradient)) or self._trained_steps % every:
+        if not isinstance(engine, ShowsGradient):
             return
         gradient = engine.gradient()
         engine.discard()
@@ -749,6 +788,7 @@ class _Pass:
     actions: this rank's trained actions so far.
     from_reference, referred: the same two numbers, of ``ref_logp``.
     broken: this rank's micro-batches whose loss was not finite.
+    direction: of the loss, where it is looked at.
     """
 
     weight: float
@@ -761,6 +801,7 @@ class _Pass:
     from_reference: float = 0.0
     referred: float = 0.0
     broken: list[Batch] = field(default_factory=list)
+    direction: Direction = field(default_factory=Direction)
 
     def measure_ratio(self, batch: Batch, logp: Tensor) -> None:
         """Notes how far log-probs, float32[A], are from ``old_logp`` and ``ref_logp``, if any."""

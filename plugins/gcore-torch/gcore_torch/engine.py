@@ -235,6 +235,10 @@ class TorchEngine:
         for name, saved in gradient.items():
             self._tensors[name].grad = saved
 
+    def weights(self) -> Mapping[str, Tensor]:
+        """See ``ShowsWeights.weights``."""
+        return self._tensors
+
     def discard(self) -> None:
         """Drops the gradients."""
         self._gradients.discard()

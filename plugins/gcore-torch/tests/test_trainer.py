@@ -545,3 +545,44 @@ def test_computing_a_gradient_again_changes_nothing(objective: Any, open_trainer
         )
     weights = weights_of(plain)
     assert all((array == weights[name]).all() for name, array in weights_of(watched).items())
+
+
+class WrongSign(tiny.Reinforce):
+    """Is subtracted where it should be added."""
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        loss, weight, metrics = super().loss(columns, current)
+        return -loss, weight, metrics
+
+
+class Likelihood(tiny.Reinforce):
+    """Raises all log-probs alike, whatever their advantage."""
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        _, weight, metrics = super().loss(columns, current)
+        return -(current["logp"] * columns["mask"]).sum(), weight, metrics
+
+
+def test_a_loss_of_the_wrong_sign_is_refused(open_trainer: Any) -> None:
+    with pytest.raises(TrainingError, match=r"step 0, update 0: the loss has the wrong sign"):
+        one_step(open_trainer(objective=WrongSign()))
+    assert one_step(open_trainer(objective=Likelihood()))["updates"] == 1
+
+
+def test_an_optimizer_that_writes_old_weights_back_is_refused(
+    open_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = open_trainer(resplit_every=1, learning_rate=1e-3)
+    engine = trainer._engine
+    update = engine.update
+
+    def writes_back(rate: float, clip: float) -> float:
+        with torch.no_grad():
+            next(iter(engine._tensors.values())).add_(0.01)
+        return update(rate, clip)
+
+    for step in range(3):
+        one_step(trainer, step=step)
+    monkeypatch.setattr(engine, "update", writes_back)
+    with pytest.raises(TrainingError, match=r"step 3.* as far as AdamW can.* 0.001"):
+        one_step(trainer, step=3)

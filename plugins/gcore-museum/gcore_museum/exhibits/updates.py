@@ -148,7 +148,9 @@ EXHIBITS = (
         fault="A term of the loss has the wrong sign.",
         shown="collapse in one fork; found by reading",
         plant=lambda scene: _objective(scene, _sign_flipped),
-        expected=Expected(detector="direction of the gradient", error="TrainingError"),
+        expected=Expected(
+            detector="direction of the gradient", error="TrainingError", names=("wrong sign",)
+        ),
     ),
     Exhibit(
         id="old-log-probs-anew",
