@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
+from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WorkerDied
 from gcore_core.contract.launching import Peer
-from gcore_core.contract.records import Lease
+from gcore_core.contract.lineage import UNSEALED, name_of
+from gcore_core.contract.records import Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.dealing import deal, owned_by
@@ -130,7 +132,31 @@ class Drawing:
         stream = replica.stream(GENERATE, request)
         async with contextlib.aclosing(stream):
             async for headers in stream:
+                check_versions(headers, round_, replica.name)
                 fresh = [header for header in headers if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
                 scoring.add(fresh)
                 pace.left -= len(fresh)
+
+
+def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:
+    """Raises WeightMismatch when a record says that older weights ended it than it was asked of.
+
+    A generator that is behind takes a push before it begins, so its label is wrong. Such a record
+    would pass for an old one, whose log-probs are compared by nothing. Generators that no push has
+    reached are left out.
+    """
+    for header in headers:
+        if header.stamp == UNSEALED or header.versions[1] >= round_.least:
+            continue
+        raise WeightMismatch(
+            f"{replica} says that version {header.versions[1]} sampled record "
+            f"{name_of(*header.key)}, and it holds version {round_.least} or a later one",
+            where=f"step {round_.step}",
+            why="it was brought to that version before it began: the number that it gives its "
+            "records is behind the weights that it holds",
+            todo="look at how the generator counts versions: a push says which one it brings",
+            ordinal=header.ordinal,
+            sample=header.sample,
+            replica=header.replica,
+        )

@@ -40,6 +40,7 @@ from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
+from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.engine_driver import EngineDriver
 from gcore_core.runtime.shells.questions import Asking
 from gcore_core.runtime.shells.rounds import Rounds
@@ -79,6 +80,7 @@ class GeneratorShell:
         self._rounds = Rounds(settings.shards, gather_s, restarted)
         self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
         self._asking = Asking(store.reader())
+        self._ends = EndReasons()
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
         self._weights = WeightsFollower(
@@ -169,6 +171,7 @@ class GeneratorShell:
 
     async def take(self, finished: list[Finished]) -> None:
         if records := self._asking.take(finished):
+            self._ends.add(records)
             await self._records.take(records, self._weights.stamp)
 
     def fail(self) -> None:

@@ -52,6 +52,7 @@ from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.compared_records import ComparedRecords
 from gcore_core.runtime.shells.opened_records import open_records
+from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.tensor_journal import TensorJournal
 
@@ -120,6 +121,7 @@ class TrainerShell:
             self._check_stamps(items, parts[0].step)
             records = await open_records(self._store, items, parts[0].step)
             records.sort(key=lambda record: (record.ordinal, record.sample))
+            check_twins(records, f"step {parts[0].step}")
             scalars_of = await self._compute(self._prepare, parts[0], records)
             return [
                 [scalars_of[item.ordinal, item.sample] for item in part.items] for part in parts

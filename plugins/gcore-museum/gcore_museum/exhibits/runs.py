@@ -162,7 +162,9 @@ EXHIBITS = (
         shown="nothing",
         plant=lambda scene: _finishing(scene, _labelled_ahead),
         expected=Expected(
-            detector="stamp of a version", error="WeightMismatch", names=("step 1", "version 1")
+            detector="version of a record",
+            error="WeightMismatch",
+            names=("step 1", "rollout.0", "version 1", "behind the weights"),
         ),
     ),
     Exhibit(
@@ -172,7 +174,7 @@ EXHIBITS = (
         fault="All samples of a prompt draw the same random numbers, so they are equal.",
         shown="nothing",
         plant=_one_seed,
-        expected=Expected(detector=TWINS, error="RecordMismatch", names=("random numbers",)),
+        expected=Expected(detector=TWINS, error="RecordMismatch", names=("step 0", "random numbers")),
     ),
     Exhibit(
         id="end-reason-lost",
@@ -181,7 +183,9 @@ EXHIBITS = (
         fault="Answers that were cut off are told as ended by themselves.",
         shown="a low share of truncated answers",
         plant=lambda scene: _finishing(scene, _end_reason_lost),
-        expected=Expected(detector="counts of end reasons", error="RecordMismatch"),
+        expected=Expected(
+            detector="tokens that end answers", error="RecordMismatch", names=("cut off", "record")
+        ),
     ),
     Exhibit(
         id="errors-are-zeros",
