@@ -14,6 +14,7 @@ import numpy as np
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
+from gcore_core.contract.sentinel import Compared, Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,4 +168,18 @@ class ScoresLogprobs(Protocol):
         """Returns for each record the log-probs of its actions, float32[A], at its temperature.
 
         Provisional: nothing in the core calls it yet.
+        """
+
+
+@runtime_checkable
+class ExplainsGaps(Protocol):
+    """Says why the log-probs that it gave are not the trainer's; asked only after an alarm.
+
+    No capability: a generator that has the method is asked.
+    """
+
+    def explain_gaps(self, records: Sequence[Compared]) -> list[Finding]:
+        """Returns how well each cause that it knows explains the gaps; empty: none.
+
+        It holds the weights that sampled the records, unless a push has come since.
         """

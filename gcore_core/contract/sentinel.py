@@ -79,6 +79,7 @@ class Compared:
     entropy: float32[A], of the trainer's distribution at each action, in nats; None where it was
         not computed.
     prompt_ids, action_ids: int32[P], int32[A]; None where actions are not tokens.
+    temperature: by which the record says that logits were divided.
     """
 
     ordinal: int
@@ -92,6 +93,7 @@ class Compared:
     entropy: np.ndarray | None = None
     prompt_ids: np.ndarray | None = None
     action_ids: np.ndarray | None = None
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

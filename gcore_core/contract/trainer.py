@@ -11,6 +11,7 @@ import numpy as np
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.sentinel import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,20 @@ class StartLogprobs:
 
     logp: np.ndarray
     entropy: np.ndarray | None = None
+
+
+@runtime_checkable
+class DiagnosesExport(Protocol):
+    """Compares what it exports with what it holds; asked only after an alarm, on every rank.
+
+    No capability: a trainer that has the method is asked.
+    """
+
+    def diagnose_export(self) -> list[Finding]:
+        """Returns a finding when what ``export_weights`` gives is not what it trains; else none.
+
+        Bytes leave no doubt, so its score is 2.
+        """
 
 
 @runtime_checkable

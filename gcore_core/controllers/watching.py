@@ -22,6 +22,7 @@ from gcore_core.contract.errors import GcoreError, WeightMismatch
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sentinel import Alarm, Finding, Sentinel, Source
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.explaining import explained
 from gcore_core.runtime.messages import (
     DIAGNOSE,
     PUSH_HELD,
@@ -112,7 +113,8 @@ class Watching:
             return alarm.cause, ""
         if sentence := await self._held(replicas):
             return "weights", sentence
-        return likeliest(await self._findings(step, replicas))
+        findings = await self._findings(step, replicas)
+        return likeliest(findings + await explained(self._context, step, replicas, findings))
 
     async def _findings(self, step: int, replicas: list[int]) -> list[Finding]:
         request = DiagnoseRequest(step, replicas)

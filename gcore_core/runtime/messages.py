@@ -352,6 +352,27 @@ class DiagnoseRequest(Message):
     replicas: list[int]
 
 
+class ShownRecord(Message):
+    """Holds a record that is looked into after an alarm: ``Compared`` in plain values.
+
+    key: ordinal, sample, step, replica, version.
+    ids: of the prompt and of the actions.
+    logps: the rollout's and the trainer's.
+    """
+
+    key: tuple[int, int, int, int, int]
+    ids: list[list[int]]
+    logps: list[list[float]]
+    mask: list[bool]
+    temperature: float
+
+
+class ExplainRequest(Message):
+    """Asks a generator why its log-probs of these records are not the trainer's."""
+
+    records: list[ShownRecord]
+
+
 class SkipStep(Message):
     """Tells a rank that a step has nothing to train on."""
 
@@ -364,6 +385,8 @@ PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[
 TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])
 SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
 DIAGNOSE = Endpoint("diagnose", DiagnoseRequest, list[Finding])
+SHOW_COMPARED = Endpoint("show_compared", DiagnoseRequest, list[ShownRecord])
+EXPLAIN = Endpoint("explain", ExplainRequest, list[Finding], Wait.WORK)
 
 
 # -- weights ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sentinel import Compared, Finding, Sentinel
 from gcore_core.contract.trainer import ComparesLogprobs, StartLogprobs, Trainer, TrainRecord
-from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers
+from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, ShownRecord
 
 
 class ComparedRecords:
@@ -63,12 +63,56 @@ class ComparedRecords:
 
     def diagnose(self, request: DiagnoseRequest) -> list[Finding]:
         """Returns what the records of some replicas say; none: of all."""
+        chosen = self._chosen(request)
+        return self._code.call(self._sentinel.diagnose, chosen) if chosen else []
+
+    def shown(self, request: DiagnoseRequest) -> list[ShownRecord]:
+        """Returns some records of some replicas, for a generator that is to explain them."""
+        chosen = [r for r in self._chosen(request) if r.action_ids is not None]
+        shown: list[ShownRecord] = []
+        actions = 0
+        for record in chosen[:: max(1, len(chosen) // _SHOWN_RECORDS)]:
+            actions += len(record.rollout_logp)
+            if actions <= _SHOWN_ACTIONS:
+                shown.append(show_record(record))
+        return shown
+
+    def _chosen(self, request: DiagnoseRequest) -> list[Compared]:
         if request.step != self._step:
             return []
-        chosen = [
-            r for r in self._compared if not request.replicas or r.replica in request.replicas
-        ]
-        return self._code.call(self._sentinel.diagnose, chosen) if chosen else []
+        return [r for r in self._compared if not request.replicas or r.replica in request.replicas]
+
+
+def show_record(record: Compared) -> ShownRecord:
+    """Puts a record into a message; its actions are tokens."""
+    ids = (record.prompt_ids, record.action_ids)
+    return ShownRecord(
+        (record.ordinal, record.sample, record.step, record.replica, record.version),
+        [[] if array is None else array.tolist() for array in ids],
+        [record.rollout_logp.tolist(), record.trainer_logp.tolist()],
+        record.mask.tolist(),
+        record.temperature,
+    )
+
+
+def opened_record(shown: ShownRecord) -> Compared:
+    """Takes a record out of a message."""
+    ordinal, sample, step, replica, version = shown.key
+    prompt_ids, action_ids = (np.array(ids, np.int32) for ids in shown.ids)
+    rollout_logp, trainer_logp = (np.array(logp, np.float32) for logp in shown.logps)
+    return Compared(
+        ordinal=ordinal,
+        sample=sample,
+        step=step,
+        replica=replica,
+        version=version,
+        rollout_logp=rollout_logp,
+        trainer_logp=trainer_logp,
+        mask=np.array(shown.mask, bool),
+        prompt_ids=prompt_ids,
+        action_ids=action_ids,
+        temperature=shown.temperature,
+    )
 
 
 def _kept(step: int, record: TrainRecord) -> Compared | None:
@@ -91,6 +135,7 @@ def _kept(step: int, record: TrainRecord) -> Compared | None:
         mask=mask,
         prompt_ids=ids["prompt_ids"],
         action_ids=ids["action_ids"],
+        temperature=float(columns.get("temperature", 1.0)),
     )
 
 
@@ -102,3 +147,6 @@ def _compared(kept: Compared | None, own: StartLogprobs | None) -> Compared | No
 
 
 _IDS = ("prompt_ids", "action_ids")
+#: A generator is shown at most so many records of a rank, and so many actions.
+_SHOWN_RECORDS = 32
+_SHOWN_ACTIONS = 8192

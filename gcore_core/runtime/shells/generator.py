@@ -8,17 +8,26 @@ sleep, wake   the engine's memory given back and taken  EngineDriver's lock
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import cast
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.generator import Finished, Generator, SampleRequest, Sleeps
+from gcore_core.contract.generator import (
+    ExplainsGaps,
+    Finished,
+    Generator,
+    SampleRequest,
+    Sleeps,
+)
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
 from gcore_core.contract.records import Header, Lease
+from gcore_core.contract.sentinel import Finding
 from gcore_core.runtime.messages import (
     ASK,
+    EXPLAIN,
     GENERATE,
     GREEDY,
     PUSH_HELD,
@@ -28,6 +37,7 @@ from gcore_core.runtime.messages import (
     WAKE,
     AnswerItem,
     AskRequest,
+    ExplainRequest,
     GenerateRequest,
     HeldReply,
     Nothing,
@@ -39,6 +49,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.compared_records import opened_record
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.engine_driver import EngineDriver
@@ -47,6 +58,8 @@ from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
 from gcore_core.runtime.store.client import StoreWriter
 from gcore_core.runtime.worker_settings import GeneratorSettings
+
+log = logging.getLogger(__name__)
 
 
 class GeneratorShell:
@@ -92,6 +105,7 @@ class GeneratorShell:
         service.add(GENERATE, self.generate)
         service.add(PUSH_PULL, self.pull)
         service.add(PUSH_HELD, self.held)
+        service.add(EXPLAIN, self.explain)
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)
@@ -144,6 +158,19 @@ class GeneratorShell:
     async def held(self, request: Nothing, call: Call) -> HeldReply:
         """Says what it holds now, against what the last pushes brought."""
         return await self._weights.held()
+
+    async def explain(self, request: ExplainRequest, call: Call) -> list[Finding]:
+        """Says why its log-probs are not the trainer's, where its backend can; it never fails."""
+        backend = self._backend
+        if not isinstance(backend, ExplainsGaps):
+            return []
+        records = [opened_record(record) for record in request.records]
+        async with self._engine.lock:
+            try:
+                return await self._compute(backend.explain_gaps, records)
+            except Exception:  # isolation point: the alarm stands, with whatever else is known
+                log.exception("the gaps of %d records cannot be explained", len(records))
+                return []
 
     async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
         """Gives the engine's memory back. What still runs, another replica has drawn already: it

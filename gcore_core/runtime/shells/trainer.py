@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ from gcore_core.contract.errors import CheckpointError, ContractError, WeightMis
 from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.sentinel import Finding, Sentinel
-from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
+from gcore_core.contract.trainer import (
+    DiagnosesExport,
+    SavesInBackground,
+    Trainer,
+    TrainRecord,
+)
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime.messages import (
@@ -29,6 +35,7 @@ from gcore_core.runtime.messages import (
     PUSH_PLAN,
     SAVE_PRETRAINED,
     SAVE_STATE,
+    SHOW_COMPARED,
     SKIP_STEP,
     TRAIN_RANKS,
     BeginPush,
@@ -40,6 +47,7 @@ from gcore_core.runtime.messages import (
     SavedState,
     SaveState,
     SaveWeights,
+    ShownRecord,
     SkipStep,
     TrainItem,
     TrainReply,
@@ -102,6 +110,7 @@ class TrainerShell:
         relay.add(TRAIN_RANKS, self.train)
         service.add(SKIP_STEP, self.skip)
         service.add(DIAGNOSE, self.diagnose)
+        service.add(SHOW_COMPARED, self.show_compared)
         service.add(PUSH_BEGIN, self.begin_push)
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
@@ -219,9 +228,22 @@ class TrainerShell:
 
     async def diagnose(self, request: DiagnoseRequest, call: Call) -> list[Finding]:
         """Says what the records of the step that was trained last show of the cause of an alarm."""
-        if self._compared is None:
+        compared = self._compared
+        if compared is None:
             return []
-        return await self._compute(self._compared.diagnose, request)
+
+        def findings() -> list[Finding]:
+            backend = self._backend
+            exported = backend.diagnose_export() if isinstance(backend, DiagnosesExport) else []
+            own = compared.diagnose(request)
+            weight = max((finding.weight for finding in own), default=1.0)
+            return own + [replace(finding, weight=weight) for finding in exported]
+
+        return await self._compute(findings)
+
+    async def show_compared(self, request: DiagnoseRequest, call: Call) -> list[ShownRecord]:
+        """Shows some records of the step that was trained last, for a generator to explain."""
+        return [] if self._compared is None else self._compared.shown(request)
 
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""

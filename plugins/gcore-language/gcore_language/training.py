@@ -28,9 +28,11 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, NonFiniteLoss, TrainingError
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
+from gcore_language.exported import diagnose_export
 from gcore_language.images import Images
 from gcore_language.lineage import check_terms
 from gcore_language.lockstep import sizes_in_lockstep
@@ -229,6 +231,7 @@ class LanguageTrainer:
         self._supplied = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
         self._layouts = self._allowed_layouts()
         self._updates = 0
+        self._last_rate = 0.0  # of the latest update
         self._prepared: _Prepared | None = None
         self._moved = False  # whether an update of this step has changed the weights
         self._changed = False  # the same of this process
@@ -527,6 +530,7 @@ class LanguageTrainer:
         if not math.isfinite(norm):
             raise self._not_finite(prepared, part, progress, f"gradient norm {norm}")
         self._updates += 1
+        self._last_rate = rate
         self._moved = self._moved or (rate > 0 and norm > 0)
         self._changed = self._changed or self._moved
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
@@ -753,6 +757,16 @@ class LanguageTrainer:
         An array may be a view of live memory: it is valid until the next ``train``.
         """
         return self._engine.export_weights()
+
+    def diagnose_export(self) -> list[Finding]:
+        """See ``DiagnosesExport``; nothing of engines that do not show their weights."""
+        engine = self._engine
+        if not isinstance(engine, ShowsWeights):
+            return []
+        bound = adamw_bound(self._settings.betas, max(1, self._updates))
+        step = self._last_rate * bound
+        findings: list[Finding] = diagnose_export(engine.export_weights(), engine.weights(), step)
+        return findings
 
     def numbers(self) -> dict[str, Any]:
         """Returns the numbers that a checkpoint holds besides the engine's state."""

@@ -13,25 +13,12 @@ from gcore_core.kits.commands import run_file
 from gcore_core.testing import museum
 from gcore_core.testing.museum import Exhibit, Expected, Scene
 
-#: Faults that a run does not find yet; the page of the museum says so too.
-NOT_FOUND = {
-    "rounded-rotary-tables",
-    "sign-flipped",
-    "version-counts-calls",
-    "masters-not-refreshed",
-    "one-seed-for-all",
-    "end-reason-lost",
-    "errors-are-zeros",
-}
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exhibit", ALL, ids=lambda exhibit: exhibit.id)
 def test_a_fault_is_found_and_named_and_a_control_is_not(exhibit: Exhibit, tmp_path: Path) -> None:
     finding = museum.show(exhibit, commands.JOB, tmp_path / "run", run_file)
     expected = museum.QUIET if exhibit.control else museum.FOUND
-    if exhibit.id in NOT_FOUND:
-        expected = museum.MISSED
     assert finding.outcome == expected, finding
 
 

@@ -28,6 +28,10 @@ from torch import Tensor
 
 #: Most tokens, padding included, of one forward pass over prompts.
 _PREFILL_TOKENS = 16384
+#: Sines and cosines that are closer are the same, computed twice; bfloat16 rounds by 2e-3.
+_SAME_TABLE = 1e-5
+#: Embeddings whose tables change when longer texts come: an earlier one is another, and right.
+_GROWING = ("dynamic", "longrope")
 
 
 class Decoder(Protocol):
@@ -295,6 +299,55 @@ class FusedDecoder:
         self._cache = self._new_cache(0)
         if weights:
             self._layers = []
+
+    @torch.no_grad()
+    def differing(self) -> list[str]:
+        """Returns what this decoder has derived and is not what the model gives now.
+
+        Fused matrices are compared bit for bit, tables of the rotary embedding within rounding.
+        """
+        wrong: list[str] = []
+        for number, (own, layer) in enumerate(
+            zip(self._layers, self._model.model.layers, strict=False)
+        ):
+            attention = layer.self_attn
+            parts = {
+                "qkv": (own.qkv, [attention.q_proj, attention.k_proj, attention.v_proj]),
+                "gate_up": (own.gate_up, [layer.mlp.gate_proj, layer.mlp.up_proj]),
+            }
+            for name, (fused, modules) in parts.items():
+                start = 0
+                for module in modules:
+                    part = fused[start : start + len(module.weight)]
+                    start += len(module.weight)
+                    if not torch.equal(part, module.weight):
+                        wrong.append(f"the fused matrix {name} of layer {number}")
+                        break
+        wrong += self.differing_tables()
+        return wrong
+
+    @torch.no_grad()
+    def differing_tables(self) -> list[str]:
+        """Returns the tables of the rotary embedding that are not the model's own.
+
+        It costs one row of angles for each cached position.
+        """
+        length = len(self._cos)
+        rotary = self._model.model.rotary_emb
+        if not length or getattr(rotary, "rope_type", "default") in _GROWING:
+            return []
+        positions = np.arange(length)
+        expected = rotary(self._cos[None], torch.from_numpy(positions)[None].to(self._device))
+        half = self._size // 2
+        cos, sin = self._angles(positions)
+        signed = torch.cat([-expected[1][0, :, :half], expected[1][0, :, half:]], -1)
+        gap = max(
+            float((cos[:, 0].float() - expected[0][0].float()).abs().max()),
+            float((sin[:, 0].float() - signed.float()).abs().max()),
+        )
+        if gap <= _SAME_TABLE:
+            return []
+        return [f"tables of the rotary embedding that are {gap:.2g} off"]
 
     def take_weights(self) -> None:
         if not self._layers:

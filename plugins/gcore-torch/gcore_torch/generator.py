@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from gcore_language.alignment import align
 from gcore_language.device_push import DeviceReader, offers_of
+from gcore_language.explain import explain
 from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
@@ -30,12 +31,14 @@ from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import ABORTED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
-from gcore_torch.decoder import make_decoder
+from gcore_torch.decoder import FusedDecoder, make_decoder
+from gcore_torch.other_heads import heads
 from gcore_torch.sampling import choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
 from gcore_torch.steady import NEAR, SteadyScorer, can_be_steady
@@ -510,9 +513,27 @@ class TorchGenerator:
         Running samples go on under the new weights; the next step reads them again.
         """
         self._inbox.complete()
+        self._check_tables(plan.version)
         self._weights.pushed(plan.version)
         self._stale = self._rows.count > 0
         self._inbox.commit(plan.version)
+
+    def _check_tables(self, version: int) -> None:
+        """Raises WeightMismatch where the decoder's tables are not those of the model.
+
+        No push brings them, and no digest of weights sees them. Rounded to bfloat16 they change
+        log-probs of short answers by less than a band.
+        """
+        decoder = self._decoder
+        wrong = decoder.differing_tables() if isinstance(decoder, FusedDecoder) else []
+        if wrong:
+            raise WeightMismatch(
+                f"the generator samples with {wrong[0]}",
+                where=f"version {version}",
+                why="the model computes them in float32 from its configuration; they were lost in "
+                "a sleep, or rounded by a cast of the whole model",
+                todo="see what converts or frees buffers of the generator's model",
+            )
 
     def push_offers(self) -> Offers:
         """See ``ReceivesDevice.push_offers``."""
@@ -554,6 +575,16 @@ class TorchGenerator:
     def weight_specs(self) -> list[TensorSpec]:
         """Returns name, shape and dtype of every tensor of a push, as this generator holds it."""
         return [spec_of(name, tensor) for name, tensor in self._tensors.items()]
+
+    @torch.no_grad()
+    def explain_gaps(self, records: Sequence[Compared]) -> list[Finding]:
+        """See ``ExplainsGaps``. Nothing where it holds other weights than sampled the records."""
+        chosen = [record for record in records if record.version == self.version]
+        decoder = self._decoder
+        derived = decoder.differing() if isinstance(decoder, FusedDecoder) else []
+        name = f"{self._context.role}.{self._context.rank}"
+        others = heads(self._model, self._device, self._config.top_k, self.logprobs)
+        return explain(chosen, self.logprobs, name=name, others=others, derived=derived)
 
     @torch.no_grad()
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from gcore_core.testing.museum import Exhibit, Expected, Scene
-from gcore_museum.exhibits.weights import GENERATOR, RESPLIT, SENTINEL
+from gcore_museum.exhibits.weights import AGAIN, GENERATOR, RESPLIT, SENTINEL
 
 ACTION_LOGP = "gcore_language.policy:_action_logp"
 CHOOSE = "gcore_torch.generator:choose"
 DECODER = "gcore_torch.decoder:FusedDecoder"
-_FOUND = Expected(detector=SENTINEL, error="WeightMismatch")
 
 
 def _trainer_temperature(scene: Scene, temperature: float | None) -> None:
@@ -242,7 +241,11 @@ EXHIBITS = (
         shown="nothing",
         plant=lambda scene: _trainer_temperature(scene, None),
         overrides=("roles.rollout.config.temperature=0.6",),
-        expected=_FOUND,
+        expected=Expected(
+            detector=SENTINEL,
+            error="WeightMismatch",
+            names=("step 0", "rollout.0", "0.6", "temperature"),
+        ),
     ),
     Exhibit(
         id="temperature-of-the-trainer",
@@ -251,7 +254,11 @@ EXHIBITS = (
         fault="The trainer divides its logits by 0.7, the generator by 1.",
         shown="a probe against float32 and a fit of the temperature",
         plant=lambda scene: _trainer_temperature(scene, 0.7),
-        expected=_FOUND,
+        expected=Expected(
+            detector=SENTINEL,
+            error="WeightMismatch",
+            names=("step 0", "1.43 times the temperature"),
+        ),
     ),
     Exhibit(
         id="temperature-nearly-right",
@@ -260,7 +267,11 @@ EXHIBITS = (
         fault="The same with 0.99, which is hard to see.",
         shown="not reported at this size",
         plant=lambda scene: _trainer_temperature(scene, 0.99),
-        expected=_FOUND,
+        expected=Expected(
+            detector=SENTINEL,
+            error="WeightMismatch",
+            names=("step 0", "1.01 times the temperature"),
+        ),
     ),
     Exhibit(
         id="raw-log-probs",
@@ -270,7 +281,11 @@ EXHIBITS = (
         shown="nothing; a user printed the ratio of the first tokens",
         plant=lambda scene: _choosing(scene, _raw),
         overrides=("roles.rollout.config.temperature=0.6",),
-        expected=_FOUND,
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 0", "rollout.0", "before the temperature"),
+        ),
     ),
     Exhibit(
         id="renormalised-over-top-k",
@@ -280,7 +295,9 @@ EXHIBITS = (
         shown="nothing; found by algebra",
         plant=lambda scene: _choosing(scene, _renormalised),
         overrides=("roles.rollout.config.top_k=5",),
-        expected=_FOUND,
+        expected=Expected(
+            detector=AGAIN, error="WeightMismatch", names=("step 0", "rollout.0", "5 likeliest")
+        ),
     ),
     Exhibit(
         id="logits-scaled",
@@ -289,7 +306,11 @@ EXHIBITS = (
         fault="One of two paths leaves out the model's scale of logits.",
         shown="nothing; the tests' model had no scale",
         plant=_scaled_logits,
-        expected=_FOUND,
+        expected=Expected(
+            detector=SENTINEL,
+            error="WeightMismatch",
+            names=("step 0", "1.1 times", "scales its logits"),
+        ),
     ),
     Exhibit(
         id="log-probs-shifted",
@@ -298,7 +319,9 @@ EXHIBITS = (
         fault="The log-probs of a record are one token off.",
         shown="a ratio metric of about 3",
         plant=lambda scene: _recorded(scene, lambda logp: np.roll(logp, 1)),
-        expected=_FOUND,
+        expected=Expected(
+            detector=SENTINEL, error="WeightMismatch", names=("step 0", "shifted by one")
+        ),
     ),
     Exhibit(
         id="missing-log-prob-is-0",
@@ -307,7 +330,11 @@ EXHIBITS = (
         fault="A log-prob that is missing is filled up with 0, that is probability 1.",
         shown="nothing",
         plant=lambda scene: _recorded(scene, _last_padded),
-        expected=_FOUND,
+        expected=Expected(
+            detector=SENTINEL,
+            error="WeightMismatch",
+            names=("step 0", "only the last action", "is 0"),
+        ),
     ),
     Exhibit(
         id="rounded-rotary-tables",
@@ -316,7 +343,11 @@ EXHIBITS = (
         fault="A cast of the whole model rounds the tables of the rotary embedding to bfloat16.",
         shown="a reload test against another library",
         plant=lambda scene: _decoding(scene, "_angles", _rounded),
-        expected=_FOUND,
+        expected=Expected(
+            detector="tables after a push",
+            error="WeightMismatch",
+            names=("rollout.0", "version 1", "tables of the rotary embedding"),
+        ),
     ),
     Exhibit(
         id="bfloat16-head",
@@ -325,7 +356,11 @@ EXHIBITS = (
         fault="The engine computes the output head in bfloat16, the trainer in float32.",
         shown="the usual mismatch metric",
         plant=_bfloat16_head,
-        expected=_FOUND,
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 0", "rollout.0", "output head in bfloat16"),
+        ),
     ),
     Exhibit(
         id="shared-prefix-dropped",
@@ -334,7 +369,11 @@ EXHIBITS = (
         fault="The first token of a prompt is not attended to where several rows share the prompt.",
         shown="a gap of probabilities and bursts of the gradient's norm",
         plant=lambda scene: _prompts(scene, lambda p, n: p[1:] if n > 1 and len(p) > 1 else p),
-        expected=_FOUND,
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 0", "rollout.0", "without their first token"),
+        ),
     ),
     Exhibit(
         id="dropout-in-log-probs",

@@ -10,7 +10,7 @@ import numpy as np
 
 from gcore_core.testing.museum import Exhibit, Expected, Scene
 from gcore_museum.exhibits.forward import _prompts
-from gcore_museum.exhibits.weights import GENERATOR, SENTINEL
+from gcore_museum.exhibits.weights import AGAIN, GENERATOR
 
 SEALS = "seal of a record"
 TERMS = "terms of a loss"
@@ -277,7 +277,11 @@ EXHIBITS = (
         plant=lambda scene: _prompts(
             scene, lambda p, n: np.concatenate([np.array([_BOS], p.dtype), p])
         ),
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 0", "rollout.0", "first token of prompts twice"),
+        ),
     ),
     Exhibit(
         id="encoded-again",

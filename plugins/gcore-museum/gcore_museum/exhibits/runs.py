@@ -174,7 +174,9 @@ EXHIBITS = (
         fault="All samples of a prompt draw the same random numbers, so they are equal.",
         shown="nothing",
         plant=_one_seed,
-        expected=Expected(detector=TWINS, error="RecordMismatch", names=("step 0", "random numbers")),
+        expected=Expected(
+            detector=TWINS, error="RecordMismatch", names=("step 0", "random numbers")
+        ),
     ),
     Exhibit(
         id="end-reason-lost",

@@ -16,6 +16,9 @@ TRAINER = "gcore_torch.engine:TorchEngine"
 DIGESTS = "digests of a push"
 #: What finds a generator that computes something else than the trainer.
 SENTINEL = "sentinel"
+#: What names the cause after it: bytes of the export, or the generator, which scores them again.
+EXPORT = "sentinel, and what is exported"
+AGAIN = "sentinel, and records scored again"
 #: What finds a gradient that depends on which records are computed together.
 RESPLIT = "minibatch cut again"
 _TWO_REPLICAS = ("roles.rollout.slots=2", "cluster.devices=4")
@@ -353,7 +356,11 @@ EXHIBITS = (
         " first policy.",
         shown="a mismatch metric and no alarm; a user compared runs with and without sleep",
         plant=_reload_at_wake,
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=f"{SENTINEL}, and digests",
+            error="WeightMismatch",
+            names=("step 1", "rollout.0", "version 0", "old weights"),
+        ),
     ),
     Exhibit(
         id="unknown-names-skipped",
@@ -403,7 +410,11 @@ EXHIBITS = (
         fault="The weights that are published are those of before the optimizer's last step.",
         shown="nothing",
         plant=_published_before_the_update,
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=EXPORT,
+            error="WeightMismatch",
+            names=("step 1", "trainer exports other weights", "before the last one"),
+        ),
     ),
     Exhibit(
         id="transposed-projection",
@@ -412,7 +423,11 @@ EXHIBITS = (
         fault="The converter misses a transpose, which a square matrix hides.",
         shown="gibberish, reward 0, every answer truncated",
         plant=_transposed,
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=EXPORT,
+            error="WeightMismatch",
+            names=("step 0", "trainer exports other weights", "layers.0.self_attn.o_proj.weight"),
+        ),
     ),
     Exhibit(
         id="delta-counted-twice",
@@ -421,7 +436,11 @@ EXHIBITS = (
         fault="What was learned is added twice to one matrix at every sync.",
         shown="nothing",
         plant=_delta_counted_twice,
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=EXPORT,
+            error="WeightMismatch",
+            names=("step 1", "trainer exports other weights", "layers.1.mlp.down_proj.weight"),
+        ),
     ),
     Exhibit(
         id="lost-at-a-bucket-edge",
@@ -452,7 +471,11 @@ EXHIBITS = (
         fault="A kernel swaps gate and up once at load; the second load is not swapped.",
         shown="corrupt rollouts after the first sync, no error",
         plant=_swapped_gate_and_up,
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 1", "rollout.0", "gate_up of layer 0"),
+        ),
     ),
     Exhibit(
         id="rotary-tables-lost",
@@ -462,7 +485,11 @@ EXHIBITS = (
         " bring them back.",
         shown="wrong text; found by printing stages",
         plant=_rotary_zeroed,
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 1", "rollout.0", "tables of the rotary embedding"),
+        ),
     ),
     Exhibit(
         id="graph-with-old-addresses",
@@ -471,7 +498,11 @@ EXHIBITS = (
         fault="A captured graph reads memory that held the weights before they were bound anew.",
         shown="garbled text or that of the old policy, no error",
         plant=_graph_with_old_addresses,
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 2", "rollout.0", "gate_up of layer 0"),
+        ),
     ),
     Exhibit(
         id="prefix-cache-kept",
@@ -480,7 +511,11 @@ EXHIBITS = (
         fault="What was computed of a prompt is kept over an update of the weights.",
         shown="evaluation worse than training; a user switched the cache off",
         plant=lambda scene: _prefix_cache(scene, cleared=False),
-        expected=Expected(detector=SENTINEL, error="WeightMismatch"),
+        expected=Expected(
+            detector=AGAIN,
+            error="WeightMismatch",
+            names=("step 1", "rollout.0", "cache that outlives a push"),
+        ),
     ),
     Exhibit(
         id="prefix-cache-cleared",
