@@ -64,14 +64,17 @@ def explain(
         names = ", ".join(derived[:3]) + (f" and {len(derived) - 3} more" if derived[3:] else "")
         text = f"{name} samples with {names}: its weights and its model give others"
         return [finding("derived", 1.0, text)]
+    plain = score(columns)
+    # A cause explains what a plain forward pass leaves open too, else it is only near to that.
+    left_open = min(gaps, _energy(records, plain))
     found = []
     for cause, text, logps in _predictions(columns, score, others):
-        share = 1 - _energy(records, logps) / gaps
-        if share >= _EXPLAINS:
-            found.append(finding(cause, share, f"{name} {text}"))
+        left = _energy(records, logps)
+        if left <= (1 - _EXPLAINS) * left_open:
+            found.append(finding(cause, 1 - left / gaps, f"{name} {text}"))
     if found:
         return [max(found, key=lambda one: one.score)]
-    side = _side(records, score(columns), gaps, name)
+    side = _side(records, plain, gaps, name)
     return [finding(side[0], _KNOWN_SIDE, side[1])] if side else []
 
 
