@@ -9,6 +9,7 @@ both anew:
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -30,12 +31,15 @@ from gcore_core.config.plan import Plan, load_plan
 from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
+from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.lineage import check_receipt, check_seal
-from gcore_core.contract.records import Header, RunFacts, StepReport
+from gcore_core.contract.records import Header, Prompt, RunFacts, StepReport
+from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.sentinel import Alarm
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.training import check_row, masked_share
 from gcore_core.controllers.watching import held_otherwise, mismatch
+from gcore_core.controllers.window.drawing import Round, check_versions
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
@@ -44,8 +48,11 @@ from gcore_core.run.export import export, weights_sha256
 from gcore_core.runtime.messages import HeldReply, TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.shells.checked_rewards import KnownRow, check_known
+from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.opened_records import check_prompts
 from gcore_core.runtime.shells.same_rows import open_row
+from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
@@ -53,6 +60,30 @@ ROOT = Path(__file__).parents[2]
 MESSAGES = Path(__file__).with_name("error_messages.json")
 PAGE = ROOT / "docs" / "reference" / "errors.md"
 MOST_LINES = 6
+
+_KNOWN = KnownRow(
+    line=4,
+    record=ScoredRecord(
+        ordinal=-4,
+        sample=3,
+        prompt=Prompt(row=3, text="12+7="),
+        text="It is 19.",
+        status="finished",
+        columns={},
+    ),
+    reward=1.0,
+)
+
+
+async def _always_zero(records: list[ScoredRecord]) -> list[Score]:
+    return [Score(value=0.0)] * len(records)
+
+
+def _finished(action_ids: list[int]) -> Finished:
+    request = SampleRequest(ordinal=12, sample=3, seed=0, prompt=Prompt(row=7, text=""))
+    columns = {"action_ids": np.array(action_ids, np.int32)}
+    return Finished(request=request, status="finished", versions=(0, 0), columns=columns)
+
 
 JOB = """\
 run: {name: job}
@@ -325,6 +356,34 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
                 for sample in (0, 3)
             ],
             "opening for step 4",
+        ),
+        "equal samples": lambda w: check_twins(
+            [
+                TrainRecord(
+                    ordinal=ordinal,
+                    sample=sample,
+                    minibatch=0,
+                    columns={
+                        "action_ids": np.arange(20, dtype=np.int32),
+                        "logp": np.full(20, -2.0, np.float32),
+                    },
+                )
+                for ordinal in range(12, 20)
+                for sample in range(2)
+            ],
+            "step 3",
+        ),
+        "a version that is behind": lambda w: check_versions(
+            [Header(ordinal=12, sample=3, row=7, seed=0, versions=(2, 2), stamp=1, replica=1)],
+            Round(step=3, number=0, purpose="train", least=3),
+            "rollout.1",
+        ),
+        "answers that were cut off": lambda w: EndReasons().add(
+            _finished([7] * n + [last])
+            for n, last in [(1, 2)] * 8 + [(5, 10 + i) for i in range(20)]
+        ),
+        "a known reward": lambda w: asyncio.run(
+            check_known("exact", "known.jsonl", [_KNOWN], _always_zero)
         ),
         "no trained action": lambda w: masked_share(3, [TrainReply({}, 4, 0.0, 0, 512)]),
         "wrong log-probs of one replica": lambda w: alarmed(),
