@@ -8,6 +8,7 @@ clipped at 4 nats) that it explains, as in gcore-sentinel.
     derived    something that was made of the weights, or a table, is not what it must be
     read       the prompts were read with other tokens at their ends
     told       log-probs are right and were told otherwise: without temperature, or of some tokens
+    scale      one side divides its logits by another number than the other
     dtype      a part is computed in another dtype
     sampling   a plain forward pass gives the trainer's log-probs, and sampling gives others
     held       a plain forward pass gives what came: generator and trainer hold other weights, or
@@ -31,6 +32,11 @@ _AGREES = 0.02
 _EXPLAINS = 0.8
 #: The score of what remains when nothing more is known; above that of "gaps everywhere".
 _KNOWN_SIDE = 0.6
+#: The search for a scale: over e ** -1.5 .. e ** 1.5, until it is known to five digits.
+_WIDEST = 1.5
+_GOLDEN = (5**0.5 - 1) / 2
+_SEARCHES = 24
+_SAME_SCALE = 1e-2
 
 
 def explain(
@@ -38,6 +44,7 @@ def explain(
     score: Score,
     *,
     name: str,
+    scaled: Callable[[float], Score],
     others: Sequence[tuple[str, str, Score]],
     derived: Sequence[str],
 ) -> list[Finding]:
@@ -45,6 +52,7 @@ def explain(
 
     score: a plain forward pass with the weights that are held now.
     name: of the generator, for the sentences.
+    scaled: factor of the logits -> a forward pass with it.
     others: (cause, what the generator does then, a forward pass that does so), of what else it can
         try.
     derived: what is derived from weights and is not what it must be.
@@ -74,34 +82,66 @@ def explain(
             found.append(finding(cause, 1 - left / gaps, f"{name} {text}"))
     if found:
         return [max(found, key=lambda one: one.score)]
-    side = _side(records, plain, gaps, name)
-    return [finding(side[0], _KNOWN_SIDE, side[1])] if side else []
+    held = _energy(records, plain) <= _AGREES * gaps
+    right = _apart(records, plain) <= _AGREES * gaps
+    if held == right:
+        return []
+    energy = _apart if held else _energy
+    factor, left = _scale(lambda factor: energy(records, scaled(factor)(columns)))
+    if left <= (1 - _EXPLAINS) * gaps:
+        text = _of_scale(records, 1 / factor if held else factor, name)
+        return [finding("scale", 1 - left / gaps, text)]
+    cause = "held" if held else "sampling"
+    return [finding(cause, _KNOWN_SIDE, _of_side(records, gaps, name, held=held))]
 
 
-def _side(
-    records: Sequence[Compared], plain: Sequence[np.ndarray], gaps: float, name: str
-) -> tuple[str, str] | None:
-    """Returns (cause, sentence) of the side that a plain forward pass of the generator agrees with.
+def _scale(
+    left: Callable[[float], float],
+) -> tuple[float, float]:
+    """Returns the factor of logits that leaves the least energy, and that energy.
 
-    plain: its log-probs.
-    gaps: the energy between what came and the trainer's.
+    A golden-section search over the logarithm.
     """
-    if _energy(records, plain) <= _AGREES * gaps:
-        return "held", (
+    low, high = -_WIDEST, _WIDEST
+    first, second = (low + (high - low) * share for share in (1 - _GOLDEN, _GOLDEN))
+    at_first, at_second = left(np.exp(first)), left(np.exp(second))
+    for _ in range(_SEARCHES):
+        if at_first < at_second:
+            high, second, at_second = second, first, at_first
+            first = high - _GOLDEN * (high - low)
+            at_first = left(np.exp(first))
+        else:
+            low, first, at_first = first, second, at_second
+            second = low + _GOLDEN * (high - low)
+            at_second = left(np.exp(second))
+    return float(np.exp((low + high) / 2)), min(at_first, at_second)
+
+
+def _of_scale(records: Sequence[Compared], factor: float, name: str) -> str:
+    """factor: of the generator's logits over the trainer's, both behind their temperatures."""
+    told = records[0].temperature
+    what = f"{name} samples as if its logits were {factor:.3g} times the trainer's: "
+    if told != 1 and abs(factor * told - 1) < _SAME_SCALE:
+        return f"{what}the trainer's know nothing of the temperature {told:g} that records say"
+    return f"{what}one of them has another temperature, or a scale of logits that the other lacks"
+
+
+def _of_side(records: Sequence[Compared], gaps: float, name: str, *, held: bool) -> str:
+    """Says which side a plain forward pass of the generator agrees with: what came, or not."""
+    if held:
+        return (
             f"{name} computes what came again from the weights that it holds: the trainer holds "
             "other weights than it has sent, or its forward pass is another"
         )
-    if _apart(records, plain) <= _AGREES * gaps:
-        right = f"a plain forward pass of {name} gives the trainer's log-probs, so its weights are"
-        if _of_first(records) >= (1 - _AGREES) * gaps:
-            text = (
-                f"{right} right, and only the first action of answers is off: what was computed of "
-                "prompts is kept in a cache that outlives a push"
-            )
-        else:
-            text = f"{right} right, and sampling gives others: a cache, a captured graph, a kernel"
-        return "sampling", text
-    return None
+    right = (
+        f"a plain forward pass of {name} gives the trainer's log-probs, so its weights are right"
+    )
+    if _of_first(records) >= (1 - _AGREES) * gaps:
+        return (
+            f"{right}, and only the first action of answers is off: what was computed of prompts "
+            "is kept in a cache that outlives a push"
+        )
+    return f"{right}, and sampling gives others: a cache, a captured graph, a kernel"
 
 
 def _predictions(

@@ -220,8 +220,7 @@ def _temperature(records: Sequence[Compared], healthy: Table | None) -> tuple[fl
         return 0.0, ""
     return score, (
         f"the generator samples at {1 / (1 + slope):.3g} times the temperature that the trainer "
-        f"divides by, or one of them scales its logits (slope of gaps against log-probs "
-        f"{slope:+.3g})"
+        f"divides by (slope of gaps against log-probs {slope:+.3g})"
     )
 
 

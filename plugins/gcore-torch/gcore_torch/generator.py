@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from gcore_language.alignment import align
 from gcore_language.device_push import DeviceReader, offers_of
-from gcore_language.explain import explain
+from gcore_language.explain import Score, explain
 from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
@@ -38,7 +38,7 @@ from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import FusedDecoder, make_decoder
-from gcore_torch.other_heads import heads
+from gcore_torch.other_heads import changed_head, heads
 from gcore_torch.sampling import choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
 from gcore_torch.steady import NEAR, SteadyScorer, can_be_steady
@@ -583,8 +583,13 @@ class TorchGenerator:
         decoder = self._decoder
         derived = decoder.differing() if isinstance(decoder, FusedDecoder) else []
         name = f"{self._context.role}.{self._context.rank}"
-        others = heads(self._model, self._device, self._config.top_k, self.logprobs)
-        return explain(chosen, self.logprobs, name=name, others=others, derived=derived)
+        model, score = self._model, self.logprobs
+
+        def scaled(factor: float) -> Score:
+            return changed_head(model, score, lambda head, hidden, logits: logits * factor)
+
+        others = heads(model, self._device, self._config.top_k, score)
+        return explain(chosen, score, name=name, scaled=scaled, others=others, derived=derived)
 
     @torch.no_grad()
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:

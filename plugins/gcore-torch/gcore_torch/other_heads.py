@@ -17,6 +17,25 @@ from gcore_core.contract.columns import Columns
 Change = Callable[[Any, Tensor, Tensor], Tensor]
 
 
+def changed_head(model: Any, score: Score, change: Change) -> Score:
+    """Returns a forward pass in which the model's output head gives other logits.
+
+    score: a forward pass of the model as it is.
+    """
+    head = model.get_output_embeddings()
+
+    def scored(records: Sequence[Columns]) -> Sequence[np.ndarray]:
+        handle = head.register_forward_hook(
+            lambda module, inputs, logits: change(module, inputs[0], logits)
+        )
+        try:
+            return score(records)
+        finally:
+            handle.remove()
+
+    return scored
+
+
 def heads(
     model: Any, device: torch.device, top_k: int, score: Score
 ) -> list[tuple[str, str, Score]]:
@@ -25,19 +44,6 @@ def heads(
     top_k: from how many likeliest tokens the generator samples; 0: from all.
     score: a forward pass of the model as it is.
     """
-    head = model.get_output_embeddings()
-
-    def changed(change: Change) -> Score:
-        def scored(records: Sequence[Columns]) -> Sequence[np.ndarray]:
-            handle = head.register_forward_hook(
-                lambda module, inputs, logits: change(module, inputs[0], logits)
-            )
-            try:
-                return score(records)
-            finally:
-                handle.remove()
-
-        return scored
 
     def whole(records: Sequence[Columns]) -> Sequence[np.ndarray]:
         with torch.autocast(device.type, torch.bfloat16):
@@ -46,10 +52,11 @@ def heads(
     tried: list[tuple[str, str, Score]] = []
     if top_k:
         text = f"tells log-probs among the {top_k} likeliest tokens, the trainer among all"
-        tried.append(("told", text, changed(lambda *given: _likeliest(given[2], top_k))))
-    if head.weight.dtype == torch.float32:
+        kept = changed_head(model, score, lambda *given: _likeliest(given[2], top_k))
+        tried.append(("told", text, kept))
+    if model.get_output_embeddings().weight.dtype == torch.float32:
         text = "computes its output head in bfloat16, the trainer in float32"
-        tried.append(("dtype", text, changed(_in_bfloat16)))
+        tried.append(("dtype", text, changed_head(model, score, _in_bfloat16)))
         tried.append(("dtype", "computes in bfloat16, the trainer in float32", whole))
     return tried
 

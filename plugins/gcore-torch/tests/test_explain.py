@@ -11,7 +11,7 @@ import torch
 from gcore_language.explain import Score
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
-from gcore_torch.other_heads import heads
+from gcore_torch.other_heads import changed_head, heads
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.errors import WeightMismatch
@@ -167,3 +167,24 @@ def test_a_record_is_the_same_behind_the_wire() -> None:
         mine, its = getattr(record, name), getattr(other, name)
         assert mine.dtype == its.dtype and (mine == its).all()
     assert (other.temperature, other.replica) == (0.7, 0)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.99, 1.1])
+def test_a_scale_of_logits_is_measured_on_either_side(
+    generator: TorchGenerator, factor: float
+) -> None:
+    columns = columns_of()
+    right = generator.logprobs(columns)
+    scale = changed_head(generator._model, generator.logprobs, lambda *given: given[2] * factor)
+    other = scale(columns)
+    cause, text = told(generator, compared(columns, other, right))
+    assert cause == "scale" and f"were {factor:.3g} times the trainer's" in text
+    cause, text = told(generator, compared(columns, right, other))
+    assert cause == "scale" and f"were {1 / factor:.3g} times the trainer's" in text
+
+
+def test_a_trainer_that_knows_no_temperature_is_named(generator: TorchGenerator) -> None:
+    columns = columns_of()
+    warm = [{**record, "temperature": np.ones((), np.float32)} for record in columns]
+    records = compared(columns, generator.logprobs(columns), generator.logprobs(warm))
+    assert "know nothing of the temperature 0.7" in told(generator, records)[1]
