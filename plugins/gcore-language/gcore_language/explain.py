@@ -30,6 +30,7 @@ _CLIP = 4.0
 #: What is left of the energy where two sides agree, and what a cause must explain to be named.
 _AGREES = 0.02
 _EXPLAINS = 0.8
+_EXACT = 0.99
 #: The score of what remains when nothing more is known; above that of "gaps everywhere".
 _KNOWN_SIDE = 0.6
 #: The search for a scale: over e ** -1.5 .. e ** 1.5, until it is known to five digits.
@@ -75,24 +76,23 @@ def explain(
     plain = score(columns)
     # A cause explains what a plain forward pass leaves open too, else it is only near to that.
     left_open = min(gaps, _energy(records, plain))
-    found = []
-    for cause, text, logps in _predictions(columns, score, others):
-        left = _energy(records, logps)
-        if left <= (1 - _EXPLAINS) * left_open:
-            found.append(finding(cause, 1 - left / gaps, f"{name} {text}"))
-    if found:
-        return [max(found, key=lambda one: one.score)]
+    tried = [
+        (_energy(records, logps), cause, f"{name} {text}")
+        for cause, text, logps in _predictions(columns, score, others)
+    ]
+    causes = [one for one in tried if one[0] <= (1 - _EXPLAINS) * left_open]
     held = _energy(records, plain) <= _AGREES * gaps
     right = _apart(records, plain) <= _AGREES * gaps
-    if held == right:
-        return []
-    energy = _apart if held else _energy
-    factor, left = _scale(lambda factor: energy(records, scaled(factor)(columns)))
-    if left <= (1 - _EXPLAINS) * gaps:
-        text = _of_scale(records, 1 / factor if held else factor, name)
-        return [finding("scale", 1 - left / gaps, text)]
-    cause = "held" if held else "sampling"
-    return [finding(cause, _KNOWN_SIDE, _of_side(records, gaps, name, held=held))]
+    if held != right and not any(one[0] <= (1 - _EXACT) * left_open for one in causes):
+        energy = _apart if held else _energy
+        factor, left = _scale(lambda factor: energy(records, scaled(factor)(columns)))
+        if left <= (1 - _EXPLAINS) * gaps:
+            text = _of_scale(records, 1 / factor if held else factor, name)
+            causes.append((left, "scale", text))
+        if not causes:
+            text = _of_side(records, gaps, name, held=held)
+            return [finding("held" if held else "sampling", _KNOWN_SIDE, text)]
+    return [finding(cause, 1 - left / gaps, text) for left, cause, text in sorted(causes)[:1]]
 
 
 def _scale(
