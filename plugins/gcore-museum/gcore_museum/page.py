@@ -23,7 +23,9 @@ How faults are planted, and what outcomes mean, is in [gcore-museum](../plugins/
 same step.
 
 What a thread says is its authors' claim. Only its cause was built again here, on a small model, so
-sizes differ. A fault that is not found stands here as not found.
+sizes differ. Below each exhibit stands the whole message of the run, which says where the fault is
+(step, tensor, replica or record) and its cause; the line above it lists the words that were
+expected of it. A fault that is not found stands here as not found.
 
 """
 
@@ -70,4 +72,12 @@ def _section(exhibit: Exhibit, finding: Finding) -> list[str]:
         return [*lines, f"Said here: nothing ({finding.outcome})."]
     # files by their name alone: where they lie is one machine's matter
     said = re.sub(r"/\S+/(?=[^/\s]+\.\w+)", "", finding.said)
-    return [*lines, f"```text\n{finding.error}: {said}\n```"]
+    when = {0: "in the same step", 1: "one step later"}.get(finding.delay_steps or 0, "later")
+    named = ", ".join(f"`{text}`" for text in exhibit.expected.names if text in finding.said)
+    names = f"; it names {named}" if named else ""
+    return [
+        *lines,
+        f"Said here {when} ({exhibit.expected.detector}){names}:",
+        "",
+        f"```text\n{finding.error}: {said}\n```",
+    ]

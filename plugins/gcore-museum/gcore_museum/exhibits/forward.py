@@ -382,7 +382,7 @@ EXHIBITS = (
         fault="Dropout is active while log-probs are computed.",
         shown="a KL in the thousands at the first step",
         plant=_dropout,
-        expected=Expected(detector=RESPLIT, error="TrainingError", names=("dropout",)),
+        expected=Expected(detector=RESPLIT, error="TrainingError", names=("step 0", "dropout")),
     ),
     Exhibit(
         id="packed-without-borders",
@@ -391,7 +391,7 @@ EXHIBITS = (
         fault="Answers in one row start their positions anew but attend to those before them.",
         shown="nothing; found by changing a prefix",
         plant=_plain_causal_mask,
-        expected=Expected(detector=RESPLIT, error="TrainingError", names=("neighbours",)),
+        expected=Expected(detector=RESPLIT, error="TrainingError", names=("step 0", "neighbours")),
     ),
     Exhibit(
         id="positions-shifted",

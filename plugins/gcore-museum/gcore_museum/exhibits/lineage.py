@@ -253,7 +253,7 @@ EXHIBITS = (
         plant=_scores_rotated,
         overrides=("rewards.digits.alone_every=4",),
         expected=Expected(
-            detector=ALONE, error="RecordMismatch", names=("rewards.digits", "alone")
+            detector=ALONE, error="RecordMismatch", names=("rewards.digits", "record", "alone")
         ),
     ),
     Exhibit(
@@ -290,7 +290,11 @@ EXHIBITS = (
         fault="Answers are decoded and encoded again on their way to the trainer.",
         shown="spikes of the KL",
         plant=lambda scene: _reading(scene, _encoded_again),
-        expected=Expected(detector=SEALS, error="RecordMismatch", names=("sealed",)),
+        expected=Expected(
+            detector=SEALS,
+            error="RecordMismatch",
+            names=("record", "sealed", "changed after they were sampled"),
+        ),
     ),
     Exhibit(
         id="end-token-masked",
@@ -299,7 +303,9 @@ EXHIBITS = (
         fault="Tokens are masked by the pad's id, which is the end token's: it is never learned.",
         shown="a mismatch at the last token",
         plant=lambda scene: _batching(scene, _last_masked),
-        expected=Expected(detector=TERMS, error="RecordMismatch", names=("action_mask", "step 0")),
+        expected=Expected(
+            detector=TERMS, error="RecordMismatch", names=("step 0", "record 0/0", "action_mask")
+        ),
     ),
     Exhibit(
         id="tool-tokens-trained",
@@ -308,7 +314,9 @@ EXHIBITS = (
         fault="One path of the loss ignores the mask of tokens that the policy did not sample.",
         shown="nothing; the run went to its end",
         plant=_tool_tokens,
-        expected=Expected(detector=TERMS, error="RecordMismatch", names=("action_mask",)),
+        expected=Expected(
+            detector=TERMS, error="RecordMismatch", names=("step 0", "record 0/0", "action_mask")
+        ),
     ),
     Exhibit(
         id="advantage-as-mask",
@@ -317,7 +325,9 @@ EXHIBITS = (
         fault="Advantages are passed where the mask belongs.",
         shown="nothing; found by reading",
         plant=_advantage_as_mask,
-        expected=Expected(detector=TERMS, error="RecordMismatch", names=("action_mask",)),
+        expected=Expected(
+            detector=TERMS, error="RecordMismatch", names=("step 0", "record", "action_mask")
+        ),
     ),
     Exhibit(
         id="rewards-of-the-row-beside",
@@ -326,7 +336,11 @@ EXHIBITS = (
         fault="After groups were filtered, rewards are joined to the rows beside.",
         shown="marker rewards in a test",
         plant=lambda scene: _taken(scene, _rewards_of_the_row_beside),
-        expected=Expected(detector=RECEIPTS, error="RecordMismatch", names=("no scorer gave",)),
+        expected=Expected(
+            detector=RECEIPTS,
+            error="RecordMismatch",
+            names=("record", "no scorer gave", "belong to another record"),
+        ),
     ),
     Exhibit(
         id="rewards-in-the-old-order",
@@ -335,7 +349,11 @@ EXHIBITS = (
         fault="Records are sorted by length, their rewards stay in the old order.",
         shown="no error; found by reading",
         plant=lambda scene: _taken(scene, _sorted_by_length),
-        expected=Expected(detector=RECEIPTS, error="RecordMismatch", names=("no scorer gave",)),
+        expected=Expected(
+            detector=RECEIPTS,
+            error="RecordMismatch",
+            names=("record", "no scorer gave", "belong to another record"),
+        ),
     ),
     Exhibit(
         id="packed-order",
@@ -344,7 +362,9 @@ EXHIBITS = (
         fault="What belongs to records is read in the order in which they were packed.",
         shown="nothing",
         plant=lambda scene: _batching(scene, _rows_reversed),
-        expected=Expected(detector=TERMS, error="RecordMismatch", names=("step 0",)),
+        expected=Expected(
+            detector=TERMS, error="RecordMismatch", names=("step 0", "record", "another tokens")
+        ),
     ),
     Exhibit(
         id="columns-of-another",
@@ -353,7 +373,9 @@ EXHIBITS = (
         fault="Records are read from the place of another one of their chunk.",
         shown="nothing",
         plant=_slots_swapped,
-        expected=Expected(detector=SEALS, error="RecordMismatch", names=("sealed", "step 0")),
+        expected=Expected(
+            detector=SEALS, error="RecordMismatch", names=("step 0", "record", "sealed")
+        ),
     ),
     Exhibit(
         id="answers-of-others",
@@ -362,7 +384,9 @@ EXHIBITS = (
         fault="Prompts are paired with the answers to other prompts.",
         shown="no crash",
         plant=_answers_of_others,
-        expected=Expected(detector=PROMPTS, error="RecordMismatch", names=("prompt",)),
+        expected=Expected(
+            detector=PROMPTS, error="RecordMismatch", names=("step 0", "record", "another prompt")
+        ),
     ),
     Exhibit(
         id="order-of-training",

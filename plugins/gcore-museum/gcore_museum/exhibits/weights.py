@@ -370,7 +370,9 @@ EXHIBITS = (
         shown="nothing; a count at debug level",
         plant=_unknown_names_skipped,
         expected=Expected(
-            detector=DIGESTS, error="WeightMismatch", names=("model.layers.1.mlp", "rollout")
+            detector=DIGESTS,
+            error="WeightMismatch",
+            names=("rollout.0", "version 1", "model.layers.1.mlp", "3 of 21"),
         ),
     ),
     Exhibit(
@@ -380,7 +382,9 @@ EXHIBITS = (
         fault="Reloading gives the tensors of the first load, which were kept.",
         shown="nothing",
         plant=_memoised_files,
-        expected=Expected(detector=DIGESTS, error="WeightMismatch", names=("rollout",)),
+        expected=Expected(
+            detector=DIGESTS, error="WeightMismatch", names=("rollout.0", "version 1", "21 of 21")
+        ),
     ),
     Exhibit(
         id="one-replica-keeps",
@@ -390,7 +394,9 @@ EXHIBITS = (
         shown="a gap that grew on one engine only",
         plant=_one_replica_keeps,
         overrides=_TWO_REPLICAS,
-        expected=Expected(detector=DIGESTS, error="WeightMismatch", names=("rollout.1",)),
+        expected=Expected(
+            detector=DIGESTS, error="WeightMismatch", names=("rollout.1", "version 2", "21 of 21")
+        ),
     ),
     Exhibit(
         id="zeroed-tensor",
@@ -400,7 +406,9 @@ EXHIBITS = (
         shown="an info line",
         plant=_zeroed_tensor,
         expected=Expected(
-            detector=DIGESTS, error="WeightMismatch", names=("layers.0.self_attn.v_proj.weight",)
+            detector=DIGESTS,
+            error="WeightMismatch",
+            names=("rollout.0", "version 2", "layers.0.self_attn.v_proj.weight"),
         ),
     ),
     Exhibit(
@@ -450,7 +458,9 @@ EXHIBITS = (
         shown="nothing",
         plant=_tensor_lost_at_an_edge,
         expected=Expected(
-            detector="plan of a push", error="WeightMismatch", names=("lm_head.weight",)
+            detector="plan of a push",
+            error="WeightMismatch",
+            names=("rollout.0", "version 1", "lm_head.weight"),
         ),
     ),
     Exhibit(
