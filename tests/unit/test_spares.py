@@ -45,7 +45,7 @@ def worker(directory: Path, *preload: str, keep: str = "always") -> WorkerSpec:
 
 
 async def prepared(directory: Path, spec: WorkerSpec) -> Spares:
-    kept = Spares(Record(""))
+    kept = Spares(Record(""), pays_after_s=0)
     kept.prepare([(spec, os.getpid())])
     await asyncio.gather(*kept._preparing)
     return kept
@@ -134,6 +134,17 @@ async def test_where_an_import_fails_nothing_is_kept_ready(
     kept = await prepared(tmp_path, spec)
     assert not kept.pids()
     assert await kept.start(spec) is None
+
+
+async def test_a_young_run_keeps_nothing_ready_unless_it_is_told_to(tmp_path: Path) -> None:
+    """It would import every engine a second time, for a minute or less."""
+    for keep, expected in (("auto", 0), ("always", 1)):
+        spec = worker(tmp_path, keep=keep)
+        kept = Spares(Record(""), pays_after_s=3600)
+        kept.prepare([(spec, os.getpid())])
+        await asyncio.wait(kept._preparing, timeout=0.5 if keep == "auto" else None)
+        assert len(kept.pids()) == expected
+        await kept.stop()
 
 
 async def test_nothing_is_kept_ready_where_that_is_switched_off_or_memory_is_short(

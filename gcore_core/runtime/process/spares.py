@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 #: With ``auto``, a spare is kept where so many times what a worker of its kind holds is free.
 ROOM = 4
+#: With ``auto``, a run must have been up for so many seconds. A shorter one would pay more for its
+#: spares, an import of every engine, than a fault costs it.
+PAYS_AFTER_S = 60.0
 _ANSWER_S = 10.0  # a fork has so long, on a machine that is loaded
 _SHELL = "gcore_core.runtime.shells"
 #: Kind of worker -> the core's own modules that it imports when it is built.
@@ -286,10 +289,12 @@ class Spares:
     """Keeps one fork server for each kind of worker.
 
     record: where their processes are written down.
+    pays_after_s: with ``auto``, so many seconds pass before one is started.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, *, pays_after_s: float = PAYS_AFTER_S) -> None:
         self._record = record
+        self._pays_after_s = pays_after_s
         self._servers: dict[Kind, _Server] = {}
         self._opening: set[Kind] = set()
         self._useless: set[Kind] = set()  # kinds that cannot be kept ready
@@ -314,22 +319,29 @@ class Spares:
             self.prepare([(spec, pid)])
 
     async def _prepare(self, workers: list[tuple[WorkerSpec, int]]) -> None:
+        until_s = asyncio.get_running_loop().time() + self._pays_after_s
         for spec, pid in workers:
             kind = kind_of(spec)
             if kind in self._servers or kind in self._opening or kind in self._useless:
                 continue
-            if self._has_room(kind, spec, pid):
-                self._opening.add(kind)  # others may come here while this task waits
-                try:
+            self._opening.add(kind)  # others may come here while this task waits
+            self._measure(kind, pid)
+            try:
+                if spec.settings.run.spares == AUTO:
+                    await asyncio.sleep(until_s - asyncio.get_running_loop().time())
+                if self._has_room(kind, spec):
                     await self._open(kind, spec)
-                finally:
-                    self._opening.discard(kind)
+            finally:
+                self._opening.discard(kind)
 
-    def _has_room(self, kind: Kind, spec: WorkerSpec, pid: int) -> bool:
-        """Whether a process that imports what this worker has imported may stay in memory."""
+    def _measure(self, kind: Kind, pid: int) -> None:
+        """Looks how much memory a worker of a kind holds, while it lives."""
         with contextlib.suppress(psutil.NoSuchProcess):
             held_bytes = psutil.Process(pid).memory_info().rss
             self._held_bytes[kind] = max(held_bytes, self._held_bytes.get(kind, 0))
+
+    def _has_room(self, kind: Kind, spec: WorkerSpec) -> bool:
+        """Whether a process that imports what such a worker has imported may stay in memory."""
         wanted = spec.settings.run.spares
         if wanted != AUTO:
             return wanted == ALWAYS
