@@ -176,7 +176,7 @@ class TorchGenerator:
         self._tensors = named_tensors(self._model)
         self._rows = _Rows(config.max_batch, config.max_new_tokens)
         self._queue: list[_Waiting] = []
-        self._due: list[Finished] = []  # what the next ``step`` returns
+        self._to_return: list[Finished] = []  # what the next ``step`` returns
         self._stale = False  # the cache of running rows is of older weights, or was dropped
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         self._inbox = WeightInbox(context.role, shapes)
@@ -209,7 +209,7 @@ class TorchGenerator:
         fitting, failed = encode_fitting(
             self._tokenizer, requests, self._context_length, self.version, lay
         )
-        self._due += failed
+        self._to_return += failed
         max_actions = self._config.max_new_tokens
         self._queue += [
             _Waiting(request, prompt, min(max_actions, room), images.get(request.ordinal))
@@ -223,8 +223,8 @@ class TorchGenerator:
         """
         self._inbox.check_idle()
         self._weights.check_awake()
-        finished = self._due
-        self._due = []
+        finished = self._to_return
+        self._to_return = []
         logits = []
         self._stale = self._stale and self._rows.count > 0
         if self._rows.count:
@@ -470,7 +470,7 @@ class TorchGenerator:
             rows.reorder(self._decoder.drop(leaving))
         finished += self._abort_held(aborted_keys)
         if not rows.count:
-            self._due += self._release()
+            self._to_return += self._release()
         return finished
 
     def _abort_held(self, keys: set[tuple[int, int]]) -> list[Finished]:
@@ -498,7 +498,7 @@ class TorchGenerator:
         """
         if self._weights.asleep:
             self._weights.check_awake()
-        self._due += self._release()  # while the weights that sampled them are there
+        self._to_return += self._release()  # while the weights that sampled them are there
         self._score_running()
         self._inbox.begin(plan)
 
@@ -554,7 +554,7 @@ class TorchGenerator:
         It drops the cache, and moves or drops the weights as ``config.sleep`` says.
         """
         self._inbox.check_idle()
-        self._due += self._release()  # while the weights that sampled them are there
+        self._to_return += self._release()  # while the weights that sampled them are there
         self._decoder.release(weights=self._weights.leaves)
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)
