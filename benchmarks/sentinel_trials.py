@@ -111,10 +111,12 @@ class Healthy:
 
     def sample(self, models: Sequence[Path], minutes: float) -> None:
         """Trains one policy after the other for some minutes, and judges what they sample."""
-        until_s = time.monotonic() + 60 * minutes
+        began_s = time.monotonic()
+        share_s = 60 * minutes / len(models)  # every policy gets some of a time that is short
         run = 0
-        while time.monotonic() < until_s and self.sampled < TOKENS:
+        while time.monotonic() < began_s + 60 * minutes and self.sampled < TOKENS:
             model = models[run % len(models)]
+            until_s = began_s + share_s * min(run + 1, len(models))
             versions: list[tuple[np.ndarray, np.ndarray]] = []
             self._versions.append((model, versions))
             pair = Pair(model, TRAINING_STEPS, first=run * TRAINING_STEPS * STREAMS * PROMPTS)
