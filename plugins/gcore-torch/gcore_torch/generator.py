@@ -258,6 +258,13 @@ class TorchGenerator:
         if self._steady is not None:
             self._steady.rescore([f.columns for f in ended if f.versions[0] == self.version])
 
+    def _score_all(self) -> None:
+        """Scores held and running samples while the weights that sampled them are still there."""
+        if self._weights.asleep or self._weights.lacking:
+            return  # it was done before the sleep
+        self._to_return += self._release()
+        self._score_running()
+
     def _score_running(self) -> None:
         """Gives what running samples of a steady run have so far the trainer's log-probs.
 
@@ -498,8 +505,7 @@ class TorchGenerator:
         """
         if self._weights.asleep:
             self._weights.check_awake()
-        self._to_return += self._release()  # while the weights that sampled them are there
-        self._score_running()
+        self._score_all()
         self._inbox.begin(plan)
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
@@ -554,7 +560,7 @@ class TorchGenerator:
         It drops the cache, and moves or drops the weights as ``config.sleep`` says.
         """
         self._inbox.check_idle()
-        self._to_return += self._release()  # while the weights that sampled them are there
+        self._score_all()
         self._decoder.release(weights=self._weights.leaves)
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)
