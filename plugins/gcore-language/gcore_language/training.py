@@ -576,9 +576,14 @@ class LanguageTrainer:
             batch.columns.setdefault("old_logp", logp.detach())
         self._check_terms(pass_, batch)
         pass_.measure_ratio(batch, logp.detach())
+        is_looked_at = pass_.first and self._is_looked_at()
+        if is_looked_at:
+            # The direction asks for the derivative by this copy. Asked for that by the original,
+            # the module that gave it would begin its backward pass; sharded, with the other ranks.
+            logp = logp.clone()
         current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
         loss, metrics = self._loss_of(batch, current)
-        if pass_.first and self._is_looked_at():
+        if is_looked_at:
             columns = batch.columns
             pass_.direction.add(loss, logp, columns["advantage"], columns["mask"])
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
