@@ -190,6 +190,18 @@ SMALL = (
             slow=True,
         ),
         short(
+            "proved_sentinel",
+            *("--parts", "sentinel", "--minutes", "0.2", "--set", *SMALL),
+            fact=lambda values: values["healthy_bf16_tokens_sampled"] > 0,
+            slow=True,
+        ),
+        short(
+            "proved_museum",
+            *("--parts", "museum"),
+            fact=lambda values: values["faults_named_share"] == 1,
+            slow=True,
+        ),
+        short(
             "digits",
             *("--seeds", "0:1", "--set", "run.steps=2", "evaluation.every=0"),
             # the trainer computes the log-probs of the very batches that were sampled
