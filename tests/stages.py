@@ -47,7 +47,7 @@ PYTEST = '{python} -m pytest -q -m "not slow and not engine"'
 STAGES = (
     Stage(
         name="install",
-        budget_min=9,
+        budget_min=10,
         began_before=True,
         commands=(
             "{python} -m tox run -e docs --notest",
@@ -67,7 +67,7 @@ STAGES = (
     ),
     Stage(
         name="unit",
-        budget_min=7,
+        budget_min=10,
         commands=(
             PYTEST
             + " -n 2 --dist worksteal tests/architecture tests/fuzz tests/kit tests/unit plugins",
@@ -75,12 +75,12 @@ STAGES = (
     ),
     Stage(
         name="processes",
-        budget_min=10,
+        budget_min=14,
         commands=(PYTEST + " tests/gpu tests/integration tests/oracles",),
     ),
     Stage(
         name="engines",
-        budget_min=14,
+        budget_min=12,
         commands=(
             "{python} tests/engines/suites.py",
             "{python} benchmarks/engine_pairs.py --check"
