@@ -6,6 +6,7 @@ the files that the job names.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -20,6 +21,7 @@ from packaging.requirements import Requirement
 
 from gcore_core.config.interpreters import Interpreter, open_interpreter
 from gcore_core.config.plan import Plan
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.run_files import ENVIRONMENT, Environment
 
 log = logging.getLogger(__name__)
@@ -69,8 +71,9 @@ def versions(plan: Plan) -> dict[str, str]:
     for role, node in plan.settings.roles.items():
         if node.python:
             where = f"roles.{role}"
-            interpreter = open_interpreter(node.python, where=f"{where}.python")
-            known |= _engine_versions(role, interpreter, plan.provided[where].spec)
+            with contextlib.suppress(ConfigError):  # gone since: starting its worker will tell
+                interpreter = open_interpreter(node.python, where=f"{where}.python")
+                known |= _engine_versions(role, interpreter, plan.provided[where].spec)
     return known
 
 
