@@ -242,7 +242,8 @@ def test_samples_running_during_a_push_continue_with_the_new_weights(
     opened: Any, directories: dict[str, Path]
 ) -> None:
     generator = opened(max_new_tokens=64)
-    requests = requests_of(PROMPTS[:3], 12)
+    # More than run at once: a busy machine comes to the push late, and some must still run.
+    requests = requests_of(PROMPTS[:3], 40)
     old = generator.version
     generator.submit(requests)
     before = generator.step()  # something has begun
