@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_remote_code_of_a_reward_s_model_needs_a_directory(problems: Callable[..
     assert problems(pinned, *told, "rewards.scalar.config.path=local") == ""
 
 
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Keeps the garbage collector away from ``ast.parse``.
+
+    CPython 3.11 raises a SystemError where a collection that runs code falls into it.
+    """
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
 def test_remote_code_is_off_unless_a_user_turns_it_on() -> None:
     """Every default, and every value that is written in code rather than passed on."""
     found = []
