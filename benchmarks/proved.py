@@ -32,7 +32,6 @@ museum: all exhibits of gcore-museum, each a fault that was reported in public, 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import random
 import re
@@ -58,9 +57,9 @@ from quickstart_runs import (
     wall_s,
 )
 from report import Claim, add_options, publish, repeated
-from safetensors import safe_open
 
 from gcore_core.config.plan import load_plan
+from gcore_core.run.export import weights_sha256
 
 SEED = 7
 WAIT_S = 3600.0
@@ -241,18 +240,6 @@ def _wait_for(
         if process.poll() is not None or time.monotonic() > until_s:
             sys.exit(f"{directory} ended, or hangs, before it was killed; see its .log")
         time.sleep(0.05)
-
-
-def weights_sha256(directory: Path) -> str:
-    """Returns the SHA-256 of names, dtypes, shapes and bytes of all tensors, sorted by name."""
-    lines = []
-    for file in directory.glob("*.safetensors"):
-        with safe_open(file, "numpy") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # it is no dict
-                array = tensors.get_tensor(name)
-                content = hashlib.sha256(array.tobytes()).hexdigest()
-                lines.append(f"{name} {array.dtype} {array.shape} {content}\n")
-    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
 def measure_hashes(runs: Runs, args: argparse.Namespace) -> list[Claim]:
