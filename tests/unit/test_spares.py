@@ -147,6 +147,22 @@ async def test_a_young_run_keeps_nothing_ready_unless_it_is_told_to(tmp_path: Pa
         await kept.stop()
 
 
+async def test_a_worker_that_is_lost_in_the_first_minute_leaves_its_kind_a_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = worker(tmp_path, keep="auto")
+    second = worker(tmp_path, module(tmp_path, "", monkeypatch), keep="auto")
+    lost = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    kept = Spares(Record(""), pays_after_s=0.2)
+    kept.prepare([(first, os.getpid()), (second, lost.pid)])
+    await asyncio.sleep(0)  # the preparing task has begun to wait
+    lost.kill()
+    lost.communicate()
+    await asyncio.gather(*kept._preparing)
+    assert kept._servers.keys() == {kind_of(first), kind_of(second)}
+    await kept.stop()
+
+
 async def test_nothing_is_kept_ready_where_that_is_switched_off_or_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,6 +295,7 @@ class Spares:
     def __init__(self, record: Record, *, pays_after_s: float = PAYS_AFTER_S) -> None:
         self._record = record
         self._pays_after_s = pays_after_s
+        self._pays_from_s: float | None = None  # by the loop's clock; None: not up yet
         self._servers: dict[Kind, _Server] = {}
         self._opening: set[Kind] = set()
         self._useless: set[Kind] = set()  # kinds that cannot be kept ready
@@ -319,20 +320,23 @@ class Spares:
             self.prepare([(spec, pid)])
 
     async def _prepare(self, workers: list[tuple[WorkerSpec, int]]) -> None:
-        until_s = asyncio.get_running_loop().time() + self._pays_after_s
         for spec, pid in workers:
+            self._measure(kind_of(spec), pid)  # at once: it may be lost before its turn comes
+        now_s = asyncio.get_running_loop().time()
+        if self._pays_from_s is None:
+            self._pays_from_s = now_s + self._pays_after_s
+        if any(spec.settings.run.spares == AUTO for spec, _ in workers):
+            await asyncio.sleep(self._pays_from_s - now_s)
+        for spec, _ in workers:
             kind = kind_of(spec)
             if kind in self._servers or kind in self._opening or kind in self._useless:
                 continue
-            self._opening.add(kind)  # others may come here while this task waits
-            self._measure(kind, pid)
-            try:
-                if spec.settings.run.spares == AUTO:
-                    await asyncio.sleep(until_s - asyncio.get_running_loop().time())
-                if self._has_room(kind, spec):
+            if self._has_room(kind, spec):
+                self._opening.add(kind)  # others may come here while this task waits
+                try:
                     await self._open(kind, spec)
-            finally:
-                self._opening.discard(kind)
+                finally:
+                    self._opening.discard(kind)
 
     def _measure(self, kind: Kind, pid: int) -> None:
         """Looks how much memory a worker of a kind holds, while it lives."""
