@@ -35,6 +35,7 @@ class Bucket(msgspec.Struct, array_like=True):
     last: whether it ends the push.
     transport: how the bytes travel.
     handle: of other transports, where the memory is: plain fields, encoded.
+    node: name of the node whose memory it is; empty where all of the push are on one.
     """
 
     version: int
@@ -46,6 +47,7 @@ class Bucket(msgspec.Struct, array_like=True):
     last: bool
     transport: str = SHM
     handle: bytes = b""
+    node: str = ""
 
 
 class WeightWriter(Protocol):
@@ -98,6 +100,9 @@ class SendsDevice(Protocol):
         self, transport: str, offers: Sequence[Offers], path: Path, nbytes: int
     ) -> WeightWriter | None:
         """Chooses how a push travels; None means through shared memory.
+
+        It is asked only where all generators of the push are on the trainer's node. To others a
+        push travels through shared memory on both nodes, see ``gcore_core.runtime.push``.
 
         transport: "auto", or the transport that a person asks for. Raises ConfigError where not all
             sides can use that one.

@@ -373,6 +373,26 @@ class ExplainRequest(Message):
     records: list[ShownRecord]
 
 
+class CanaryRequest(Message):
+    """Asks a rank to score some of the records that it trained on last, under its present weights.
+
+    version: of these weights.
+    count: how many records, over all ranks.
+    ranks: how many data-parallel ranks there are.
+    """
+
+    version: int
+    count: int
+    ranks: int
+
+
+class ScoreCanaries(Message):
+    """Asks a generator to score records under the weights of a version."""
+
+    version: int
+    records: list[ShownRecord]
+
+
 class SkipStep(Message):
     """Tells a rank that a step has nothing to train on."""
 
@@ -387,6 +407,8 @@ SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
 DIAGNOSE = Endpoint("diagnose", DiagnoseRequest, list[Finding])
 SHOW_COMPARED = Endpoint("show_compared", DiagnoseRequest, list[ShownRecord])
 EXPLAIN = Endpoint("explain", ExplainRequest, list[Finding], Wait.WORK)
+CANARIES = Endpoint("canaries", CanaryRequest, list[ShownRecord], Wait.WORK)
+SCORE_CANARIES = Endpoint("score_canaries", ScoreCanaries, list[list[float]], Wait.WORK)
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -443,6 +465,7 @@ class BucketRequest(Message):
     index: int
     attempt: int = 0
     offers: Offers = {}  # transports that the receiver speaks besides shared memory
+    node: str = ""  # of the receiver; empty: the trainer's
 
 
 class PushConfirmed(Message):
@@ -630,7 +653,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     It comes through a file descriptor, never through argv or the environment.
 
-    peers: name -> address of everybody, this worker included.
+    peers: name -> address of everybody as seen from the worker's node, this worker included.
+    public: a further address at which this worker serves those on other machines; "" for none.
+    identity: of the run, for TLS between machines; empty where the run has one machine. As secret
+        as ``secret``.
     factories: name -> what to build ("backend", "objective", "reward/exact", "dataset/train", ...).
     settings: what a worker of its kind needs to know.
     versions: the supervisor's, of everything that this worker builds.
@@ -639,6 +665,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     ending: how that process ended: ENDED_BY_ALARM, ENDED_HUNG or "" for any other way.
     shared_memory: how files are called that it may make in shared memory, see ``Provider``.
     preload: modules that a process may import before it becomes this worker, see ``Provider``.
+    meeting: the directory in which the workers of its role meet, which its agent makes; "": none.
     """
 
     role: str
@@ -657,6 +684,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     ending: str = ""
     shared_memory: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    meeting: str = ""
+    identity: bytes = b""
+    public: str = ""
 
     @property
     def kind(self) -> str:
@@ -688,6 +718,15 @@ class Hung(Message):
 
 class KillRequest(Message):
     name: str
+
+
+class HoldLease(Message):
+    """Takes a node agent's lease for as long as the stream stands.
+
+    pid: the supervisor, on the agent's machine.
+    """
+
+    pid: int
 
 
 class StepEnd(Message):
@@ -765,6 +804,7 @@ PUBLISHED = Endpoint("published", Published, Nothing)
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
 UP = Endpoint("up", Nothing, Nothing)
 CLEAR = Endpoint("clear", Nothing, Nothing)
+HOLD_LEASE = StreamEndpoint("hold_lease", HoldLease, Nothing, Wait.EVER)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 USAGE = Endpoint("usage", Nothing, UsageReply)
 METER = Endpoint("meter", MeterRequest, MeterReply)
@@ -813,15 +853,27 @@ class BlobRequest(Message):
     refs: list[Ref]
 
 
-class ReadRequest(Message):
-    """Asks for the bytes of what ``ref`` names from ``offset`` on, in parts."""
+class MirrorRequest(Message):
+    """Asks a receiver's own agent to bring a bucket of a push from another node.
 
-    ref: Ref
+    node: where the bucket lies.
+    worker: name of the process that pushes it.
+    version, attempt: of the push.
+    index: of the bucket.
+    offset, nbytes: where it lies in the worker's memory, in bytes.
+    """
+
+    node: str
+    worker: str
+    version: int
+    attempt: int
+    index: int
     offset: int
+    nbytes: int
 
 
 SLAB = Endpoint("slab", SlabRequest, str)
 RELEASE = Endpoint("release", ReleaseRequest, Nothing)
 BLOB = Endpoint("blob", BlobRequest, list[Ref])
 FETCH = Endpoint("fetch", Ref, Ref)
-READ = StreamEndpoint("read", ReadRequest, bytes)
+MIRROR = Endpoint("mirror", MirrorRequest, str)

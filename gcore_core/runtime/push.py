@@ -32,6 +32,25 @@ buckets may still be read: i - 1, i and i + 1. `PushSource._fill` finds room bes
 There is one export, whatever the number of receivers. The memory is shared memory, unless both
 sides speak something better (see ``gcore_core.contract.weight_transfer``): this module does not
 know what.
+
+A receiver on another node has no part in that memory. It asks its own agent for each bucket that it
+gets (`MIRROR`), and loads the bucket from a file of its node, the *mirror*: it has the same bytes
+at the same offsets. The agent pulls a bucket once, however many receivers its node has.
+
+The mirror needs no rule of its own for what may be overwritten. This is why:
+
+- Bucket j is written into the mirror after a receiver got it.
+- A receiver gets j when all receivers, on whatever node, have asked for j.
+- Who asks for j has loaded all buckets before j - 1. So only j - 1 and j may still be read.
+- `PushSource._fill` has put j beside j - 1, and the mirror has the same offsets.
+
+The sender's memory is safe meanwhile. An agent reads j there for a receiver that has not loaded it
+yet. The sender fills that region anew only when all receivers have asked for j + 2, and they ask
+after they have loaded j.
+
+Two pushes share one memory, on either side. The agent ends what it still pulls of the earlier one
+before it writes anything of the later one. A receiver of the earlier one finds other bytes then,
+as it does in the sender's memory: it digests what it reads.
 """
 
 from __future__ import annotations
@@ -44,6 +63,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -64,10 +84,12 @@ from gcore_core.contract.weight_transfer import (
     verified,
 )
 from gcore_core.runtime.messages import (
+    MIRROR,
     PUSH_BUCKET,
     PUSH_PLAN,
     BeginPush,
     BucketRequest,
+    MirrorRequest,
     PlanRequest,
     PullWeights,
     PushConfirmed,
@@ -103,6 +125,17 @@ class DtypeSetting(NamedTuple):
 
 
 UNTOLD_DTYPE = DtypeSetting()
+
+
+class Here(NamedTuple):
+    """Says on which node a receiver is.
+
+    node: its name.
+    agent: its agent.
+    """
+
+    node: str
+    agent: Peer
 
 
 def exhaust(tensors: Iterable[object]) -> None:
@@ -170,6 +203,7 @@ class PushSource:
     key: (version, attempt) of the push.
     plan: the tensors that will come.
     journal: gets the digests of all tensors when the last one is filled.
+    node: on which the memory is.
     stamp: of the weights, when all tensors are filled; 0 before.
 
     Two sizes: ``_memory_nbytes`` is that of the memory for all buckets, ``_bucket_nbytes`` bounds
@@ -183,8 +217,10 @@ class PushSource:
         compute: Compute,
         request: BeginPush,
         journal: TensorJournal | None = None,
+        node: str = "",
     ) -> None:
         self.key = request.version, request.attempt
+        self._node = node
         self.plan = WeightPlan(request.version, trainer.weight_specs())
         self._trainer = trainer
         self._compute = compute
@@ -212,19 +248,19 @@ class PushSource:
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         """Returns the bucket of this index when all receivers have asked for it."""
 
-        async def act(offers: list[Offers]) -> Bucket:
-            return await self._hand_out(request.index, offers)
+        async def act(receivers: list[tuple[str, Offers]]) -> Bucket:
+            return await self._hand_out(request.index, receivers)
 
         def waits_for_others() -> bool:
             return self._all_asked_for < request.index
 
         with shown(call.progress, waits_for_others):
             bucket: Bucket = await self._gathering.join(
-                request.index, request.receiver, request.offers, act
+                request.index, request.receiver, (request.node, request.offers), act
             )
         return bucket
 
-    async def _hand_out(self, index: int, offers: list[Offers]) -> Bucket:
+    async def _hand_out(self, index: int, receivers: list[tuple[str, Offers]]) -> Bucket:
         """Runs once for each index: one row of the table at the top of this module.
 
         By asking for the index after the last bucket, receivers say that they have read all; where
@@ -234,7 +270,7 @@ class PushSource:
         """
         self._all_asked_for = index
         if index == 0:
-            await self._compute(self._choose_transport, offers)
+            await self._compute(self._choose_transport, receivers)
             self._fill_soon()
         if self._sending is not None:
             await self._sending
@@ -261,11 +297,24 @@ class PushSource:
         await self._compute(self._writer.close)
         await self._compute(exhaust, self._tensors)
 
-    def _choose_transport(self, offers: list[Offers]) -> None:
-        """Takes the writer that the trainer chooses, if it does; else it stays shared memory."""
+    def _choose_transport(self, receivers: list[tuple[str, Offers]]) -> None:
+        """Takes the writer that the trainer chooses, if it does; else it stays shared memory.
+
+        receivers: node of each, empty for the trainer's, and what it can use.
+        """
         trainer = self._trainer
         transport = self._request.transport
-        if isinstance(trainer, SendsDevice):
+        offers = [offers for _, offers in receivers]
+        elsewhere = {node for node, _ in receivers} - {"", self._node}
+        if elsewhere:
+            if transport not in ("auto", SHM):
+                raise ConfigError(
+                    f"weights cannot be pushed by {transport!r} to another node.",
+                    where="controller.config.push_transport",
+                    why=f"The trainer is on {self._node}, generators are on {min(elsewhere)}.",
+                    todo=f"Use auto or {SHM}.",
+                )
+        elif isinstance(trainer, SendsDevice):
             writer = trainer.push_writer(transport, offers, self._path, self._memory_nbytes)
             if writer:
                 self._writer = writer
@@ -343,6 +392,7 @@ class PushSource:
             last=self._next_tensor is None,
             transport=self._writer.transport,
             handle=self._writer.handle,
+            node=self._node,
         )
 
     def _room(self) -> Place:
@@ -375,6 +425,7 @@ async def pull_weights(
     mapped: dict[str, np.ndarray],
     setting: DtypeSetting = UNTOLD_DTYPE,
     came: dict[str, int] | None = None,
+    here: Here | None = None,
 ) -> PushConfirmed:
     """Receives a push and loads it.
 
@@ -386,6 +437,7 @@ async def pull_weights(
     setting: what the receiver's configuration says of its dtype, for the error.
     came: gets the digest of every tensor, by name, if they came through shared memory; those of
         other transports are not xxh3 of the bytes.
+    here: where this receiver is; None: on the trainer's node, whatever that is called.
     """
     version = request.version
     plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
@@ -393,9 +445,12 @@ async def pull_weights(
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 
     async def ask(index: int) -> Bucket:
-        bucket_request = BucketRequest(version, request.receiver, index, request.attempt, offers)
+        bucket_request = BucketRequest(
+            version, request.receiver, index, request.attempt, offers, here.node if here else ""
+        )
         with shown(progress):
-            return await insist(source, PUSH_BUCKET, bucket_request)
+            bucket = await insist(source, PUSH_BUCKET, bucket_request)
+            return bucket if here is None else await _mirrored(bucket, request, here)
 
     digests: dict[str, int] = {}  # of the tensors that came so far, in the order of the plan
     bucket = await ask(0)
@@ -433,6 +488,26 @@ async def pull_weights(
         came.update(digests)
     nbytes = sum(spec.nbytes for spec in plan.tensors)
     return PushConfirmed(version, nbytes, digests_held is not None, stamp_of(digests))
+
+
+async def _mirrored(bucket: Bucket, request: PullWeights, here: Here) -> Bucket:
+    """Returns a bucket of another node's memory as one of this node's, with the same bytes.
+
+    It is asked for once: where it fails the whole push begins anew.
+    """
+    if bucket.transport != SHM or bucket.node in ("", here.node):
+        return bucket
+    mirror = MirrorRequest(
+        bucket.node,
+        request.source,
+        request.version,
+        request.attempt,
+        bucket.index,
+        bucket.offset,
+        sum(spec.nbytes for spec in bucket.tensors),
+    )
+    path = await here.agent.call(MIRROR, mirror)
+    return msgspec.structs.replace(bucket, path=path, node=here.node)
 
 
 def _check_held(
@@ -508,7 +583,9 @@ class _SharedReader:
         self._mapped = mapped
 
     def load(self, bucket: Bucket) -> None:
-        if bucket.path not in self._mapped:
+        end = bucket.offset + sum(spec.nbytes for spec in bucket.tensors)
+        # A mirror grows with the first buckets of a push.
+        if len(self._mapped.get(bucket.path, b"")) < max(1, end):
             try:
                 self._mapped[bucket.path] = np.frombuffer(
                     map_file(Path(bucket.path), writable=False), np.uint8

@@ -31,6 +31,7 @@ from gcore_core.runtime.rpc.service import (
 )
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.rpc.wire import CALL, Frame, Greeting, framed
+from gcore_core.runtime.store import bulk
 from gcore_core.runtime.store.server import StoreSpec
 
 from .drawing import hostile, values
@@ -54,6 +55,7 @@ KINDS: dict[str, Any] = {
     **structs(messages),
     **structs(agent),
     **structs(weight_transfer),
+    **structs(bulk),
     "StoreSpec": StoreSpec,
     "RemoteFailure": RemoteFailure,
     "Greeting": Greeting,
@@ -103,6 +105,7 @@ def test_every_kind_of_message_is_fuzzed() -> None:
     assert {
         "GenerateRequest",
         "Bucket",
+        "ReadRequest",
         "WorkerSpec",
         "AgentSpec",
         "Ref",

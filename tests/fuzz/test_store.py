@@ -23,7 +23,7 @@ from gcore_core.runtime.messages import (
     BlobRequest,
     CollectRequest,
     DealRequest,
-    ReadRequest,
+    MirrorRequest,
     ReleaseRequest,
     SlabRequest,
     SumRequest,
@@ -188,7 +188,7 @@ def test_a_store_keeps_working_after_invalid_requests() -> None:
         "release": ReleaseRequest,
         "blob": BlobRequest,
         "fetch": Ref,
-        "read": ReadRequest,
+        "mirror": MirrorRequest,
     }
     asked = st.sampled_from(sorted(kinds)).flatmap(
         lambda method: st.tuples(
@@ -209,7 +209,7 @@ def test_a_store_keeps_working_after_invalid_requests() -> None:
                 budget_bytes=1 << 18,
                 patience_s=0.001,
             )
-            slabs, service = SlabService(spec, SECRET, network.view(NODE).peer), Service(NODE)
+            slabs, service = SlabService(spec, SECRET), Service(NODE)
             slabs.register(service)
             await network.view(NODE).serve(NODE, service)
             for method, body in examples:

@@ -6,15 +6,42 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
-from collections.abc import AsyncIterator
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.runtime.messages import BeginPush
+from gcore_core.contract.job_settings import Run
+from gcore_core.runtime.messages import (
+    HELLO,
+    PUSH_BEGIN,
+    PUSH_PULL,
+    SPAWN,
+    TRAIN_RANKS,
+    BeginPush,
+    Hello,
+    Nothing,
+    PullWeights,
+    SpawnRequest,
+    StorePlace,
+    TrainRequest,
+    WorkerSpec,
+)
+from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.agent import AgentSpec
+from gcore_core.runtime.process.spawn import spawn_process
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.store.server import StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
 from gcore_core.testing.push_site import PushSite, open_push_site
+from tests.support.wires import Wire, free_port, make_identity
 
 FAKE = "gcore_core.testing.fake:Fake"
 PATIENCE_S = 60.0
@@ -54,6 +81,13 @@ async def site() -> AsyncIterator[PushSite]:
         yield site
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as place:
+        yield Path(place)
+
+
 def begun(attempt: int) -> BeginPush:
     return BeginPush(1, 1, 2, attempt)  # a bucket holds one of the two tensors
 
@@ -90,3 +124,91 @@ async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site
             await surviving
         confirmed = await asyncio.gather(*(site.pull(number, 1, attempt=1) for number in range(2)))
     assert [(push.version, push.nbytes, push.verified) for push in confirmed] == [(1, 36, True)] * 2
+
+
+async def test_a_push_comes_once_to_the_agent_of_another_node(short: Path) -> None:
+    """Two agents and their workers: the policy on the first node, two generators on the second."""
+    secret = secrets.token_bytes(32)
+    names = ("supervisor", "agent.0", "agent.1", "policy.0", "rollout.0", "rollout.1")
+    addresses = {name: f"unix:{short / name}" for name in names}
+    bulk = f"tls:127.0.0.1:{free_port()}"
+    wire = Wire(f"tls:127.0.0.1:{free_port()}", bulk)
+    identity = make_identity()
+    network = RpcNetwork(addresses, secret)
+    service = Service("supervisor")
+    hellos: asyncio.Queue[str] = asyncio.Queue()
+
+    async def hello(request: Hello, call: Call) -> Nothing:
+        hellos.put_nowait(request.name)
+        return Nothing()
+
+    service.add(HELLO, hello)
+    await network.serve("supervisor", service)
+    (short / "backends.py").write_text(BACKENDS)
+    agents = []
+
+    def spec(name: str, node: str) -> WorkerSpec:
+        role, _, rank = name.partition(".")
+        run = Run(steps=1, deterministic=True)
+        context = PlainContext(directory=str(short))
+        kind = TrainerSettings if role == "policy" else GeneratorSettings
+        fake = "Trainer" if role == "policy" else "Generator"
+        return WorkerSpec(
+            role=role,
+            rank=int(rank),
+            ranks=1,
+            peers=addresses,
+            factories={"backend": FactorySpec(f"backends:{fake}", f"{FAKE}{fake}Config")},
+            secret=secret,
+            settings=kind(run=run, context=context),
+            store=StorePlace(str(short / f"memory.{node}"), node, node),
+            versions=handshake.versions([]),
+            log=str(short / f"{name}.log"),
+        )
+
+    try:
+        with wire.opened():
+            for node, seen in (("agent.0", bulk), ("agent.1", wire.address)):
+                store = StoreSpec(
+                    node=node, directory=str(short / f"memory.{node}"), spill=str(short / "spill")
+                )
+                told = AgentSpec(
+                    name=node,
+                    addresses=addresses,
+                    secret=secret,
+                    store=store,
+                    meeting=str(short / f"meeting.{node}"),
+                    bulk={"agent.0": seen},
+                    identity=identity,
+                )
+                command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
+                environment = {**os.environ, "PYTHONPATH": str(short)}
+                log = short / f"{node}.log"
+                agents.append(await spawn_process(command, told, log, environment))
+            async with asyncio.timeout(PATIENCE_S):
+                for node, workers in (
+                    ("agent.0", ["policy.0"]),
+                    ("agent.1", ["rollout.0", "rollout.1"]),
+                ):
+                    request = SpawnRequest([spec(name, node) for name in workers])
+                    await network.peer(node).call(SPAWN, request)
+                assert {await hellos.get() for _ in range(3)} == set(names[3:])
+                policy = network.peer("policy.0")
+                await policy.call(TRAIN_RANKS.of_rank, [TrainRequest(0, [], 1, 1)])
+                await policy.call(PUSH_BEGIN, begun(attempt=0))
+                pulls = (
+                    network.peer(f"rollout.{i}").call(PUSH_PULL, PullWeights(1, i, "policy.0"))
+                    for i in range(2)
+                )
+                confirmed = await asyncio.gather(*pulls)
+            facts = [(push.version, push.nbytes, push.verified) for push in confirmed]
+            assert facts == [(1, 36, True)] * 2
+            assert confirmed[0].stamp == confirmed[1].stamp != 0
+            assert (short / "memory.agent.1" / "mirror-0").stat().st_size >= 32
+            assert not (short / "memory.agent.1" / "policy.0-push").exists()
+            assert wire.connections == 1
+    finally:
+        await network.close()
+        for process, lifeline in agents:
+            os.close(lifeline)
+            await process.wait()

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,17 +35,20 @@ from gcore_core.runtime.messages import (
     PUSH_PULL,
     BeginPush,
     BucketRequest,
+    MirrorRequest,
     PullWeights,
     PushConfirmed,
 )
 from gcore_core.runtime.process.compute import Compute, DirectCompute
-from gcore_core.runtime.push import DtypeSetting, PushSource, pull_weights
+from gcore_core.runtime.push import DtypeSetting, Here, PushSource, pull_weights
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.store.client import StoreReader
+from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.testing.simulation import TimedCompute, run_virtual
+from tests.support.wires import Wire
 
 NAMES = ["embed", "layer.0", "layer.1", "empty", "head"]
 SIZES = [40, 24, 24, 0, 40]
@@ -770,3 +775,202 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]
     await publishing._push_until_whole(1, 0)
     assert told == [wanted, second]
+
+
+# -- receivers on another node ---------------------------------------------------------------------
+
+
+class Far:
+    """A second node, to which the trainer of a site pushes over ``wire``.
+
+    near, slabs: the stores of the trainer's node and of this one.
+    """
+
+    def __init__(self, site: Site, directory: Path, sockets: str) -> None:
+        self.site = site
+        own = f"unix:{sockets}/bulk"
+        self.wire = Wire(f"unix:{sockets}/wire", own)
+        self.near = self._store("node0", directory / "near", {"node0": own})
+        self.slabs = self._store("node1", directory / "far", {"node0": self.wire.address})
+
+    def _store(self, node: str, directory: Path, bulk: dict[str, str]) -> SlabService:
+        spec = StoreSpec(node=node, directory=str(directory), spill=str(directory / "spill"))
+        return SlabService(spec, b"s" * 32, bulk, b"", self._memory)
+
+    def _memory(self, worker: str) -> Path | None:
+        return self.site.shell._memory.path if worker == "policy.0" else None
+
+    async def open(self) -> None:
+        self.near.open()
+        service = Service("node1")
+        self.slabs.register(service)
+        await self.site.network.view("node1").serve("node1", service)
+
+    def close(self) -> None:
+        self.slabs.close()
+        self.near.close()
+
+    async def pull(self, receiver: Receiver, version: int, number: int, attempt: int = 0) -> Any:
+        here = Here("node1", self.site.network.view(f"rollout.{number}").peer("node1"))
+        return await pull_weights(
+            receiver,
+            self.site.view.peer("policy.0"),
+            PullWeights(version, number, "policy.0", attempt),
+            DirectCompute(),
+            lambda: None,
+            self.mapped(receiver),
+            here=here,
+        )
+
+    def mapped(self, receiver: Receiver) -> dict[str, np.ndarray]:
+        """What the receiver has mapped; it stays from push to push."""
+        found: dict[str, np.ndarray] = receiver.__dict__.setdefault("mapped", {})
+        return found
+
+
+@pytest.fixture
+async def far(tmp_path: Path) -> AsyncIterator[Far]:
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as sockets:  # paths must be short
+        far = Far(Site(tmp_path), tmp_path, sockets)
+        with far.wire.opened():
+            await far.open()
+            yield far
+            far.close()
+
+
+async def test_a_push_comes_to_another_node_once(far: Far) -> None:
+    """Two receivers are there and one is with the trainer; all get every byte, push after push."""
+    near, one, other = Receiver(), Receiver(), Receiver()
+    for version in (1, 2, 3):
+        await far.site.begin(version, receivers=3)
+        _, confirmed, _ = await asyncio.gather(
+            far.site.pull(near, version, 0),
+            far.pull(one, version, 1),
+            far.pull(other, version, 2),
+        )
+        for receiver in (near, one, other):
+            assert_holds(receiver, version)
+        assert confirmed.verified
+        assert far.near.sent_bytes == version * sum(SIZES), "one copy a node"
+    assert list(one.mapped) == list(other.mapped) == [str(mirror_of(far))]  # type: ignore[attr-defined]
+
+
+def mirror_of(far: Far) -> Path:
+    (mirror,) = Path(far.slabs._spec.directory).glob("mirror-*")
+    return mirror
+
+
+async def test_tensors_of_any_sizes_come_to_another_node(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region of the mirror is overwritten as that of the sender is: never while it is read."""
+    draw = random.Random(5)
+    receivers = [Receiver(), Receiver()]
+    for version in range(1, 60):
+        sizes = [draw.choice((0, 1, 7, 24, 60, 100)) for _ in range(draw.randint(1, 9))]
+        monkeypatch.setitem(globals(), "NAMES", [f"layer.{i}" for i in range(len(sizes))])
+        monkeypatch.setitem(globals(), "SIZES", sizes)
+        for receiver in receivers:
+            receiver.held.clear()
+        await far.site.begin(version, 2, bucket_bytes=draw.choice((1, 40, 96, 150, 400)))
+        await asyncio.gather(*(far.pull(each, version, i) for i, each in enumerate(receivers)))
+        for receiver in receivers:
+            assert_holds(receiver, version)
+
+
+async def test_a_bucket_that_was_altered_on_its_way_is_refused(far: Far) -> None:
+    far.wire.flip_at = 99  # behind the greeting and the answer: a byte of the first bucket
+    await far.site.begin(1, receivers=1)
+    receiver = Receiver()
+    with pytest.raises(WeightMismatch, match="version 1, bucket 0: .* altered on its way"):
+        await far.pull(receiver, 1, 0)
+    assert receiver.version == 0
+    await far.site.begin(1, receivers=1, attempt=1)
+    await far.pull(receiver, 1, 0, attempt=1)
+    assert_holds(receiver, 1)
+
+
+async def test_a_mirror_that_was_altered_is_refused(far: Far) -> None:
+    """The agent's copy is digested by each receiver, like the sender's memory."""
+    bring = far.slabs._mirrors.bring
+
+    async def spoil(request: Any, progress: Any) -> str:
+        path = await bring(request, progress)
+        with open(path, "r+b") as file:
+            file.seek(request.offset)
+            file.write(b"spoiled")
+        return path
+
+    far.slabs._mirrors.bring = spoil  # type: ignore[method-assign]
+    await far.site.begin(1, receivers=1)
+    receiver = Receiver()
+    with pytest.raises(WeightMismatch, match="is not what its sender hashed"):
+        await far.pull(receiver, 1, 0)
+    assert receiver.version == 0
+
+
+async def test_a_push_that_is_begun_anew_takes_the_mirror_over(far: Far) -> None:
+    """The first one's bucket is still on its way. Who waits for it hears that it is over."""
+    far.wire.hold_after = 32 + 17
+    await far.site.begin(1, receivers=1)
+    first = asyncio.ensure_future(far.pull(Receiver(), 1, 0))
+    await asyncio.to_thread(far.wire.holds.wait)
+    far.wire.hold_after = None
+    await far.site.begin(2, receivers=1)
+    receiver = Receiver()
+    await far.pull(receiver, 2, 0)
+    assert_holds(receiver, 2)
+    with pytest.raises(ContractError, match="another push began before this one ended"):
+        await first
+    request = MirrorRequest("node0", "policy.0", 1, 0, 1, 0, 1)
+    with pytest.raises(ContractError, match="another push began before this one ended"):
+        await far.slabs.mirror(request, Call(lambda: None))
+
+
+async def test_a_source_that_is_gone_fails_the_push_and_not_its_receivers_agent(far: Far) -> None:
+    """It is no WorkerDied, after which the agent would be asked again and again."""
+    far.near.close()
+    far.slabs._client._patience_s = 0.3
+    await far.site.begin(1, receivers=1)
+    with pytest.raises(ContractError, match=r"node node0, version 1, bucket 0: it sent 0 of \d+"):
+        await far.pull(Receiver(), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"worker": "policy.1"}, WeightMismatch, "no worker 'policy.1' pushes here"),
+        ({"worker": "../far/1"}, WeightMismatch, "no worker '../far/1' pushes here"),
+        ({"offset": 1 << 20}, WeightMismatch, "a reference points outside its slab"),
+        ({"offset": -1}, ContractError, "a bucket lies outside its memory"),
+        ({"nbytes": 1 << 62}, WeightMismatch, "no mirror of 4611686018427387904 bytes"),
+        ({"node": "node7"}, ContractError, "node node7: no address is known for its content"),
+    ],
+)
+async def test_no_other_memory_can_be_mirrored(
+    change: dict[str, Any], error: type[GcoreError], message: str, far: Far
+) -> None:
+    await far.site.begin(1, receivers=1)
+    request = MirrorRequest("node0", "policy.0", 1, 0, 0, 0, 40)
+    with pytest.raises(error, match=re.escape(message)):
+        await far.slabs.mirror(msgspec.structs.replace(request, **change), Call(lambda: None))
+    assert far.near.sent_bytes == 0
+
+
+async def test_a_push_to_another_node_goes_through_shared_memory(tmp_path: Path) -> None:
+    """Whatever both sides speak: a transport of devices ends at the node."""
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as sockets:
+        far = Far(Site(tmp_path, transport="auto"), tmp_path, sockets)
+        with far.wire.opened():
+            await far.open()
+            await far.site.begin(1, receivers=1)
+            receiver = Receiver()
+            await far.pull(receiver, 1, 0)
+            assert_holds(receiver, 1)
+            assert far.near.sent_bytes == sum(SIZES)
+            far.site.transport = "host"
+            await far.site.begin(1, receivers=1, attempt=1)
+            message = "weights cannot be pushed by 'host' to another node"
+            with pytest.raises(ConfigError, match=message):
+                await far.pull(receiver, 1, 0, attempt=1)
+            far.close()

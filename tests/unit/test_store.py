@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+import gc
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,22 +19,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from gcore_core.contract.errors import ContractError, DataError, WorkerDied
-from gcore_core.contract.launching import Endpoint, Item, Peer, StreamEndpoint
+from gcore_core.contract.launching import Endpoint, Peer
 from gcore_core.contract.records import FACTS_LIMIT_BYTES, HEADER_LIMIT_BYTES, Facts, Header, Ref
 from gcore_core.runtime.messages import (
-    READ,
     RELEASE,
-    ReadRequest,
     ReleaseRequest,
     short_reason,
 )
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store import client, server
+from gcore_core.runtime.store.bulk import StoredContent
 from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashed, sign
 from gcore_core.runtime.store.columns import Chunk, pack
-from gcore_core.runtime.store.server import PART_BYTES, SLAB_BYTES, SlabService, StoreSpec
+from gcore_core.runtime.store.server import SLAB_BYTES, SlabService, StoreSpec
 from gcore_core.testing.simulation import run_virtual
+from tests.support.wires import Wire
 
 SECRET = b"s" * 32
 Columns = dict[str, np.ndarray]
@@ -213,7 +215,12 @@ class Node:
             await asyncio.wait(waiting)
 
 
-async def open_node(directory: Path, budget_bytes: int = 1 << 28, patience_s: float = 5.0) -> Node:
+async def open_node(
+    directory: Path,
+    budget_bytes: int = 1 << 28,
+    patience_s: float = 5.0,
+    bulk: dict[str, str] | None = None,
+) -> Node:
     spec = StoreSpec(
         node="agent.0",
         directory=str(directory / "store"),
@@ -222,11 +229,10 @@ async def open_node(directory: Path, budget_bytes: int = 1 << 28, patience_s: fl
         patience_s=patience_s,
     )
     network, service = InlineNetwork(), Service("agent.0")
-    node = Node(
-        directory / "store", SlabService(spec, SECRET, network.view("agent.0").peer), network
-    )
+    node = Node(directory / "store", SlabService(spec, SECRET, bulk), network)
     node.service.register(service)
     await network.view("agent.0").serve("agent.0", service)
+    node.service.open()
     return node
 
 
@@ -718,125 +724,152 @@ async def test_free_slabs_that_are_too_small_make_room_for_a_larger_one(
 # -- other nodes -----------------------------------------------------------------------------------
 
 
-class Breaking:
-    """The way to another node's agent. Its connection breaks after every ``whole`` parts."""
-
-    def __init__(self, peer: Peer, whole: int, change: Callable[[bytes], bytes] = bytes) -> None:
-        self.name, self._peer, self._whole, self._change = peer.name, peer, whole, change
-        self.offsets: list[int] = []
-
-    async def stream(
-        self, endpoint: StreamEndpoint[Any, Item], request: Any, *, deadline_s: float | None = None
-    ) -> AsyncGenerator[Any, None]:
-        self.offsets.append(request.offset)
-        sent = 0
-        async for part in self._peer.stream(endpoint, request, deadline_s=deadline_s):
-            if sent == self._whole:
-                raise WorkerDied("the connection broke")
-            yield self._change(part)
-            sent += 1
-
-
 @dataclass
 class Nodes:
-    """Two nodes: what the first has, the second may copy over ``way``."""
+    """Two nodes: what the first has, the second may copy over ``wire``, from ``sender``."""
 
     writer: StoreWriter
     reader: StoreReader
     far: Node
-    way: Breaking
+    wire: Wire
+    sender: Node
+
+    def sent_bytes(self) -> int:
+        return self.sender.service.sent_bytes
+
+    async def fetch(self, ref: Ref) -> Ref:
+        return await self.far.service.fetch(ref, Call(lambda: None))
 
 
-async def two_nodes(
-    tmp_path: Path, whole: int = 2, change: Callable[[bytes], bytes] = bytes
-) -> Nodes:
-    near = await open_node(tmp_path / "near")
-    way = Breaking(near.network.view("agent.1").peer("agent.0"), whole, change)
-    spec = StoreSpec(node="agent.1", directory=str(tmp_path / "far"), spill=str(tmp_path / "spill"))
-    network, service = InlineNetwork(), Service("agent.1")
-    far = Node(tmp_path / "far", SlabService(spec, SECRET, lambda name: cast(Peer, way)), network)
-    far.service.register(service)
-    await network.view("agent.1").serve("agent.1", service)
-    agent = network.view("policy.0").peer("agent.1")
-    return Nodes(near.writer(), StoreReader(tmp_path / "far", "agent.1", SECRET, agent), far, way)
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as short:
+        own = f"unix:{short}/bulk"
+        with Wire(f"unix:{short}/wire", own).opened() as wire:
+            near = await open_node(tmp_path / "near", bulk={"agent.0": own})
+            spec = StoreSpec(
+                node="agent.1", directory=str(tmp_path / "far"), spill=str(tmp_path / "spill")
+            )
+            network, service = InlineNetwork(), Service("agent.1")
+            slabs = SlabService(spec, SECRET, {"agent.0": wire.address})
+            far = Node(tmp_path / "far", slabs, network)
+            far.service.register(service)
+            await network.view("agent.1").serve("agent.1", service)
+            agent = network.view("policy.0").peer("agent.1")
+            reader = StoreReader(tmp_path / "far", "agent.1", SECRET, agent)
+            yield Nodes(near.writer(), reader, far, wire, near)
+            far.service.close()
+            near.service.close()
 
 
 def item(ref: Ref, **media: Ref) -> Header:
     return Header(ordinal=0, sample=0, row=0, seed=0, columns=ref, media=media)
 
 
-LARGE: Columns = {"x": np.arange(700_000, dtype=np.float64)}  # more than five parts
+LARGE: Columns = {"x": np.arange(700_000, dtype=np.float64)}  # more than five pieces
 
 
-async def test_a_pull_resumes_where_its_connection_broke(tmp_path: Path) -> None:
-    nodes = await two_nodes(tmp_path)
-    ref, image = (
-        await nodes.writer.put(0, ALL, [LARGE]),
-        await put_blob(nodes.writer, 0, ALL, IMAGE),
-    )
+async def test_a_pull_resumes_where_its_connection_broke(nodes: Nodes) -> None:
+    ref = await nodes.writer.put(0, ALL, [LARGE])
+    image = await put_blob(nodes.writer, 0, ALL, IMAGE)
+    nodes.wire.cut_after = 3 << 20
     ((columns, media),) = await nodes.reader.records([item(ref, image=image)])
     assert_same(columns, LARGE)
     assert_same(media, {"image": IMAGE})
-    assert sorted(nodes.way.offsets) == [0, 0, 2 * PART_BYTES, 4 * PART_BYTES]
+    assert nodes.wire.connections > 1
+    assert nodes.wire.nbytes < 1.5 * ref.nbytes
 
 
-async def test_many_readers_share_one_copy(tmp_path: Path) -> None:
-    nodes = await two_nodes(tmp_path, whole=9)
+async def test_many_readers_share_one_copy(nodes: Nodes) -> None:
     ref = await nodes.writer.put(0, ALL, [LARGE])
     for found in [*await asyncio.gather(*(nodes.reader.records([item(ref)]) for _ in range(4)))]:
         assert_same(found[0][0], LARGE)
-    assert nodes.way.offsets == [0]
+    assert nodes.sent_bytes() == ref.nbytes
     assert len(nodes.far.slabs()) == 1
 
 
-async def test_a_silent_connection_ends_the_pull(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "PATIENT", replace(server.PATIENT, first_pause_s=0.0))
-    nodes = await two_nodes(tmp_path, whole=0)
+async def test_a_silent_connection_ends_the_pull(nodes: Nodes) -> None:
+    nodes.wire.hold_after = 0
+    nodes.far.service._client._patience_s = 0.4
     ref = await nodes.writer.put(0, ALL, [LARGE])
     with pytest.raises(WorkerDied, match=f"agent.0: it sent 0 of {ref.nbytes} bytes and no more"):
-        await nodes.far.service.fetch(ref, Call(lambda: None))
+        await nodes.fetch(ref)
     assert nodes.far.slabs() == set()
 
 
-async def test_content_altered_in_transit_is_refused(tmp_path: Path) -> None:
-    nodes = await two_nodes(tmp_path, 9, lambda part: part[:-1] + b"x")
+async def test_a_node_that_is_gone_is_waited_for_once(nodes: Nodes) -> None:
+    """Its silence is no loss of the reader's own agent, which would be asked again and again."""
+    nodes.sender.service.close()
+    nodes.far.service._client._patience_s = 0.4
+    pulls: list[Ref] = []
+    pull = nodes.far.service._pull
+
+    async def counted(ref: Ref) -> Ref:
+        pulls.append(ref)
+        return await pull(ref)
+
+    nodes.far.service._pull = counted  # type: ignore[method-assign]
+    ref = Ref("agent.0", "1", 8, 100, 0, b"", "columns", ())
+    with pytest.raises(WorkerDied, match="agent.0: it sent 0 of 100 bytes and no more"):
+        await nodes.reader.arrays([signed(ref)])
+    assert len(pulls) == 1
+
+
+async def test_content_altered_in_transit_is_refused(nodes: Nodes) -> None:
+    nodes.wire.flip_at = 2 << 20
+    ref = await nodes.writer.put(0, ALL, [LARGE])
+    with pytest.raises(DataError, match="what came from another node was altered on its way"):
+        await nodes.reader.records([item(ref)])
+    assert nodes.far.slabs() == set()
+    assert_same((await nodes.reader.records([item(ref)]))[0][0], LARGE)
+
+
+async def test_content_that_is_not_what_its_reference_says_is_refused(nodes: Nodes) -> None:
+    ref = await nodes.writer.put(0, ALL, [LARGE])
+    with open(nodes.sender.directory / ref.slab, "r+b") as file:
+        file.seek(ref.offset + ref.nbytes - 1)
+        file.write(b"x")
     with pytest.raises(
         DataError, match="node agent.0: what came from another node is not what the reference says"
     ):
-        await nodes.reader.records([item(await nodes.writer.put(0, ALL, [LARGE]))])
+        await nodes.reader.records([item(ref)])
     assert nodes.far.slabs() == set()
 
 
 @pytest.mark.parametrize("change", [{"mac": bytes(16)}, {"nbytes": 8}, {"node": "agent.9"}])
-async def test_a_forged_reference_is_not_pulled(change: dict[str, Any], tmp_path: Path) -> None:
-    nodes = await two_nodes(tmp_path)
+async def test_a_forged_reference_is_not_pulled(change: dict[str, Any], nodes: Nodes) -> None:
     ref = msgspec.structs.replace(await nodes.writer.put(0, ALL, [LARGE]), **change)
     with pytest.raises(DataError, match="wrong MAC"):
         await nodes.reader.records([item(ref)])
-    assert nodes.way.offsets == []
+    assert nodes.wire.connections == 0
 
 
 @pytest.mark.parametrize(
-    ("changes", "offset", "message"),
+    ("changes", "message"),
     [
-        ({"nbytes": 1 << 40}, 0, "outside its slab"),
-        ({}, -1, "begins outside"),
-        ({}, 1 << 40, "begins outside"),
+        ({"nbytes": 1 << 40}, "outside its slab"),
+        ({"offset": -8}, "outside its slab"),
+        ({"slab": "99"}, "it cannot be opened"),
+        ({"slab": ""}, "it cannot be opened"),
+        ({"node": "agent.7"}, "the reference is of node 'agent.7', this is 'agent.0'"),
+        ({"mac": bytes(16)}, "wrong MAC"),
     ],
 )
 async def test_a_node_sends_nothing_outside_a_reference(
-    changes: dict[str, Any], offset: int, message: str, node: Node, writer: StoreWriter
+    changes: dict[str, Any], message: str, nodes: Nodes
 ) -> None:
-    ref = signed(await writer.put(0, ALL, RECORDS), **changes)
-    peer = node.network.view("agent.1").peer("agent.0")
+    ref = await nodes.writer.put(0, ALL, RECORDS)
+    bad = signed(ref, **changes)
+    if "mac" in changes:
+        bad = msgspec.structs.replace(ref, **changes)
+    memory = memoryview(bytearray(8))
     with pytest.raises(DataError, match=message):
-        _ = [part async for part in peer.stream(READ, ReadRequest(ref, offset))]
+        await nodes.far.service._client.read("agent.0", StoredContent(bad), memory, lambda: None)
+    assert nodes.sent_bytes() == 0
+    assert bytes(memory) == bytes(8)
 
 
-async def test_the_oldest_copies_make_room_first_and_open_ones_stay(tmp_path: Path) -> None:
-    nodes = await two_nodes(tmp_path, whole=99)
+async def test_the_oldest_copies_make_room_first_and_open_ones_stay(nodes: Nodes) -> None:
     nodes.far.service._spec = msgspec.structs.replace(
         nodes.far.service._spec, budget_bytes=12 << 20
     )  # two copies
@@ -846,7 +879,54 @@ async def test_the_oldest_copies_make_room_first_and_open_ones_stay(tmp_path: Pa
     for i, columns in enumerate(opened):
         assert_same(columns, {"x": LARGE["x"] + i})
     await nodes.reader.records([item(refs[0])])
-    assert nodes.way.offsets == [0] * 4
+    assert nodes.sent_bytes() == 4 * refs[0].nbytes
+
+
+async def test_a_copy_without_memory_goes_to_disk(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate = server._allocate
+
+    def only_on_disk(path: Path, nbytes: int) -> None:
+        if not path.is_symlink():
+            raise DataError("no slab can be made")
+        allocate(path, nbytes)
+
+    ref = await nodes.writer.put(0, ALL, [LARGE])
+    monkeypatch.setattr(server, "_allocate", only_on_disk)
+    assert_same((await nodes.reader.records([item(ref)]))[0][0], LARGE)
+    (name,) = nodes.far.slabs()
+    assert (nodes.far.directory / name).is_symlink()
+    assert nodes.far.service._used_bytes == 0
+    assert_same((await nodes.reader.records([item(ref)]))[0][0], LARGE)
+    assert nodes.sent_bytes() == ref.nbytes
+
+
+async def test_a_store_that_is_emptied_ends_pulls_under_way_without_a_word(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    told: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, context: told.append(context))
+    nodes.wire.hold_after = 1 << 20
+    ref = await nodes.writer.put(0, ALL, [LARGE])
+    pulls = [asyncio.ensure_future(nodes.fetch(ref)) for _ in range(2)]
+    await asyncio.to_thread(nodes.wire.holds.wait)
+    nodes.far.service.clear()
+    for pull in pulls:
+        with pytest.raises(ContractError, match="agent.1: the store was emptied"):
+            await pull
+    assert nodes.far.slabs() == set()
+    assert nodes.far.service._used_bytes == 0
+    source = nodes.far.service._client._sources["agent.0"]
+    assert all(thread.part is None for thread in source._threads)
+    nodes.wire.hold_after = None
+    nodes.wire.go_on.set()
+    assert_same((await nodes.reader.records([item(ref)]))[0][0], LARGE)
+    del pulls, pull
+    gc.collect()
+    assert told == []
+    assert caplog.text == ""
 
 
 # -- sizes -----------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Calls between processes: frames over one stream per pair, on unix sockets.
+"""Calls between processes: frames over one stream per pair, on unix sockets or TLS.
 
-Addresses are ``unix:/path`` or ``tcp:127.0.0.1:port``. Any other is refused, as there is no TLS.
-The side that connects shows the run's secret and its version of gcore-core, which must be the
+Addresses are ``unix:/path`` and ``tcp:127.0.0.1:port`` on one machine, ``tls:HOST:PORT`` between
+machines. Any other is refused. Over TLS both sides show the run's certificate first, see ``tls``.
+Then the side that connects shows the run's secret and its version of gcore-core, which must be the
 server's.
 
 One call, frame by frame (``wire.Frame``; all have the call's number):
@@ -24,10 +25,11 @@ import itertools
 import logging
 import math
 import socket
+import ssl
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -42,7 +44,7 @@ from gcore_core.contract.errors import (
     WorkerDied,
 )
 from gcore_core.contract.launching import Peer, Servable, Traffic
-from gcore_core.runtime.rpc import wire
+from gcore_core.runtime.rpc import tls, wire
 from gcore_core.runtime.rpc.peers import CallingPeer
 from gcore_core.runtime.rpc.service import (
     MESSAGE_LIMIT_BYTES,
@@ -57,8 +59,13 @@ from gcore_core.runtime.rpc.wire import Connection, Frame, Greeting
 log = logging.getLogger(__name__)
 WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader is slow
 GREETING_S = 30.0  # the side that connects has so long to send its greeting
+HANDSHAKE_S = 30.0  # of TLS, before it
 _RETRY_S = 0.05  # between two tries to connect: a peer that starts is reached soon after
 _SOCKET_PATH_LIMIT_BYTES = 107
+_LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
+_OTHER_PORT = "set launcher.config.port to a free port"
+_OTHER_PORT_OR_NONE = f"{_OTHER_PORT}, or leave it out to use unix sockets"
+_EVERYWHERE = ("0.0.0.0", "[::]", "::", "*")
 _FRAMES = msgspec.msgpack.Decoder(list[Frame])
 _GREETING = msgspec.msgpack.Decoder(Greeting)
 _GREETING_ANSWER = msgspec.msgpack.Decoder(str)
@@ -68,7 +75,13 @@ class RpcNetwork:
     """Peers by name.
 
     addresses: name of every process that this one may talk to -> its address.
+    identity: of the run, see ``tls.make_identity``; empty where no address is a ``tls:`` one.
+    public: name -> a further address at which that process serves those on other machines. It
+        matters for the processes that are served here.
     timeout_s: how long a connection is tried, until somebody answers at the address.
+    silence_s: a connection over TLS ends when the machine at its other end gives no sign of life
+        for so long; 0: the kernel's own limits hold, which are hours. A process there that is
+        stopped or busy gives such signs all the same: its kernel does.
     expired: called with (peer, what was waited for) at every deadline that expires.
     memory: shared by all connections, see ``wire.Connection``.
     """
@@ -79,8 +92,15 @@ class RpcNetwork:
         secret: bytes,
         timeout_s: float = 30.0,
         deadlines: Deadlines | None = None,
+        *,
+        identity: bytes = b"",
+        public: Mapping[str, str] | None = None,
+        silence_s: float = 0.0,
     ) -> None:
+        self.silence_s = silence_s
         self.addresses = addresses
+        self.identity = identity
+        self.public = dict(public or {})
         self.secret = secret
         self.timeout_s = timeout_s
         self.deadlines = deadlines or Deadlines()
@@ -89,34 +109,49 @@ class RpcNetwork:
         self.memory = bytearray(wire.READ_BYTES)
         self._peers: dict[str, RpcPeer] = {}
         self._servers: list[tuple[asyncio.Server, set[_Session]]] = []
+        self.closed = False  # nobody is admitted any more
+
+    @cached_property
+    def contexts(self) -> tls.Contexts:
+        """The contexts of the run's identity, made when TLS is first used."""
+        return tls.contexts(self.identity)
 
     def peer(self, name: str) -> Peer:
         if name not in self._peers:
-            check_private(self.addresses[name])
+            check_private(self.addresses[name], self.identity)
             self._peers[name] = RpcPeer(name, self)
         return self._peers[name]
 
     async def serve(self, name: str, service: Servable) -> None:
-        """Serves at the address of ``name``, until ``close``.
+        """Serves at the address of ``name``, and at its public one if it has one, until ``close``.
 
-        Raises AddressError when the address is taken, too long or not private.
+        Raises AddressError when an address is taken, too long, not private or of another machine.
         """
+        addresses = [self.addresses[name]]
+        if name in self.public:
+            addresses.append(self.public[name])
+        for address in addresses:
+            check_private(address, self.identity)
+        for address in dict.fromkeys(addresses):
+            await self._listen(address, service)
+
+    async def _listen(self, address: str, service: Servable) -> None:
         loop = asyncio.get_running_loop()
-        address = self.addresses[name]
-        check_private(address)
         sessions = set[_Session]()
 
         def accept() -> Connection:
             return _Session(service, self, sessions).stream
 
         listen = loop.create_unix_server if address.startswith("unix:") else loop.create_server
-        with _explaining_in_use(address):
+        options = _tls_options(self.contexts.server) if _is_tls(address) else {}
+        with _explaining_unusable(address):
             # The backlog is for all processes of a run at once.
-            server = await listen(accept, **_parsed(address), backlog=4096)
+            server = await listen(accept, **_parsed(address), **options, backlog=4096)
         self._servers.append((server, sessions))
 
     async def close(self) -> None:
         """Ends the connections that this process made, then its servers with theirs."""
+        self.closed = True
         await asyncio.gather(
             *(peer.close() for peer in self._peers.values()), return_exceptions=True
         )
@@ -130,24 +165,32 @@ class RpcNetwork:
 class _Session:
     """Serves one stream: admits who connects, then runs its calls side by side.
 
-    sessions: all of the server; this one is among them for as long as its stream lasts.
+    sessions: all of the server; this one is among them for as long as its stream lasts. A stream
+        begins when TLS has let in who connects. Of whom it keeps out, nothing is held.
     """
 
     def __init__(self, service: Servable, network: RpcNetwork, sessions: set[_Session]) -> None:
-        self.stream = Connection(self._greeted, self._lost, network.memory, network.traffic)
+        self.stream = Connection(
+            self._greeted, self._lost, network.memory, network.traffic, self._begun
+        )
         self._service = service
-        self._secret = network.secret
+        self._network = network
         self._sessions = sessions
         # call number -> (its task, how many items of its stream may still be sent)
         self._running: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
+
+    def _begun(self) -> None:
         loop = asyncio.get_running_loop()
+        self.stream.end_in_silence(self._network.silence_s)
         self._greeting_timer = loop.call_later(GREETING_S, self.stream.end)
         self._sessions.add(self)
+        if self._network.closed:  # meanwhile
+            self.stream.end()
 
     def _greeted(self, message: bytes | bytearray) -> None:
         greeting = decoded(_GREETING, message, "greeting", self._service.name)
         refusal = ""
-        if not hmac.compare_digest(greeting.secret, self._secret):
+        if not hmac.compare_digest(greeting.secret, self._network.secret):
             refusal = "wrong or missing run secret"
         elif greeting.version != __version__:
             refusal = (
@@ -223,6 +266,7 @@ class RpcPeer(CallingPeer):
         self._ids = itertools.count(1)
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._no_answer = ""  # why the last try to connect led to nothing
 
     async def _exchange(
         self, method: str, request: Any, deadline_s: float
@@ -286,13 +330,17 @@ class RpcPeer(CallingPeer):
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
             raise WorkerDied(
-                f"nobody answers at {self._address}", where=self.name, process=self.name
+                f"nobody answers at {self._address}",
+                where=self.name,
+                why=self._no_answer,
+                process=self.name,
             ) from None
 
     async def _try_to_connect(self) -> bool:
         """Connects and greets once; whether that led to a connection.
 
-        Raises ContractError when the server refuses it, or answers what is no answer.
+        Raises ContractError when the server refuses it, answers what is no answer, or has another
+        certificate than the run's.
         """
         loop = asyncio.get_running_loop()
         # The server's answer to the greeting (bytes), or why the connection was lost (str).
@@ -306,10 +354,23 @@ class RpcPeer(CallingPeer):
         )
         is_unix = self._address.startswith("unix:")
         connect = loop.create_unix_connection if is_unix else loop.create_connection
+        options: dict[str, Any] = {}
+        if _is_tls(self._address):
+            options = _tls_options(self._network.contexts.client) | {"server_hostname": ""}
         try:
-            _, connection = await connect(make, **_parsed(self._address))
-        except OSError:
+            _, connection = await connect(make, **_parsed(self._address), **options)
+        except ssl.SSLCertVerificationError:
+            raise ContractError(
+                f"a process that is not of this run answers at {self._address}",
+                where=self.name,
+                why="its certificate is not the run's",
+                todo="end the run or the program that listens there, or choose another port",
+                process=self.name,
+            ) from None
+        except OSError as error:
+            self._no_answer = str(error)
             return False
+        connection.end_in_silence(self._network.silence_s)
         try:
             connection.send(encode(Greeting(self._network.secret, __version__, sys.executable)))
             answer = await answers.get()
@@ -322,6 +383,7 @@ class RpcPeer(CallingPeer):
                     "refused the connection", where=self.name, why=refusal, process=self.name
                 )
             if connection.ended:  # the server went away without a word
+                self._no_answer = "the connection was ended before it was admitted"
                 return False
             connection.admit(self._take)
             connection.lost = self._lost
@@ -437,8 +499,24 @@ def _parsed(address: str) -> dict[str, Any]:
     return {"host": host.strip("[]"), "port": int(port)}
 
 
-def check_private(address: str) -> None:
-    """Raises AddressError for an address that others could reach, or that is too long."""
+def _is_tls(address: str) -> bool:
+    return address.startswith("tls:")
+
+
+def _tls_options(context: ssl.SSLContext) -> dict[str, Any]:
+    """Returns the arguments of the event loop's functions that make them use TLS."""
+    return {
+        "ssl": context,
+        "ssl_handshake_timeout": HANDSHAKE_S,
+        "ssl_shutdown_timeout": wire.CLOSE_S,
+    }
+
+
+def check_private(address: str, identity: bytes = b"") -> None:
+    """Raises AddressError for an address that others could use, or that is too long or malformed.
+
+    identity: of the run; without one a ``tls:`` address is refused.
+    """
     scheme, _, path_or_host = address.partition(":")
     if scheme == "unix":
         nbytes = len(path_or_host.encode())
@@ -448,44 +526,68 @@ def check_private(address: str) -> None:
                 where=path_or_host,
                 todo="set launcher.config.socket_dir to a shorter directory, for example /tmp",
             )
-    elif scheme != "tcp" or path_or_host.rpartition(":")[0] not in (
-        "127.0.0.1",
-        "[::1]",
-        "localhost",
-    ):
+    elif scheme == "tls":
+        _check_tls(address, identity)
+    elif scheme != "tcp" or path_or_host.rpartition(":")[0] not in _LOOPBACK:
         raise AddressError(
             "refused to use an address that other machines can reach without TLS",
             where=address,
-            todo="use a loopback address or a unix socket",
+            todo="use a tls: address between machines, a unix socket or a loopback address on one",
         )
 
 
-def check_free(address: str) -> None:
+def _check_tls(address: str, identity: bytes) -> None:
+    """Raises AddressError unless it names one host and a port, and there is an identity."""
+    host, _, port = address.removeprefix("tls:").rpartition(":")
+    if not host or host in _EVERYWHERE or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise AddressError(
+            "not an address of one machine",
+            where=address,
+            todo="write tls:HOST:PORT, with an address of the machine and a port up to 65535",
+        )
+    if not identity:
+        raise AddressError(
+            "refused to use TLS without the run's certificate",
+            where=address,
+            todo="have the launcher make one: gcore_core.kits.launching.make_identity",
+        )
+
+
+def check_free(address: str, identity: bytes = b"") -> None:
     """Raises AddressError when something else listens at the address, or ``check_private`` does.
 
     Of a unix socket only the latter is checked: a socket that an earlier process left at the path
-    is no obstacle, asyncio removes it.
+    is no obstacle, asyncio removes it. Any other address must be one of this machine.
     """
-    check_private(address)
+    check_private(address, identity)
     place = _parsed(address)
     if "port" in place:
         family = socket.AF_INET6 if ":" in place["host"] else socket.AF_INET
-        with socket.socket(family) as probe, _explaining_in_use(address):
+        with socket.socket(family) as probe, _explaining_unusable(address):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((place["host"], place["port"]))
 
 
 @contextlib.contextmanager
-def _explaining_in_use(address: str) -> Iterator[None]:
-    """Raises AddressError in place of the system's error for an address that is in use."""
+def _explaining_unusable(address: str) -> Iterator[None]:
+    """Raises AddressError in place of the system's error for an address that cannot be had."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise AddressError(
-            "the address is in use",
-            where=address,
-            why="another program, or a run that has not ended, listens there",
-            todo="set launcher.config.port to a free port, or leave it out to use unix sockets",
-        ) from error
+        if error.errno == errno.EADDRINUSE:
+            raise AddressError(
+                "the address is in use",
+                where=address,
+                why="another program, or a run that has not ended, listens there",
+                todo=_OTHER_PORT if _is_tls(address) else _OTHER_PORT_OR_NONE,
+            ) from error
+        # asyncio of Python 3.13 says without a number that a host has no address to bind to.
+        no_address = error.errno in (errno.EADDRNOTAVAIL, None)
+        if no_address or isinstance(error, socket.gaierror):
+            raise AddressError(
+                "this machine does not have the address",
+                where=address,
+                why=error.strerror or f"{error}",
+                todo="name the machine by an address of one of its own networks (`ip address`)",
+            ) from error
+        raise

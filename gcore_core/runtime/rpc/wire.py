@@ -7,6 +7,8 @@ that are put in one turn of the event loop share a message, as long as they are 
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,7 @@ GREETING_BYTES = 4096  # the limit of a greeting, and of its answer
 JOINED_BYTES = 1 << 16  # of frames in one message; to copy more together takes longer than a write
 READ_BYTES = 1 << 18
 CLOSE_S = 1.0  # what was written has so long to leave
+_SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _LENGTH = struct.Struct("<I")
 
 
@@ -72,6 +75,8 @@ class Connection(asyncio.BufferedProtocol):
         just gone).
     memory: for bytes that nobody has looked at yet. Connections of one event loop may share it:
         each empties it before another reads.
+    begun: called once, before anything comes. Over TLS that is after the handshake, and never
+        where it fails; then ``lost`` is not called either.
     """
 
     def __init__(
@@ -80,9 +85,11 @@ class Connection(asyncio.BufferedProtocol):
         lost: Callable[[str], None],
         memory: bytearray,
         traffic: Traffic,
+        begun: Callable[[], None] | None = None,
     ) -> None:
         self.received = received
         self.lost = lost
+        self._begun = begun
         self._limit_bytes = GREETING_BYTES  # of a message
         self._memory = memoryview(memory)
         self._traffic = traffic
@@ -96,10 +103,32 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
         self._closed = asyncio.get_running_loop().create_future()
+        if self._begun is not None:
+            self._begun()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closed.set_result(None)
+        if isinstance(error, OSError) and error.errno in _SILENT:
+            self._wrong = self._wrong or f"its machine gives no sign of life ({error.strerror})"
         self.lost(self._wrong)
+
+    def end_in_silence(self, silence_s: float) -> None:
+        """Has the kernel end the stream when the machine at its other end gives no sign of life.
+
+        The kernel there gives such signs, also for a process that is stopped or busy. It does so
+        when it is asked (keepalive, where nothing is sent) and when it gets what was sent.
+
+        silence_s: for so long; 0: as long as the kernel likes. Unix sockets are left alone.
+        """
+        stream = self._transport.get_extra_info("socket")
+        if not silence_s or stream is None or stream.family == socket.AF_UNIX:
+            return
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            asked_every_s = max(1, int(silence_s / 4))
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, asked_every_s)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, asked_every_s)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
 
     def admit(self, received: Callable[[Any], None]) -> None:
         """Greetings are over: messages may be long."""
@@ -152,6 +181,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.ended:
+            return  # TLS has read once more while it was closed
         try:
             if self._partial:
                 self._extend_partial(nbytes)

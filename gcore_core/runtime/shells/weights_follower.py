@@ -21,7 +21,7 @@ from gcore_core.runtime.messages import (
     PushConfirmed,
 )
 from gcore_core.runtime.process.compute import Compute
-from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, pull_weights
+from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here, pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist
 
@@ -39,6 +39,7 @@ class WeightsFollower:
     process: a number that no other process of the run has, for pushes of its own; 0: drawn here.
         Process ids would not do: they repeat.
     setting: what the generator's configuration says of its dtype, for errors.
+    here: on which node this process is; None: on the trainer's.
     stamp: of the weights that the backend holds; ``UNSEALED`` where no push has brought them.
     """
 
@@ -51,12 +52,14 @@ class WeightsFollower:
         trainers: Sequence[str],
         process: int = 0,
         setting: DtypeSetting = UNTOLD_DTYPE,
+        here: Here | None = None,
     ) -> None:
         self._backend = backend
         self._compute = compute
         self._network = network
         self._lock = lock
         self._setting = setting
+        self._here = here
         self._trainers = list(trainers)
         number = process or int.from_bytes(os.urandom(5), "big")
         self._first_attempt = number * PATIENT.tries  # of pushes that this process asks for
@@ -94,6 +97,7 @@ class WeightsFollower:
                     self._mapped,
                     self._setting,
                     came,
+                    self._here,
                 )
                 self.stamp = confirmed.stamp
                 if came:

@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from gcore_core.contract.errors import ContractError, DataError
+from gcore_core.contract.errors import ContractError, DataError, WorkerDied
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Header, Ref
 from gcore_core.runtime.messages import (
@@ -50,7 +50,7 @@ from gcore_core.runtime.messages import (
     TrainItem,
 )
 from gcore_core.runtime.process.spawn import SHARED_MEMORY, STREAMED_BYTES
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.retry import LOST, PATIENT, insist
 from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 
@@ -66,18 +66,18 @@ def sign(secret: bytes, ref: Ref) -> bytes:
     return hashlib.blake2b(bare, key=secret[:64], digest_size=16).digest()
 
 
-def map_file(path: Path, writable: bool) -> mmap.mmap:
+def map_file(path: Path, writable: bool, populate: bool = True) -> mmap.mmap:
     """Maps a whole file, shared with every process that maps it.
 
-    A mapping to write in gets all its pages here: a page fault at each page's first write would
-    take longer than the copy itself.
+    populate: whether a mapping to write in gets all its pages here: a page fault at each page's
+        first write would take longer than the copy itself.
     """
     mode = os.O_RDONLY
     flags = mmap.MAP_SHARED
     access = mmap.PROT_READ
     if writable:
         mode = os.O_RDWR
-        flags |= getattr(mmap, "MAP_POPULATE", 0)
+        flags |= getattr(mmap, "MAP_POPULATE", 0) if populate else 0
         access |= mmap.PROT_WRITE
     handle = os.open(path, mode)
     try:
@@ -154,6 +154,10 @@ class StoreReader:
     agent: this node's agent. Without it, references of other nodes cannot be followed.
     """
 
+    @property
+    def node(self) -> str:
+        return self._node
+
     def __init__(
         self, directory: Path, node: str, secret: bytes, agent: Peer | None = None
     ) -> None:
@@ -190,8 +194,28 @@ class StoreReader:
         if ref is None:
             raise DataError("a record without columns cannot be opened", where="store")
         if ref.node != self._node and self._agent is not None:
-            ref = await insist(self._agent, FETCH, ref)  # of the copy that this node has now
+            ref = await self._copied(self._agent, ref)
         return self.open(ref) if ref.dtype == "columns" else self.open_array(ref)
+
+    async def _copied(self, agent: Peer, ref: Ref) -> Ref:
+        """Returns the reference of this node's copy; the agent is asked as ``insist`` does.
+
+        Raises WorkerDied at once when it is the other node that is gone: for that one the agent has
+        waited already.
+        """
+
+        async def ask(attempt: int) -> Ref | WorkerDied:
+            try:
+                return await agent.call(FETCH, ref)
+            except WorkerDied as error:
+                if error.facts.get("process") == ref.node:
+                    return error
+                raise
+
+        copy = await PATIENT.run(ask, LOST)
+        if isinstance(copy, WorkerDied):
+            raise copy
+        return copy
 
     def open(self, ref: Ref) -> Chunk:
         """Returns the records of the chunk.
@@ -223,11 +247,7 @@ class StoreReader:
         Checks MAC and bounds, not the content.
         """
         self.check(ref)
-        if ref.node != self._node:
-            raise DataError(
-                f"the reference is of node {ref.node!r}, this is {self._node!r}",
-                where=f"slab {ref.slab}",
-            )
+        self.check_node(ref)
         memory = self._slabs[ref.slab]
         if ref.offset < 0 or ref.nbytes < 0 or ref.offset + ref.nbytes > len(memory):
             raise DataError("a reference points outside its slab", where=f"slab {ref.slab}")
@@ -237,6 +257,14 @@ class StoreReader:
         """Raises DataError unless the run signed this reference."""
         if not hmac.compare_digest(sign(self._secret, ref), ref.mac):
             raise DataError("a reference carries a wrong MAC", where=f"slab {ref.slab}")
+
+    def check_node(self, ref: Ref) -> None:
+        """Raises DataError unless the reference is of this node."""
+        if ref.node != self._node:
+            raise DataError(
+                f"the reference is of node {ref.node!r}, this is {self._node!r}",
+                where=f"slab {ref.slab}",
+            )
 
     def _verified(self, ref: Ref) -> np.ndarray:
         content = self.content(ref)
@@ -324,6 +352,11 @@ class StoreWriter:
         self._blobs: dict[_BlobKey, Ref] = {}
         self._released: Released = {}
         self._announcing = set[asyncio.Future[Nothing]]()  # held, or they could be collected
+
+    @property
+    def place(self) -> tuple[str, Peer]:
+        """This node's name, and its agent."""
+        return self._node, self._agent
 
     def reader(self) -> StoreReader:
         """Opens what any writer of the run stored."""

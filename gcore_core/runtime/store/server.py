@@ -25,7 +25,7 @@ An example, with shards 0 and 1 and two generators, g0 and g1:
 When the budget is used up, a writer waits until a slab is given back. When none was for
 ``patience_s``, slabs are made on disk; such a slab is removed when it is given back. Copies of
 other nodes' content are held by nobody: they lie among the free slabs as a cache, and nobody writes
-there again.
+there again. How they come from there is the matter of ``bulk``.
 """
 
 from __future__ import annotations
@@ -35,31 +35,37 @@ import contextlib
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from gcore_core.contract.errors import DataError, DeadlineExceeded, WorkerDied
-from gcore_core.contract.launching import Peer
+from gcore_core.contract.errors import ContractError, DataError
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.messages import (
     BLOB,
     FETCH,
-    READ,
+    MIRROR,
     RELEASE,
     SLAB,
     BlobRequest,
+    MirrorRequest,
     Nothing,
-    ReadRequest,
     Released,
     ReleaseRequest,
     SlabRequest,
 )
-from gcore_core.runtime.rpc.retry import PATIENT
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.store.bulk import (
+    STREAMS,
+    BulkClient,
+    BulkServer,
+    Region,
+    StoredContent,
+    What,
+)
 from gcore_core.runtime.store.client import (
     NOTHING_RELEASED,
     STAMP_BYTES,
@@ -68,10 +74,10 @@ from gcore_core.runtime.store.client import (
     is_over,
     map_file,
 )
+from gcore_core.runtime.store.mirrors import Mirrors, note_error
 
 # 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
 SLAB_BYTES = (8 << 20) + 4096
-PART_BYTES = 1 << 20
 
 
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +88,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     spill: where slabs are made when the budget is used up and none was given back for
         ``patience_s``.
     budget_bytes: for all slabs in ``directory``; those in ``spill`` do not count.
+    bulk_streams: connections to another node over which a large content comes at once.
     """
 
     node: str
@@ -89,6 +96,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     spill: str
     budget_bytes: int = 1 << 30
     patience_s: float = 5.0
+    bulk_streams: int = STREAMS
 
 
 @dataclass
@@ -112,13 +120,29 @@ class _SlabFile:
 class SlabService:
     """The slabs of one node, served to its workers and to other nodes' agents.
 
-    peer: name of another node -> its agent.
+    bulk: name of a node -> the address at which it serves content, see ``bulk``; empty where there
+        is one node. This node serves at its own, from ``open`` on.
+    identity: the run's, for addresses of TLS.
+    push_memory: name of a worker of this node -> the file from which it pushes weights; None for
+        who is no worker of this node. It is called in any thread.
     """
 
-    def __init__(self, spec: StoreSpec, secret: bytes, peer: Callable[[str], Peer]) -> None:
+    def __init__(
+        self,
+        spec: StoreSpec,
+        secret: bytes,
+        bulk: Mapping[str, str] | None = None,
+        identity: bytes = b"",
+        push_memory: Callable[[str], Path | None] = lambda worker: None,
+    ) -> None:
         self._spec = spec
         self._secret = secret
-        self._peer = peer
+        self._push_memory = push_memory
+        self._client = BulkClient(bulk or {}, secret, identity, spec.bulk_streams)
+        address = (bulk or {}).get(spec.node)
+        self._server: BulkServer | None = None
+        if address is not None:
+            self._server = BulkServer(spec.node, address, secret, self._find, identity)
         self._directory = Path(spec.directory)
         self._spill = Path(spec.spill)
         eighth_in_pages = max(1, spec.budget_bytes >> 15)  # an eighth is >> 3, a page is >> 12
@@ -129,6 +153,7 @@ class SlabService:
         self._notes: list[str] = []
         self._notes_read = 0
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._mirrors = Mirrors(self._directory, self._client)
         self._begin()
 
     def _begin(self) -> None:
@@ -149,9 +174,22 @@ class SlabService:
         service.add(RELEASE, self.release)
         service.add(BLOB, self.blob)
         service.add(FETCH, self.fetch)
-        service.add(READ, self.read)
+        service.add(MIRROR, self.mirror)
+
+    def open(self) -> None:
+        """Serves content to other nodes from now on. Raises AddressError."""
+        if self._server is not None:
+            self._server.start()
+
+    @property
+    def sent_bytes(self) -> int:
+        """How much content was sent to other nodes so far."""
+        return 0 if self._server is None else self._server.sent_bytes
 
     def close(self) -> None:
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
         for directory in (self._directory, self._spill):
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -160,6 +198,7 @@ class SlabService:
         for pull in self._copies.values():
             pull.cancel()
         self._copies.clear()
+        self._mirrors.clear()
         shutil.rmtree(self._spill, ignore_errors=True)
         for path in self._directory.iterdir():  # the directory itself stays ours
             path.unlink()
@@ -181,8 +220,8 @@ class SlabService:
     async def _take(self, nbytes: int, owner: str = "", copy_of: bytes = b"") -> _SlabFile:
         """Returns a slab of at least ``nbytes``, taken.
 
-        In this order: a free one, a new one within the budget, one that is waited for, a new one on
-        disk.
+        One for a copy has no pages yet, see ``_take_for_copy``. In this order: a free one, a new
+        one within the budget, one that is waited for, a new one on disk.
         """
         clock = asyncio.get_running_loop().time
         patience_s = self._spec.patience_s
@@ -195,7 +234,7 @@ class SlabService:
             self._full_since_s = min(self._full_since_s, clock())
             left_s = self._full_since_s + patience_s - clock()
             if left_s <= 0:
-                slab = self._make(nbytes, spilled=True)
+                slab = self._make(nbytes, spilled=True, allocated=not copy_of)
                 break
             self._given_back.clear()
             with contextlib.suppress(TimeoutError):
@@ -228,7 +267,7 @@ class SlabService:
         while self._used_bytes + nbytes > budget_bytes:
             self._remove(self._free.pop(0))
         with contextlib.suppress(DataError):  # less memory is left than the budget says
-            return self._make(nbytes, spilled=False)
+            return self._make(nbytes, spilled=False, allocated=not is_copy)
         return None
 
     def _smallest_free(self, nbytes: int, owner: str) -> _SlabFile | None:
@@ -239,7 +278,7 @@ class SlabService:
         fitting = [slab for slab in self._free if slab.nbytes >= nbytes and not slab.copy_of]
         return min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None)
 
-    def _make(self, nbytes: int, *, spilled: bool) -> _SlabFile:
+    def _make(self, nbytes: int, *, spilled: bool, allocated: bool) -> _SlabFile:
         self._made += 1
         name = str(self._made)
         path = self._directory / name
@@ -248,16 +287,15 @@ class SlabService:
             path = self._spill.resolve() / name
             (self._directory / name).symlink_to(path)
         try:
-            with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                # Its pages are allocated now: one that is missing later would kill its writer.
-                os.posix_fallocate(file.fileno(), 0, nbytes)
-        except (OSError, OverflowError) as error:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            if allocated:
+                _allocate(path, nbytes)
+        except (OSError, DataError) as error:
             for leftover in {path, self._directory / name}:
                 leftover.unlink(missing_ok=True)
-            why = getattr(error, "strerror", None) or str(error)
-            raise DataError(
-                f"no slab of {nbytes} bytes can be made", where=str(path.parent), why=why
-            ) from error
+            if isinstance(error, DataError):
+                raise
+            raise _no_slab(path, nbytes, error) from error
         if not spilled:
             self._used_bytes += nbytes
         return _SlabFile(name, nbytes, spilled=spilled)
@@ -332,15 +370,21 @@ class SlabService:
 
     # -- other nodes -------------------------------------------------------------------------------
 
-    async def read(self, request: ReadRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yields the reference's bytes from an offset on, for another node's agent, which hashes
-        them.
-        """
-        content = self._reader.content(request.ref)
-        if not 0 <= request.offset <= len(content):
-            raise DataError("a read begins outside its reference", where=f"slab {request.ref.slab}")
-        for start in range(request.offset, len(content), PART_BYTES):
-            yield content[start : start + PART_BYTES].tobytes()
+    def _find(self, what: What) -> Region:
+        """Says where a content lies that another node asks for. It is called in any thread."""
+        if isinstance(what, StoredContent):
+            ref = what.ref
+            self._reader.check(ref)
+            self._reader.check_node(ref)
+            return Region(self._directory / Path(ref.slab).name, ref.offset, ref.nbytes)
+        path = self._push_memory(what.worker)
+        if path is None:
+            raise DataError(f"no worker {what.worker!r} pushes here", where=self._spec.node)
+        return Region(path, what.offset, what.nbytes)
+
+    async def mirror(self, request: MirrorRequest, call: Call) -> str:
+        """Brings a bucket of a push from another node; returns the path of the memory with it."""
+        return await self._mirrors.bring(request, self._progress)
 
     async def fetch(self, ref: Ref, call: Call) -> Ref:
         """Returns the reference of this node's copy of what another node has.
@@ -351,49 +395,81 @@ class SlabService:
         pull = self._copies.get(ref.mac)
         if pull is None or (pull.done() and pull.exception() is not None):
             pull = asyncio.ensure_future(self._pull(ref))
+            pull.add_done_callback(note_error)
             self._copies[ref.mac] = pull
-        return await asyncio.shield(pull)  # it goes on when one of those who ask goes away
+        try:
+            return await asyncio.shield(pull)  # it goes on when one of those who ask goes away
+        except asyncio.CancelledError:
+            if pull.cancelled():
+                raise ContractError("the store was emptied", where=self._spec.node) from None
+            raise
 
     async def _pull(self, ref: Ref) -> Ref:
-        pages = -(-(STAMP_BYTES + ref.nbytes) // 4096)
-        slab = await self._take(pages * 4096, copy_of=ref.mac)
+        slab = await self._take_for_copy(ref)
         try:
-            mapped = memoryview(map_file(self._directory / slab.name, writable=True))
+            path = self._directory / slab.name
+            # Its pages are mapped by the threads that write there, side by side.
+            mapped = memoryview(map_file(path, writable=True, populate=False))
             bare = msgspec.structs.replace(
                 ref, node=self._spec.node, slab=slab.name, offset=STAMP_BYTES
             )
             memory = mapped[STAMP_BYTES : STAMP_BYTES + ref.nbytes]
             room = Room(memory, mapped[:STAMP_BYTES], bare, self._secret)
-            await self._receive(ref, room.memory)
-            if xxhash.xxh3_64_intdigest(room.memory) != ref.digest:
+            await self._client.read(ref.node, StoredContent(ref), memory, self._progress)
+            digest = await asyncio.to_thread(xxhash.xxh3_64_intdigest, memory)
+            if digest != ref.digest:
                 raise DataError(
                     "what came from another node is not what the reference says",
                     where=f"node {ref.node}",
                 )
         except BaseException:
-            del self._slabs[slab.name]
-            self._remove(slab)
+            self._drop(slab)
             raise
         self._give_back(slab)
         return room.commit(ref.digest)
 
-    async def _receive(self, ref: Ref, memory: memoryview) -> None:
-        """Fills ``memory``. When a connection breaks, it goes on from the byte where it was."""
-        received = 0  # bytes
-        failures = 0  # tries since the last byte came
-        while received < ref.nbytes:
-            if failures == PATIENT.tries:
-                raise WorkerDied(
-                    f"it sent {received} of {ref.nbytes} bytes and no more", where=ref.node
-                )
-            await asyncio.sleep(PATIENT.pause_s(failures) if failures else 0)
-            failures += 1
-            stream = self._peer(ref.node).stream(READ, ReadRequest(ref, received))
-            with contextlib.suppress(WorkerDied, DeadlineExceeded):
-                async with contextlib.aclosing(stream) as parts:
-                    async for part in parts:
-                        end = received + len(part)
-                        memory[received:end] = part
-                        received = end
-                        failures = 0
-                        self._progress()
+    async def _take_for_copy(self, ref: Ref) -> _SlabFile:
+        """Returns a slab for a copy, on disk where there is less memory than the budget says.
+
+        Copies may be large, so their pages are allocated in a thread.
+        """
+        pages = -(-(STAMP_BYTES + ref.nbytes) // 4096)
+        slab = await self._take(pages * 4096, copy_of=ref.mac)
+        while True:
+            try:
+                await asyncio.to_thread(_allocate, self._directory / slab.name, slab.nbytes)
+                return slab
+            except DataError:
+                slab.copy_of = b""  # the copy itself is still to come
+                self._drop(slab)
+                if slab.spilled:
+                    raise
+            except BaseException:
+                self._drop(slab)
+                raise
+            slab = self._make(slab.nbytes, spilled=True, allocated=False)
+            slab.copy_of = ref.mac
+            self._slabs[slab.name] = slab
+
+    def _drop(self, slab: _SlabFile) -> None:
+        """Removes a slab that was taken for a copy which did not come."""
+        if self._slabs.get(slab.name) is slab:  # else the store was emptied, and it is gone
+            del self._slabs[slab.name]
+            self._remove(slab)
+
+
+def _allocate(path: Path, nbytes: int) -> None:
+    """Allocates the pages of a file: one that is missing later would kill its writer.
+
+    Raises DataError where there is no memory for them.
+    """
+    try:
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+    except (OSError, OverflowError) as error:
+        raise _no_slab(path, nbytes, error) from error
+
+
+def _no_slab(path: Path, nbytes: int, error: Exception) -> DataError:
+    why = getattr(error, "strerror", None) or str(error)
+    return DataError(f"no slab of {nbytes} bytes can be made", where=str(path.parent), why=why)

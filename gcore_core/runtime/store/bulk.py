@@ -1,0 +1,832 @@
+"""Carries content between the nodes of a run, past the event loops of their agents.
+
+The agent of each node has a `BulkServer` and a `BulkClient`. Both use threads and blocking sockets:
+what arrives goes straight into the memory where it will be read, and the event loop has no work for
+a piece of it. A large content comes in parts over several connections at once. When a connection
+breaks, its part goes on from the byte where it was.
+
+A connection, step by step:
+
+    server -> client   32 random bytes
+    client -> server   32 random bytes, and a tag
+    server -> client   1 and a tag; or 0: the client's tag was wrong, and the connection ends
+    client -> server   `ReadRequest`, and a tag                    these two lines again and again
+    server -> client   `Answer`, and a tag; then the content
+
+A *tag* is a keyed BLAKE2b. Its two keys, one for each direction, are made from the run's secret and
+the random bytes of both sides. So whoever shows the right first tag knows the secret, the secret
+itself is never sent, and nothing that was sent on one connection is worth anything on another. Each
+tag also covers a number that counts the tags, so nothing can be left out or sent again.
+
+Addresses say how the bytes travel:
+
+    tls:HOST:PORT   TLS with the run's identity, mutual. The content has no tags of its own.
+    tcp:HOST:PORT   In plain, for networks that are declared private. A tag follows every piece of
+                    the content. Who listens can read it, and nobody can alter it.
+    unix:PATH       As ``tcp``, for two agents on one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import hmac
+import logging
+import mmap
+import os
+import secrets
+import socket
+import ssl
+import stat
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gcore_core.contract.errors import (
+    AddressError,
+    ContractError,
+    DataError,
+    GcoreError,
+    WorkerDied,
+)
+from gcore_core.contract.records import Ref
+from gcore_core.runtime.rpc import tls
+from gcore_core.runtime.rpc.retry import PATIENT
+from gcore_core.runtime.rpc.service import RemoteFailure, decoded, encode, from_wire, to_wire
+
+log = logging.getLogger(__name__)
+
+#: Connections to one node over which the parts of a large content come at once.
+STREAMS = 2
+#: A larger content is divided. On a network of 1 GB/s a part takes 8 ms, against 0.1 ms for the
+#: round trip of its request.
+PART_BYTES = 8 << 20
+#: What one tag covers in plain, and how much is lost at most when a connection breaks.
+_PIECE_BYTES = 1 << 20
+_TAG_BYTES = 16
+_NONCE_BYTES = 32
+_FRAME_LIMIT_BYTES = 1 << 20
+_FRAME = struct.Struct(">I")
+
+_GREETING_S = 30.0  # a connection has so long to be made, with both proofs
+_MOST_UNPROVEN = 64  # connections that are greeted at a time; others wait
+_IDLE_S = 60.0  # a client's connection without work ends after this
+_LOOK_S = 0.25  # so often a read that goes on is looked after, and its progress told
+_PATIENCE_S = 180.0
+_SILENCE_S = 30.0
+
+
+# -- what can be read ------------------------------------------------------------------------------
+
+
+class StoredContent(msgspec.Struct, array_like=True, frozen=True, tag="stored"):
+    """Names what a reference of the server's node points at."""
+
+    ref: Ref
+
+
+class PushedContent(msgspec.Struct, array_like=True, frozen=True, tag="pushed"):
+    """Names a region of the memory from which a worker of the server's node pushes weights.
+
+    worker: name of the process.
+    offset, nbytes: of the region, in bytes.
+    """
+
+    worker: str
+    offset: int
+    nbytes: int
+
+
+What = StoredContent | PushedContent
+
+
+class ReadRequest(msgspec.Struct, array_like=True, frozen=True):
+    """Asks for ``nbytes`` bytes of a content, from its byte ``start`` on."""
+
+    what: What
+    start: int
+    nbytes: int
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """Precedes the content, or says why there is none."""
+
+    failure: RemoteFailure | None = None
+
+
+_REQUEST = msgspec.msgpack.Decoder(ReadRequest)
+_ANSWER = msgspec.msgpack.Decoder(Answer)
+
+
+class Region(NamedTuple):
+    """Says where a content lies: ``nbytes`` bytes of a file, from ``offset`` on."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+# -- one connection --------------------------------------------------------------------------------
+
+
+class _Tags:
+    """Makes the tags of one direction of a connection, in order."""
+
+    def __init__(self, secret: bytes, nonces: bytes, direction: bytes) -> None:
+        self._key = hashlib.blake2b(nonces, key=secret[:64], person=direction).digest()
+        self._n_made = 0
+
+    def next(self, content: bytes | memoryview) -> bytes:
+        hashed = hashlib.blake2b(
+            self._n_made.to_bytes(8, "big"), key=self._key, digest_size=_TAG_BYTES
+        )
+        hashed.update(content)
+        self._n_made += 1
+        return hashed.digest()
+
+
+class _Line:
+    """One connection that is made, as either side uses it.
+
+    heard: called whenever bytes come.
+    tagged: whether content has tags of its own: unless TLS protects it.
+    """
+
+    def __init__(
+        self, sock: socket.socket, secret: bytes, heard: Callable[[], None] = lambda: None
+    ) -> None:
+        self.sock = sock
+        self.tagged = not isinstance(sock, ssl.SSLSocket)
+        self._secret = secret
+        self._heard = heard
+
+    def greet_server(self) -> None:
+        """Proves to the server that this side knows the secret, and has it prove the same.
+
+        Raises ContractError where one of the two proofs fails, OSError when the connection breaks.
+        """
+        nonces = self._exactly(_NONCE_BYTES)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._set_keys(nonces + nonce, sends=b"client", receives=b"server")
+        self.sock.sendall(nonce + self._sent.next(b""))
+        why = "wrong run secret"
+        if self._exactly(1) == b"\1":
+            if hmac.compare_digest(self._exactly(_TAG_BYTES), self._received.next(b"")):
+                return
+            why = "it does not know the run secret itself"
+        raise ContractError("refused the connection", why=why)
+
+    def greet_client(self) -> bool:
+        """Returns whether the client has proved that it knows the secret, and told it so."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self.sock.sendall(nonce)
+        self._set_keys(nonce + self._exactly(_NONCE_BYTES), sends=b"server", receives=b"client")
+        is_known = hmac.compare_digest(self._exactly(_TAG_BYTES), self._received.next(b""))
+        self.sock.sendall(b"\1" + self._sent.next(b"") if is_known else b"\0")
+        return is_known
+
+    def _set_keys(self, nonces: bytes, *, sends: bytes, receives: bytes) -> None:
+        self._sent = _Tags(self._secret, nonces, sends)
+        self._received = _Tags(self._secret, nonces, receives)
+
+    def send(self, message: ReadRequest | Answer) -> None:
+        body = encode(message)
+        self.sock.sendall(_FRAME.pack(len(body)) + body + self._sent.next(body))
+
+    def receive(self) -> bytes:
+        """Returns the next message, encoded. Raises DataError when it was altered."""
+        (nbytes,) = _FRAME.unpack(self._exactly(_FRAME.size))
+        if nbytes > _FRAME_LIMIT_BYTES:
+            raise DataError(f"a message of {nbytes} bytes came", where="bulk")
+        body = self._exactly(nbytes)
+        self._check(body)
+        return body
+
+    def _check(self, content: bytes | memoryview) -> None:
+        if not hmac.compare_digest(self._exactly(_TAG_BYTES), self._received.next(content)):
+            raise DataError("what came from another node was altered on its way", where="bulk")
+
+    def _exactly(self, nbytes: int) -> bytes:
+        received = bytearray(nbytes)
+        self._fill(memoryview(received))
+        return bytes(received)
+
+    def _fill(self, memory: memoryview, came: Callable[[int], None] = lambda nbytes: None) -> None:
+        filled = 0
+        while filled < len(memory):
+            nbytes = self.sock.recv_into(memory[filled:], len(memory) - filled)
+            if not nbytes:
+                raise ConnectionError("the connection ended")
+            filled += nbytes
+            self._heard()
+            came(nbytes)
+
+    def receive_content(self, memory: memoryview, came: Callable[[int], None]) -> None:
+        """Fills ``memory``.
+
+        came: called with the number of bytes that are there for good: no more of them is lost when
+            the connection breaks.
+
+        Raises DataError when a piece was altered, OSError when the connection breaks.
+        """
+        for start in range(0, len(memory), _PIECE_BYTES):
+            piece = memory[start : start + _PIECE_BYTES]
+            if self.tagged:
+                self._fill(piece)
+                self._check(piece)
+                came(len(piece))
+            else:
+                self._fill(piece, came)  # TLS has checked what it gives
+
+    def send_content(self, file: int, start: int, memory: memoryview) -> None:
+        """Sends ``memory``, which maps the file's bytes from ``start`` on."""
+        for offset in range(0, len(memory), _PIECE_BYTES):
+            piece = memory[offset : offset + _PIECE_BYTES]
+            if not self.tagged:
+                self.sock.sendall(piece)
+                continue
+            tag = self._sent.next(piece)
+            at = start + offset
+            end = at + len(piece)
+            while at < end:  # from the page cache to the socket: no copy through this process
+                sent = os.sendfile(self.sock.fileno(), file, at, end - at)
+                if not sent:
+                    raise ConnectionError("the file became shorter")
+                at += sent
+            self.sock.sendall(tag)
+
+
+def _is_tls(address: str) -> bool:
+    return address.startswith("tls:")
+
+
+def _place(address: str) -> tuple[socket.AddressFamily, Any]:
+    """Returns the socket's family and what it binds or connects to."""
+    scheme, _, place = address.partition(":")
+    if scheme == "unix":
+        return socket.AF_UNIX, place
+    host, _, port = place.rpartition(":")
+    if scheme not in ("tls", "tcp") or not port.isdecimal():
+        raise AddressError("it is no address of a bulk server", where=address)
+    host = host.strip("[]")
+    return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, int(port))
+
+
+def _set_up(sock: socket.socket) -> None:
+    """Has the kernel end a connection whose other side is gone without a word."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, int(_SILENCE_S)),
+        (socket.TCP_KEEPINTVL, 10),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, int(2 * _SILENCE_S * 1000)),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _shut(sock: socket.socket) -> None:
+    """Ends a connection in whatever thread waits for it.
+
+    An SSLSocket's own ``shutdown`` would first take its TLS away, under a thread that reads.
+    """
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+# -- the sending side ------------------------------------------------------------------------------
+
+
+class BulkServer:
+    """Gives content of this node to other nodes' agents. One thread serves each connection.
+
+    name: of this node, for errors.
+    find: says where a content lies. It is called in any thread, and raises a GcoreError for what
+        may not be read.
+    identity: the run's, for an address of TLS.
+    sent_bytes: how much content was sent so far, with what is being sent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        secret: bytes,
+        find: Callable[[What], Region],
+        identity: bytes = b"",
+    ) -> None:
+        self._name = name
+        self._address = address
+        self._secret = secret
+        self._find = find
+        self._tls = tls.contexts(identity).server if _is_tls(address) else None
+        self._listener: socket.socket | None = None
+        self._unproven = threading.Semaphore(_MOST_UNPROVEN)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self.sent_bytes = 0
+
+    def start(self) -> None:
+        """Listens from now on. Raises AddressError where the address cannot be had."""
+        family, place = _place(self._address)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family == socket.AF_UNIX:
+                Path(place).unlink(missing_ok=True)
+            else:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            why = "another program, or a run that has not ended, listens there"
+            if error.errno != errno.EADDRINUSE:
+                why = error.strerror or str(error)
+            raise AddressError(
+                "no content can be served to other nodes here", where=self._address, why=why
+            ) from error
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def close(self) -> None:
+        """Ends all connections, and returns when their threads have ended, or nearly so."""
+        listener = self._listener
+        if listener is None:
+            return
+        self._listener = None
+        _shut(listener)  # which wakes the thread that accepts
+        listener.close()
+        with self._lock:
+            served = dict(self._open)
+        for sock in served:
+            _shut(sock)
+        for thread in served.values():
+            thread.join(1.0)
+        if self._address.startswith("unix:"):
+            Path(self._address.removeprefix("unix:")).unlink(missing_ok=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while self._listener is not None:
+            self._unproven.acquire()
+            try:
+                sock, _ = listener.accept()
+                thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
+                thread.start()
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                self._unproven.release()
+                if self._listener is not None:
+                    log.warning("a connection for content cannot be taken: %s", error)
+                    time.sleep(0.1)
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Runs one connection to its end."""
+        try:
+            with self._registered(sock) as line:
+                while True:
+                    body = line.receive()
+                    self._give(line, decoded(_REQUEST, body, "request for content", self._name))
+        except (GcoreError, ssl.SSLError) as error:
+            log.warning("a connection for content was ended: %s", error)
+        except (OSError, ValueError):  # ValueError: its socket was closed meanwhile
+            pass
+        except Exception:  # isolation point: the client sees that its connection ends
+            log.exception("a connection for content failed")
+
+    @contextlib.contextmanager
+    def _registered(self, sock: socket.socket) -> Iterator[_Line]:
+        """Greets a client, and holds its connection where ``close`` finds it."""
+        is_proven = False
+        try:
+            sock.settimeout(_GREETING_S)
+            _set_up(sock)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, True, do_handshake_on_connect=False)
+            with self._lock:
+                self._open[sock] = threading.current_thread()
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
+            line = _Line(sock, self._secret)
+            if not line.greet_client():
+                raise ContractError("wrong or missing run secret", where=self._name)
+            sock.settimeout(None)
+            is_proven = True
+            self._unproven.release()
+            yield line
+        finally:
+            if not is_proven:
+                self._unproven.release()
+            with self._lock:
+                self._open.pop(sock, None)
+            sock.close()
+
+    def _give(self, line: _Line, request: ReadRequest) -> None:
+        with contextlib.ExitStack() as stack:
+            try:
+                file, start, memory = stack.enter_context(self._opened(request))
+            except Exception as error:  # isolation point: it is raised at the reader
+                line.send(Answer(to_wire(error, self._name)))
+                return
+            with self._lock:
+                self.sent_bytes += request.nbytes
+            line.send(Answer())
+            line.send_content(file, start, memory)
+
+    @contextlib.contextmanager
+    def _opened(self, request: ReadRequest) -> Iterator[tuple[int, int, memoryview]]:
+        """Opens what was asked for: (its file, where it begins there, it)."""
+        region = self._find(request.what)
+        where = f"slab {region.path.name}"
+        if not (request.start >= 0 and 0 <= request.nbytes <= region.nbytes - request.start):
+            raise DataError("a read goes outside its reference", where=where)
+        start = region.offset + request.start
+        try:
+            file = os.open(region.path, os.O_RDONLY)
+        except (OSError, ValueError) as error:  # ValueError: its name is none
+            why = getattr(error, "strerror", None) or error
+            raise DataError(f"it cannot be opened: {why}", where=where) from None
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise DataError("it cannot be opened: it is no file", where=where)
+            if region.offset < 0 or region.offset + region.nbytes > os.fstat(file).st_size:
+                raise DataError("a reference points outside its slab", where=where)
+            yield file, start, _mapped(file, start, request.nbytes)
+        finally:
+            os.close(file)
+
+
+def _mapped(file: int, start: int, nbytes: int) -> memoryview:
+    """Maps ``nbytes`` bytes of a file from ``start`` on, to be read."""
+    if not nbytes:
+        return memoryview(b"")
+    before = start % mmap.ALLOCATIONGRANULARITY
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    mapped = mmap.mmap(file, before + nbytes, flags, mmap.PROT_READ, offset=start - before)
+    return memoryview(mapped)[before:]
+
+
+# -- the receiving side ----------------------------------------------------------------------------
+
+
+class BulkClient:
+    """Reads content of other nodes into memory of this process.
+
+    addresses: name of a node -> the address of its server.
+    streams: connections to one node over which the parts of a large content come at once.
+    patience_s: a read fails when nothing has come from its node for so long.
+    silence_s: a connection on which nothing has come for so long is made anew.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        secret: bytes,
+        identity: bytes = b"",
+        streams: int = STREAMS,
+        patience_s: float = _PATIENCE_S,
+        silence_s: float = _SILENCE_S,
+    ) -> None:
+        self._addresses = addresses
+        self._secret = secret
+        self._tls = tls.contexts(identity).client if identity else None
+        self._streams = streams
+        self._patience_s = patience_s
+        self._silence_s = silence_s
+        self._sources: dict[str, _Source] = {}
+
+    async def read(
+        self, node: str, what: What, memory: memoryview, progress: Callable[[], None]
+    ) -> None:
+        """Fills ``memory`` with the whole content, which has its size.
+
+        Nobody writes there any more when this returns or raises, also when it was cancelled.
+
+        progress: called a few times a second, also while nothing comes: how long the node may be
+            silent is decided here, and this process must not be taken for the one that hangs.
+
+        Raises WorkerDied when the node sends nothing more, DataError when what came was altered or
+        may not be read, ContractError when the node refuses the connection or is unknown.
+        """
+        source = self._source(node)
+        read = _Read(what, memory, asyncio.get_running_loop())
+        source.begin(read)
+        try:
+            await self._look_after(read, source, progress)
+        finally:
+            source.end(read)
+            while not read.finished.done():
+                # Its threads leave at once, since their connections were shut. They are waited for
+                # even where this is cancelled a second time: the memory is another's then.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(read.finished)
+        if read.error is not None:
+            raise read.error
+
+    async def _look_after(self, read: _Read, source: _Source, progress: Callable[[], None]) -> None:
+        last_s = time.monotonic()  # when a byte came last, of this read or of one before it
+        while True:
+            await asyncio.wait({read.finished}, timeout=_LOOK_S)
+            last_s = max(last_s, source.last_s)
+            progress()
+            if read.finished.done():
+                return
+            source.end_silent(self._silence_s)
+            if time.monotonic() - last_s > self._patience_s:
+                received = sum(part.start - part.first for part in read.parts)
+                read.error = WorkerDied(
+                    f"it sent {received} of {len(read.memory)} bytes and no more",
+                    where=source.name,
+                    why=source.trouble,
+                    process=source.name,
+                )
+                return
+
+    def check(self, node: str) -> None:
+        """Raises ContractError for a node that is unknown."""
+        if not self._addresses.get(node):
+            raise ContractError("no address is known for its content", where=f"node {node}")
+
+    def _source(self, node: str) -> _Source:
+        if node not in self._sources:
+            self.check(node)
+            address = self._addresses[node]
+            if _is_tls(address) and self._tls is None:
+                raise AddressError("TLS needs the run's identity", where=address)
+            tls = self._tls if _is_tls(address) else None
+            self._sources[node] = _Source(node, address, self._secret, tls, self._streams)
+        return self._sources[node]
+
+    def close(self) -> None:
+        """Ends all connections. Reads under way fail."""
+        for source in self._sources.values():
+            source.close()
+
+
+class _Read:
+    """A content that is being read.
+
+    parts: the parts in which it comes.
+    error: why it failed.
+    finished: set when all has come, or it is over, and no thread writes into ``memory`` any more.
+    is_over: no thread begins to write any more.
+    n_threads: how many write now.
+    """
+
+    def __init__(self, what: What, memory: memoryview, loop: asyncio.AbstractEventLoop) -> None:
+        self.what = what
+        self.memory = memory
+        self.parts: list[_Part] = []
+        self.error: GcoreError | None = None
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.is_over = not len(memory)
+        self.n_threads = 0
+        self._loop = loop
+        self._is_told = False
+
+    def settle(self) -> None:
+        """Tells the event loop, once, when it is finished. Called under the source's lock."""
+        is_whole = all(part.start == part.end for part in self.parts)
+        if self.n_threads or self._is_told or not (self.is_over or is_whole):
+            return
+        self._is_told = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+
+class _Part:
+    """The bytes of a read from ``first`` to before ``end``. Those before ``start`` have come."""
+
+    def __init__(self, read: _Read, start: int, end: int) -> None:
+        self.read = read
+        self.first = start
+        self.start = start
+        self.end = end
+
+
+class _Source:
+    """One other node, as a client sees it: its connections, and what is still to be read there.
+
+    last_s: when the last byte came, by the monotonic clock.
+    trouble: why a connection broke last.
+    """
+
+    def __init__(
+        self, name: str, address: str, secret: bytes, tls: ssl.SSLContext | None, streams: int
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.secret = secret
+        self.tls = tls
+        self.last_s = 0.0
+        self.trouble = ""
+        self.changed = threading.Condition()
+        self.is_closed = False
+        self._streams = streams
+        self._parts = deque[_Part]()
+        self._threads: list[_Stream] = []
+
+    def begin(self, read: _Read) -> None:
+        nbytes = len(read.memory)
+        with self.changed:
+            read.parts = [
+                _Part(read, start, min(nbytes, start + PART_BYTES))
+                for start in range(0, nbytes, PART_BYTES)
+            ]
+            self._parts.extend(read.parts)
+            if self.is_closed:
+                self._end(read, _closed())
+            n_idle = sum(thread.part is None for thread in self._threads)
+            n_wanted = min(len(self._parts) - n_idle, self._streams - len(self._threads))
+            for _ in range(n_wanted):
+                thread = _Stream(self)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system has no thread left
+                    if not self._threads:
+                        self._end(read, DataError("nothing can be read", why=str(error)))
+                    break
+                self._threads.append(thread)
+            read.settle()
+            self.changed.notify_all()
+
+    def end(self, read: _Read) -> None:
+        """Ends a read, in the middle of it too."""
+        with self.changed:
+            self._end(read)
+
+    def _end(self, read: _Read, error: GcoreError | None = None) -> None:
+        if not read.is_over:
+            read.error = read.error or error
+        read.is_over = True
+        self._parts = deque(part for part in self._parts if part.read is not read)
+        for thread in self._threads:
+            if thread.part is not None and thread.part.read is read:
+                thread.shut()
+        read.settle()
+
+    def take(self, thread: _Stream) -> _Part | None:
+        """Returns the next part for a thread; None when there was none for long: it ends then."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._parts or self.is_closed, _IDLE_S)
+            if self.is_closed or not self._parts:
+                self._threads.remove(thread)
+                return None
+            thread.part = part = self._parts.popleft()
+            thread.last_s = time.monotonic()
+            part.read.n_threads += 1
+            return part
+
+    def leave(self, thread: _Stream, error: GcoreError | None) -> None:
+        """A thread is done with its part: it came, its read failed, or its connection broke."""
+        with self.changed:
+            part = thread.part
+            assert part is not None
+            thread.part = None
+            read = part.read
+            read.n_threads -= 1
+            if error is not None:
+                self._end(read, error)
+            if part.start < part.end and not read.is_over:
+                self._parts.appendleft(part)
+                self.changed.notify()
+            read.settle()
+
+    def end_silent(self, silence_s: float) -> None:
+        """Ends connections on which a part should come and nothing does."""
+        now_s = time.monotonic()
+        with self.changed:
+            for thread in self._threads:
+                if thread.part is not None and now_s - thread.last_s > silence_s:
+                    self.trouble = f"nothing came for {silence_s:g} s"
+                    thread.shut()
+
+    def close(self) -> None:
+        with self.changed:
+            self.is_closed = True
+            waiting = {part.read for part in self._parts}
+            served = {thread.part.read for thread in self._threads if thread.part is not None}
+            for read in waiting | served:
+                self._end(read, _closed())
+            for thread in self._threads:
+                thread.shut()
+            self.changed.notify_all()
+
+
+def _closed() -> GcoreError:
+    return WorkerDied("this node reads nothing more from others")
+
+
+class _Stream(threading.Thread):
+    """One connection to a node, and the thread that reads from it.
+
+    part: what it reads now.
+    last_s: when it last got a byte, or began, by the monotonic clock.
+    """
+
+    def __init__(self, source: _Source) -> None:
+        super().__init__(name=f"bulk from {source.name}", daemon=True)
+        self._source = source
+        self._sock: socket.socket | None = None
+        self._line: _Line | None = None
+        self.part: _Part | None = None
+        self.last_s = 0.0
+
+    def shut(self) -> None:
+        """Has this thread's socket fail. Called by other threads, under the source's lock."""
+        if self._sock is not None:
+            _shut(self._sock)
+
+    def run(self) -> None:
+        n_failures = 0  # since the last byte came
+        while (part := self._source.take(self)) is not None:
+            error: GcoreError | None = None
+            start = part.start
+            is_broken = False
+            try:
+                self._receive(part)
+            except GcoreError as failure:
+                error = failure
+            except (OSError, ValueError) as failure:
+                is_broken = True
+                self._source.trouble = str(failure) or type(failure).__name__
+            except Exception as failure:  # isolation point: it is raised where the read is awaited
+                error = from_wire(to_wire(failure, self._source.name))
+            if is_broken or error is not None:
+                self._disconnect()
+            n_failures = n_failures + 1 if is_broken and part.start == start else 0
+            self._source.leave(self, error)
+            if n_failures:
+                time.sleep(PATIENT.pause_s(n_failures - 1))
+        self._disconnect()
+
+    def _receive(self, part: _Part) -> None:
+        """Receives the rest of a part."""
+        read = part.read
+
+        def came(nbytes: int) -> None:
+            part.start += nbytes
+
+        line = self._line or self._connected(read)
+        line.send(ReadRequest(read.what, part.start, part.end - part.start))
+        answer = decoded(_ANSWER, line.receive(), "answer", self._source.name)
+        if answer.failure is not None:
+            raise from_wire(answer.failure)
+        line.receive_content(read.memory[part.start : part.end], came)
+
+    def _connected(self, read: _Read) -> _Line:
+        source = self._source
+        family, place = _place(source.address)
+        self._hold(socket.socket(family, socket.SOCK_STREAM), read)
+        assert self._sock is not None
+        self._sock.settimeout(_GREETING_S)
+        _set_up(self._sock)
+        self._sock.connect(place)
+        try:
+            if source.tls is not None:
+                # The new object takes the old one's descriptor.
+                self._hold(source.tls.wrap_socket(self._sock, do_handshake_on_connect=False), read)
+                assert isinstance(self._sock, ssl.SSLSocket)
+                self._sock.do_handshake()
+            line = _Line(self._sock, source.secret, self._heard)
+            line.greet_server()
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
+            raise
+        except ssl.SSLError as error:
+            why = f"TLS: {error.reason or error}"
+            raise ContractError("refused the connection", where=source.name, why=why) from None
+        except ContractError as error:
+            error.where = source.name
+            raise
+        self._sock.settimeout(None)
+        self._line = line
+        return line
+
+    def _heard(self) -> None:
+        self.last_s = self._source.last_s = time.monotonic()
+
+    def _hold(self, sock: socket.socket, read: _Read) -> None:
+        """Keeps a socket where ``shut`` finds it; none is opened for a read that is over."""
+        with self._source.changed:
+            self._sock = sock
+            if read.is_over:
+                raise ConnectionError("nobody waits for it any more")
+
+    def _disconnect(self) -> None:
+        with self._source.changed:
+            sock = self._sock
+            self._sock = self._line = None
+        if sock is not None:
+            sock.close()
