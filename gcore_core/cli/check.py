@@ -20,13 +20,13 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.config import checks
     from gcore_core.config.plan import load_plan
     from gcore_core.contract.errors import ConfigError
-    from gcore_core.run.initial_placement import place
+    from gcore_core.run.initial_placement import find_nodes, place
     from gcore_core.run.preflight import check_parts
 
     try:
         plan = load_plan(args.file, args.overrides)
         checks.interpreters(plan.settings, plan.provided, plan.source)
-        placed = place(plan)
+        placed = place(plan, find_nodes(plan))
         check_parts(plan)
     except ConfigError as error:
         problems = error.facts.get("problems", ())

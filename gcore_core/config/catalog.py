@@ -47,6 +47,7 @@ HEAVY = (
 )
 _CORE_DISTRIBUTION = "gcore-core"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_EXTRAS = re.compile(r"(?<=gcore-core)\[[\w,-]+\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +257,8 @@ def _requirements_on_the_core(distribution: Distribution) -> tuple[str, ...]:
 
 def _compatibility(requirements: Sequence[str], core_version: str) -> tuple[str, str, str]:
     """Returns (state, reason, requirement) from a distribution's requirements on gcore-core."""
-    if requirements and requirements[0] in _known_to_admit(core_version):
+    # Extras ask for more than the core, and of no other version of it.
+    if requirements and _EXTRAS.sub("", requirements[0], 1) in _known_to_admit(core_version):
         return "ok", "", requirements[0]
     from packaging.requirements import InvalidRequirement, Requirement
 

@@ -23,7 +23,11 @@ class WorkerContext:
     model: the role's ``model:`` mapping, ``path`` already resolved.
     devices: indexes of the devices that placement gave it.
     rendezvous: an existing private directory in which the ranks of one role may meet (a file
-        store); empty when alone.
+        store), if they are on one node; empty when alone. Ranks on other nodes have other
+        directories.
+    meeting_address: "HOST:PORT" on which rank 0 is to listen and where the other ranks find it, if
+        ranks of one role are on several nodes; else empty. It is reached over a network that is
+        declared private: what ranks send each other is in plain.
     parts: factories the backend needs besides its own (a trainer's "objective", "advantage"),
         already made.
     directory: the run's, for what a person may want to look into after a failure.
@@ -44,6 +48,7 @@ class WorkerContext:
     updates_per_step: int = 1
     model: Mapping[str, Any] = field(default_factory=dict)
     rendezvous: str = ""
+    meeting_address: str = ""
     parts: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     directory: str = "."

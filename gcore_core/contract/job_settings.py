@@ -166,6 +166,9 @@ class Sentinel(Choice):
 
     # "auto": the plugin sentinel where it is installed, else core/band.
     use: str = AUTO
+    # Records that both sides score again after a push, where a step's own cannot be compared; 0:
+    # none.
+    canaries: int = _at_least(0, default=16)
 
 
 @dataclass

@@ -6,9 +6,9 @@ and what carries the bytes between them; ``gcore_core.kits.launching`` has parts
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from gcore_core.contract.deadlines import Deadlines, Wait
+from gcore_core.contract.placement import Device
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -183,40 +184,140 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """Says what a machine of the run has, before anything is placed there.
+
+    name: of the node's agent; the run knows the node by it.
+    devices: those of the machine, in its own order; each is numbered as the machine numbers it.
+    host: the name or address by which a person knows the machine; "": the one that the supervisor
+        runs on.
+    is_private: whether the network between it and other such nodes is declared private, so that
+        ranks of one trainer may speak over it in plain.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    host: str = ""
+    is_private: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteNode:
+    """Holds what a supervisor needs of one machine that is ready for workers.
+
+    agent: the node's agent. It starts workers, and tells of their exits and of what they use.
+    store: the directory of the node's store, on the node.
+    meeting: a private directory on the node in which ranks may meet.
+    end_agent: ends an agent that hangs; None: it is in this process.
+    """
+
+    agent: Peer
+    store: Path
+    meeting: Path
+    end_agent: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """Holds what a supervisor needs of a place that is ready for workers.
 
     network: the supervisor's view of the network.
-    agent: the node agent, which starts workers, tells of their exits and of what they use.
-    addresses: name of a process -> its address, for all processes of the run.
     secret: at least 16 bytes, new for each site; who does not know it cannot connect.
-    store: the directory of the node's store.
-    meeting: a private directory in which ranks may meet.
-    end_agent: ends an agent that hangs; None: it is in this process.
+    home: name of the node that the supervisor runs on.
+    nodes: name of a node's agent -> the node.
+    where: process -> name of the node that it is to run on.
+    views: node -> (name of a process -> its address, as seen from that node), for all processes.
+    public: process -> the address that it serves for other nodes, besides the one in its own node's
+        view. Those that no other node speaks with are not in it.
+    meeting_addresses: role -> "HOST:PORT" where its ranks meet, for roles whose workers are on
+        several nodes of a private network.
+    identity: certificate and key of the run, PEM; empty where nothing leaves the machine.
     """
 
     network: Network
-    agent: Peer
-    addresses: dict[str, str]
     secret: bytes
-    store: Path
-    meeting: Path
-    end_agent: Callable[[], Awaitable[None]] | None = None
+    home: str
+    nodes: dict[str, SiteNode]
+    where: dict[str, str]
+    views: dict[str, dict[str, str]]
+    public: dict[str, str] = field(default_factory=dict)
+    meeting_addresses: dict[str, str] = field(default_factory=dict)
+    identity: bytes = b""
+
+    @property
+    def home_node(self) -> SiteNode:
+        """The node that the supervisor runs on."""
+        return self.nodes[self.home]
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether workers are processes; else they are tasks of this one."""
+        return self.home_node.end_agent is not None
+
+    def node_of(self, process: str) -> SiteNode:
+        """Returns the node that a process runs on."""
+        return self.nodes[self.where[process]]
+
+
+class Guard(Protocol):
+    """Starts the supervisor again when it is killed, as the launcher in the supervisor sees it.
+
+    lifeline: the reading end of a pipe that ends with the guard. Nobody writes to it. What outlives
+        a supervisor is to end with it.
+    """
+
+    lifeline: int
+
+    def remember(self, facts: bytes) -> None:
+        """Keeps what the next supervisor's launcher shall know, in place of what was kept."""
+
+    def remembered(self) -> bytes:
+        """Returns what was kept last, by this supervisor or one before it; empty: nothing."""
 
 
 @runtime_checkable
 class Launcher(Protocol):
     """Decides where the processes of a run live. It is made and called in the supervisor."""
 
+    async def nodes(self, devices: int | str) -> list[NodeFacts]:
+        """Returns the machines that the run may use, in order.
+
+        It is called before anything is placed and before ``site``; nothing stays behind.
+
+        devices: how many devices the run is to have on all of them together; "auto": all that there
+            are.
+        Raises ConfigError, naming the machine, where one cannot be used.
+        """
+
     def site(
-        self, names: list[str], supervisor: Servable, logs: Path
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
     ) -> AbstractAsyncContextManager[Site]:
         """Opens a site and serves the supervisor there.
 
-        Closing the site, also after an error, leaves nothing behind. Raises AddressError or
-        ConfigError when it cannot be opened.
+        Closing the site, also after an error, leaves nothing behind on any machine. Raises
+        AddressError or ConfigError when it cannot be opened.
 
-        names: of the processes that will be started, without the supervisor's.
+        where: process -> name of the node, of those that ``nodes`` returned, that it will be
+            started on; without the supervisor.
         supervisor: what the supervisor answers.
         logs: the directory for the log of each process.
+        """
+
+
+@runtime_checkable
+class AdoptingLauncher(Launcher, Protocol):
+    """A launcher whose node agent may outlive a supervisor that is killed. It is optional.
+
+    In a run that has a guard ``guarded_site`` is called in place of ``site``, so one that derives
+    from such a launcher and overrides ``site`` overrides both.
+    """
+
+    def guarded_site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard
+    ) -> AbstractAsyncContextManager[Site]:
+        """Opens a site as ``site`` does, or the one that the guard remembers.
+
+        A site that is taken over is as a new one: its workers have ended and its store is empty
+        before this returns, while what its agent has ready for later stays. The supervisor answers
+        there only afterwards, so nothing of the attempt before reaches it.
         """

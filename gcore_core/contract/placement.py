@@ -22,12 +22,19 @@ class Device:
 
     index: its number among all devices of the run.
     kind: "cuda" or "cpu".
-    node: the machine that it belongs to.
+    node: name of the agent of the machine that it belongs to.
+    number: its number on that machine; None: the same as ``index``.
     """
 
     index: int
     kind: str
-    node: str = "node0"
+    node: str = "agent.0"
+    number: int | None = None
+
+    @property
+    def local_index(self) -> int:
+        """Its number on its machine."""
+        return self.index if self.number is None else self.number
 
 
 @dataclass(frozen=True)

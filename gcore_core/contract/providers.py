@@ -46,12 +46,14 @@ CAPABILITIES = frozenset(
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",
         "images",  # accepts image inputs
-        "logprobs",  # can score given actions (ScoresLogprobs)
+        "logprobs",  # a generator or a trainer that can score given actions (ScoresLogprobs)
         # a trainer that gives its log-probs under the weights that a step begins with
         "logprobs.compared",  # (ComparesLogprobs)
         # a trainer that trains on while its state is written (SavesInBackground)
         "save.background",
         "sharding",  # a trainer that takes more than one slot
+        # one whose ranks may be on several nodes (WorkerContext.meeting_address)
+        "sharding.nodes",
         "sleep",  # can give its memory back and take it again (Sleeps)
         # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
         "weights.device",

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
     from gcore_core.config.plan import load_plan as load_plan
     from gcore_core.config.plugins import Plugins as Plugins
-    from gcore_core.run.initial_placement import find_devices as find_devices
     from gcore_core.run.start import run_file as run_file
+    from gcore_core.runtime.process.devices import find_devices as find_devices
     from gcore_core.runtime.process.spawn import SHARED_MEMORY as SHARED_MEMORY
 
 #: name -> the module that has it
 _HOMES = {
     "Plugins": "gcore_core.config.plugins",
     "SHARED_MEMORY": "gcore_core.runtime.process.spawn",
-    "find_devices": "gcore_core.run.initial_placement",
+    "find_devices": "gcore_core.runtime.process.devices",
     "load_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
     "print_table": "gcore_core.cli",

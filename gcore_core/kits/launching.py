@@ -7,6 +7,7 @@ it with ``RpcNetwork``; one that changes little wraps ``LocalLauncher`` or ``Inl
 LocalLauncher, LocalConfig: ``core/local`` and its settings.
 InlineLauncher, InlineView: ``core/inline``, and one process's view of its network.
 RpcNetwork: the network over sockets.
+make_identity: the key and the certificate of a run, for TLS between machines.
 AgentSpec, StoreSpec: what a node agent is told, and what it is told of its store.
 SpawnRequest, WorkerSpec: what the supervisor asks of an agent, for each worker.
 GeneratorSettings: what a ``WorkerSpec`` tells a generator's worker.
@@ -14,23 +15,55 @@ UsageReply, WorkerExit: what an agent answers.
 Worker: one worker, for a launcher that runs several in a process.
 process_usage: CPU seconds and memory of a process.
 spawn_process, read_spec: both ends of starting a process with a spec.
+spawn_over_input: starts one by a command that may lead to another machine.
+MachineFacts, machine_facts, machine_identity: what a machine says of itself.
+HOLD_LEASE, HoldLease: asks a remote agent to live on, for as long as the stream stands.
+RECORD, clear_up: what an agent that was lost has left, and its end.
+end_hung: ends a process of this machine that hangs.
+allow_open_files: raises this process's limit of open files.
 SHARED_MEMORY: the directory of shared memory.
 """
 
 from __future__ import annotations
 
-from gcore_core.runtime.messages import SpawnRequest, UsageReply, WorkerExit, WorkerSpec
-from gcore_core.runtime.process.agent import AgentSpec, process_usage
+from gcore_core.runtime.messages import (
+    HOLD_LEASE,
+    HoldLease,
+    SpawnRequest,
+    UsageReply,
+    WorkerExit,
+    WorkerSpec,
+)
+from gcore_core.runtime.process.agent import AgentSpec, end_hung, process_usage
 from gcore_core.runtime.process.config import LocalConfig
+from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
 from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher
-from gcore_core.runtime.process.spawn import SHARED_MEMORY, read_spec, spawn_process
+from gcore_core.runtime.process.leftovers import RECORD, clear_up
+from gcore_core.runtime.process.spawn import (
+    SHARED_MEMORY,
+    allow_open_files,
+    read_spec,
+    spawn_over_input,
+    spawn_process,
+)
 from gcore_core.runtime.process.worker import Worker
 from gcore_core.runtime.rpc.in_process import InlineView
 from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.rpc.tls import make_identity
 from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
 
 __all__ = [
+    "spawn_over_input",
+    "machine_identity",
+    "machine_facts",
+    "end_hung",
+    "clear_up",
+    "allow_open_files",
+    "RECORD",
+    "MachineFacts",
+    "HOLD_LEASE",
+    "HoldLease",
     "SHARED_MEMORY",
     "AgentSpec",
     "GeneratorSettings",
@@ -45,6 +78,7 @@ __all__ = [
     "Worker",
     "WorkerExit",
     "WorkerSpec",
+    "make_identity",
     "process_usage",
     "read_spec",
     "spawn_process",

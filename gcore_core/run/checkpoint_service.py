@@ -37,7 +37,6 @@ from gcore_core.runtime.messages import (
     OpenCheckpoint,
     SaveState,
 )
-from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
@@ -85,10 +84,11 @@ class Keeper:
 
         Returns what is resumed, with the headers of these records.
         """
-        self._store = StoreReader(site.store, AGENT, site.secret, site.agent)
+        home = site.home_node
+        self._store = StoreReader(home.store, site.home, site.secret, home.agent)
         if resumed is None or not (Path(resumed.path) / SURPLUS).is_dir():
             return resumed
-        writer = StoreWriter(site.store, AGENT, site.secret, site.agent, "supervisor")
+        writer = StoreWriter(home.store, site.home, site.secret, home.agent, "supervisor")
         headers = await carried_records.restore(
             Path(resumed.path) / SURPLUS, writer, resumed.step, frozenset(range(shards))
         )
@@ -210,6 +210,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     state: what the controllers saved.
     notes: one line for each newer checkpoint that was refused.
     carried: headers of the records that the step carried over, in the store of this run.
+    evaluated: the run's metrics have an evaluation of the step.
     """
 
     step: int
@@ -217,6 +218,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, Any]
     notes: tuple[str, ...] = ()
     carried: list[Header] = []
+    evaluated: bool = False
 
 
 def newest(directory: Path, step: int | None = None) -> Resumed:

@@ -245,6 +245,11 @@ class MetricsFile:
             raise _refusal(error, self._path) from error
         self._pending = bytearray(b"\n" if torn else b"")  # a killed run may have left half a line
 
+    @property
+    def evaluated(self) -> bool:
+        """Whether the step that the run goes on from was evaluated; False for a new run."""
+        return self._last is not None and bool(self._last["evaluation"])
+
     def unwritten(self, report: StepReport) -> StepReport | None:
         """Returns what of a report the file does not have yet; None when that is nothing.
 

@@ -3,6 +3,9 @@
 ``g-core run`` is two processes. The first one does nothing but wait: whoever looks for memory to
 free, or kills what has a large log, does not find it. The second one is the supervisor. Signals
 that only the first one gets are passed on; when the first one is killed, the second one is too.
+
+The node agent may outlive the supervisor (``AdoptingLauncher``). It ends with the first process,
+which keeps for the next supervisor where that agent is.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,10 +41,35 @@ class Begun(msgspec.Struct, frozen=True):
     restarts: int
 
 
-#: Called by the supervisor with what it has to tell.
-Tell = Callable[[Begun], None]
-#: Runs a job to its end, as the supervisor: (directory of a run that goes on, how to tell).
-Supervise = Callable[[Path | None, Tell], int]
+class GuardLink:
+    """Is a guard as its supervisor sees it: ``Guard`` of the contract, and a way to tell it more.
+
+    lifeline: see ``Guard``.
+    """
+
+    def __init__(self, lifeline: int, telling: int, memory: int) -> None:
+        """Takes over no descriptor; they stay open as long as the supervisor.
+
+        telling: where ``tell`` writes to.
+        memory: a file that the guard and all its supervisors share.
+        """
+        self.lifeline = lifeline
+        self._telling = telling
+        self._memory = memory
+
+    def tell(self, begun: Begun) -> None:
+        os.write(self._telling, msgspec.json.encode(begun))
+
+    def remember(self, facts: bytes) -> None:
+        os.ftruncate(self._memory, 0)
+        os.pwrite(self._memory, facts, 0)
+
+    def remembered(self) -> bytes:
+        return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+
+
+#: Runs a job to its end, as the supervisor: (directory of a run that goes on, its guard).
+Supervise = Callable[[Path | None, GuardLink], int]
 
 
 class _Lost(Exception):
@@ -66,9 +95,9 @@ def guarded(supervise: Supervise) -> int:
     n_lost = 0
     guard = _Guard()
     while True:
-        tell = guard.fork()
-        if tell is not None:
-            return supervise(resume, tell)
+        link = guard.fork()
+        if link is not None:
+            return supervise(resume, link)
         try:
             return guard.wait()
         except _Lost as lost:
@@ -110,6 +139,10 @@ class _Guard:
         self._child = 0  # 0 while there is none
         self._lifeline = -1
         self._told = -1
+        # What outlives a supervisor ends when nobody has the other end of this pipe any more.
+        self._outliving, self._alive = os.pipe()
+        # Without a name, as it may hold a secret; open as long as this process.
+        self._memory = tempfile.TemporaryFile()  # noqa: SIM115
         self._begun: Begun | None = None
         self._stop = 0  # the signal that asked last; 0: none has
         # One that this process ignores stays ignored.
@@ -119,8 +152,8 @@ class _Guard:
             if (handler := signal.getsignal(number)) != signal.SIG_IGN
         }
 
-    def fork(self) -> Tell | None:
-        """Starts a child. Returns None here, and in the child its way to tell."""
+    def fork(self) -> GuardLink | None:
+        """Starts a child. Returns None here, and in the child its link to this process."""
         sys.stdout.flush()
         sys.stderr.flush()
         lifeline, self._lifeline = os.pipe()
@@ -137,16 +170,14 @@ class _Guard:
                 return None
             os.close(self._lifeline)
             os.close(self._told)
+            os.close(self._alive)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal_at_end(lifeline, os.getpid(), signal.SIGKILL, is_group=False)
             if select.select([lifeline], [], [], 0)[0]:
                 os._exit(1)  # the guard was gone before the kernel knew
 
-        def tell(begun: Begun) -> None:
-            os.write(telling, msgspec.json.encode(begun))
-
-        return tell
+        return GuardLink(self._outliving, telling, self._memory.fileno())
 
     def _pass_on(self, number: int, frame: Any) -> None:
         self._stop = number

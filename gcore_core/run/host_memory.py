@@ -34,13 +34,14 @@ def host_memory(
     if not any(by_role.total() for by_role in bytes_by_node.values()):
         return ""
     node, by_role = max(bytes_by_node.items(), key=lambda item: item[1].total())  # the fullest node
+    place = placed.host(node)
     kept_gib = by_role.total() / GIB
     host_gib = host_bytes / GIB
     if by_role.total() > host_bytes:
         shares = [f"{role}: {nbytes / GIB:.2f} GiB" for role, nbytes in by_role.most_common()]
         raise PlacementError(
             f"generators that sleep would keep {kept_gib:.2f} GiB of weights in the memory of "
-            f"{node}, which has {host_gib:.2f} GiB",
+            f"{place}, which has {host_gib:.2f} GiB",
             where="roles",
             why=", ".join(shares),
             todo=(
@@ -50,7 +51,7 @@ def host_memory(
             role=by_role.most_common(1)[0][0],
         )
     return (
-        f"generators that sleep keep {kept_gib:.2f} of {host_gib:.2f} GiB of the memory of {node}"
+        f"generators that sleep keep {kept_gib:.2f} of {host_gib:.2f} GiB of the memory of {place}"
     )
 
 

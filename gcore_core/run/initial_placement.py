@@ -1,4 +1,4 @@
-"""Places a run's workers on this machine's devices, as the placement policy of the job says.
+"""Places a run's workers on the devices of its nodes, as the placement policy of the job says.
 
 The policy is asked here for the first time, before any process starts. Where devices may move
 between generators, the lead asks it again before each step (``gcore_core.controllers.placement``).
@@ -6,15 +6,17 @@ between generators, the lead asks it again before each step (``gcore_core.contro
 
 from __future__ import annotations
 
-import os
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import meter_of, replica_slots
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.factories import build, import_attribute
+from gcore_core.contract.launching import Launcher, NodeFacts
 from gcore_core.contract.metering import Meter
 from gcore_core.contract.placement import Device, Need, Partition, PlacementPolicy, Window
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
@@ -28,6 +30,7 @@ class Placed:
     again.
 
     workers: role -> device indexes of each of its workers.
+    nodes: the machines of the run, in order.
     window: what the policy was shown.
     moves: devices may change between generators, so the policy is asked before every step.
     sleeps: roles whose backend can sleep.
@@ -37,6 +40,7 @@ class Placed:
     """
 
     workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    nodes: Sequence[NodeFacts] = (NodeFacts(name=AGENT, devices=()),)
     window: Window = field(default_factory=lambda: Window(devices=(), slots={}))
     moves: bool = False
     sleeps: Sequence[str] = ()
@@ -55,6 +59,37 @@ class Placed:
             return ""
         return f"{', '.join(unable)} cannot sleep, so generators never take turns on a device"
 
+    def node_of(self, role: str, rank: int) -> str:
+        """Returns the name of the node that a role's worker runs on; the first where none was
+        placed.
+        """
+        devices = self.workers.get(role, [])
+        if not devices:
+            return self.nodes[0].name
+        return self._by_index[devices[rank][0]].node
+
+    def local_devices(self, role: str, rank: int) -> tuple[int, ...]:
+        """Returns a worker's devices, as its node numbers them; () where none was placed."""
+        devices = self.workers.get(role, [])
+        if not devices:
+            return ()
+        return tuple(self._by_index[index].local_index for index in devices[rank])
+
+    def host(self, node: str) -> str:
+        """Returns what a person calls a node."""
+        hosts = {facts.name: facts.host for facts in self.nodes}
+        return hosts.get(node, "") or "this machine"
+
+    @property
+    def node_names(self) -> list[str]:
+        """The nodes that have devices, or else the first: those that workers may run on."""
+        names = [node.name for node in self.nodes if node.devices]
+        return names or [self.nodes[0].name]
+
+    @cached_property
+    def _by_index(self) -> dict[int, Device]:
+        return {device.index: device for device in self.window.devices}
+
     def facts(self, groups_per_step: int, directory: str) -> PlacementFacts | None:
         """Returns what the controllers need to ask the policy again; None where nothing moves."""
         if not self.moves:
@@ -70,12 +105,27 @@ class Placed:
             directory=directory,
             provider=self.provider,
             meter=self.meter,
-            agent=AGENT,
+            agents={
+                role: [self.node_of(role, rank) for rank in range(len(self.workers[role]))]
+                for role in generators
+            },
         )
 
 
-def place(plan: Plan) -> Placed:
-    """Asks the policy where workers go. Raises PlacementError naming the role that does not fit."""
+def find_nodes(plan: Plan) -> list[NodeFacts]:
+    """Asks the job's launcher which machines there are. Raises what it raises."""
+    launcher: Launcher = build(plan.factory("launcher"))
+    devices = plan.settings.cluster.devices
+    # In a thread of its own: where this is called, as in a notebook, an event loop may be running.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(launcher.nodes(devices))).result()
+
+
+def place(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
+    """Asks the policy where workers go. Raises PlacementError naming the role that does not fit.
+
+    nodes: the machines of the run.
+    """
     roles = plan.settings.roles
     needs = {
         role: Need(
@@ -88,11 +138,12 @@ def place(plan: Plan) -> Placed:
         for role, node in roles.items()
     }
     slots = {role: node.slots for role, node in roles.items()}
-    window = Window(devices=find_devices(plan.settings.cluster.devices), slots=slots, needs=needs)
+    window = Window(devices=_numbered(nodes), slots=slots, needs=needs)
     policy: PlacementPolicy = build(plan.factory("placement"))
     provider = plan.provided["placement"].reference
     decision = ask_policy(policy, provider, None, window)
     workers = _workers(decision.engines or decision.partition, needs)
+    _check_within_nodes(plan, workers, needs, window.devices, nodes)
     unable = unable_to_sleep(decision, window)
     if unable:
         raise PlacementError(
@@ -111,9 +162,10 @@ def place(plan: Plan) -> Placed:
     kind = next((device.kind for device in window.devices), "")
     meter = meter_of(plan.objects.get("placement"), kind)
     if moves and meter:
-        _try_meter(meter, window.devices)
+        _try_meter(meter, nodes)
     return Placed(
         workers=workers,
+        nodes=tuple(nodes),
         window=window,
         moves=moves,
         provider=provider,
@@ -123,11 +175,85 @@ def place(plan: Plan) -> Placed:
     )
 
 
-def _try_meter(factory: str, devices: Sequence[Device]) -> None:
-    """Makes a meter, asks it once and closes it: it raises ConfigError where it cannot read."""
+def _numbered(nodes: Sequence[NodeFacts]) -> tuple[Device, ...]:
+    """Returns the devices of all nodes, numbered through in the order of the nodes."""
+    devices: list[Device] = []
+    for node in nodes:
+        for device in node.devices:
+            index = len(devices)
+            devices.append(replace(device, index=index, node=node.name, number=device.local_index))
+    return tuple(devices)
+
+
+def _check_within_nodes(
+    plan: Plan,
+    workers: Mapping[str, list[list[int]]],
+    needs: Mapping[str, Need],
+    devices: Sequence[Device],
+    nodes: Sequence[NodeFacts],
+) -> None:
+    """Raises PlacementError where the devices of one process lie on several nodes, or those of a
+    trainer that cannot do so.
+    """
+    node_of = {device.index: device.node for device in devices}
+    host_of = {node.name: node.host or "this machine" for node in nodes}
+    for role, placed in workers.items():
+        used = dict.fromkeys(node_of[index] for indexes in placed for index in indexes)
+        if needs[role].kind == "trainer" and len(used) > 1:
+            _check_ranks_may_part(plan, role, [node for node in nodes if node.name in used])
+        for rank, indexes in enumerate(placed):
+            hosts = dict.fromkeys(host_of[node_of[index]] for index in indexes)
+            if len(hosts) > 1:
+                raise PlacementError(
+                    f"{role}.{rank} would have devices of {' and '.join(hosts)}",
+                    where=f"roles.{role}.slots",
+                    why="one replica of a generator spreads over the devices of one node only",
+                    todo=(
+                        "take a replica that fits the devices of a node, or a placement policy "
+                        "that packs by node (placement/split)"
+                    ),
+                    role=role,
+                )
+
+
+def _check_ranks_may_part(plan: Plan, role: str, nodes: Sequence[NodeFacts]) -> None:
+    """Raises PlacementError unless the ranks of a trainer may be on several nodes.
+
+    nodes: those that they would be on.
+    """
+    hosts = " and ".join(node.host or "this machine" for node in nodes)
+    why = ""
+    todo = ""
+    if "sharding.nodes" not in plan.provided[f"roles.{role}"].spec.capabilities:
+        why = "its backend lets ranks meet on one node only (capability sharding.nodes)"
+        todo = "take as many slots as one node has devices, or fewer"
+    elif not all(node.is_private for node in nodes):
+        why = "what ranks send each other is in plain, and the network is not declared private"
+        todo = (
+            "list the network in launcher.config.private if nobody else is on it, or take as many "
+            "slots as one node has devices"
+        )
+    if why:
+        raise PlacementError(
+            f"{role} would have ranks on {hosts}",
+            where=f"roles.{role}.slots",
+            why=why,
+            todo=todo,
+            role=role,
+        )
+
+
+def _try_meter(factory: str, nodes: Sequence[NodeFacts]) -> None:
+    """Makes a meter, asks it once and closes it: it raises ConfigError where it cannot read.
+
+    Only the devices of this machine can be asked for; the agents of other nodes try their own.
+    """
+    here = [device.local_index for node in nodes if not node.host for device in node.devices]
+    if not here:
+        return
     meter: Meter = import_attribute(factory)()
     try:
-        meter.used_s({device.index: () for device in devices})
+        meter.used_s(dict.fromkeys(here, ()))
     finally:
         meter.close()
 
@@ -188,23 +314,3 @@ def _workers(partition: Partition, needs: Mapping[str, Need]) -> dict[str, list[
             indexes = [device.index for device in cell.devices]
             workers[role] += [indexes[i : i + size] for i in range(0, len(indexes), size)]
     return workers
-
-
-def find_devices(devices: str | int) -> tuple[Device, ...]:
-    """Returns the devices of this machine: its GPUs where the driver shows some, else its cores.
-
-    devices: how many there are to be; "auto": as many as this machine has.
-    """
-    gpus = _gpu_count()
-    kind = "cuda" if gpus else "cpu"
-    present = gpus or len(os.sched_getaffinity(0))
-    count = present if str(devices) == "auto" else int(devices)
-    return tuple(Device(index=index, kind=kind) for index in range(count))
-
-
-def _gpu_count() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([word for word in visible.split(",") if word.strip() not in ("", "-1")])
-    driver = Path("/proc/driver/nvidia/gpus")
-    return len(list(driver.iterdir())) if driver.is_dir() else 0

@@ -33,7 +33,6 @@ from gcore_core.run.checkpoint_service import TRAINER, Resumed
 from gcore_core.run.initial_placement import Placed
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import (
     DATASET_SECTIONS,
     NEVER,
@@ -79,7 +78,7 @@ class Job:
         return self.plan.settings.controller.shards
 
     def names(self) -> list[str]:
-        """Returns the names of all processes except the supervisor and the node agent."""
+        """Returns the names of all processes except the supervisor and the node agents."""
         workers = [name for role in self.plan.settings.roles for name in self.workers(role)]
         scorers = [
             f"{name}.{i}"
@@ -87,6 +86,22 @@ class Job:
             for i in range(self.scorer_count(rewards))
         ]
         return [*workers, *scorers, *(f"controller.{shard}" for shard in range(self.shards))]
+
+    def where(self) -> dict[str, str]:
+        """Returns the name of each process but the supervisor and agents -> its node's name.
+
+        A role's worker runs where its devices are. Scorers and controllers have none, so they take
+        the nodes in turn: those of the same number, which speak with each other, are on one node.
+        """
+        nodes = self.placed.node_names
+        where: dict[str, str] = {}
+        for name in self.names():
+            role, _, number = name.rpartition(".")
+            if role in self.plan.settings.roles:
+                where[name] = self.placed.node_of(role, int(number))
+            else:
+                where[name] = nodes[int(number) % len(nodes)]
+        return where
 
     def workers(self, role: str) -> list[str]:
         """Returns the names of a role's processes."""
@@ -143,21 +158,25 @@ def _spec(
     provided = [p for p in job.plan.provided.values() if p.spec.factory in built]
     plugins = sorted({p.distribution for p in provided if p.installed})
     node = job.plan.settings.roles.get(role)
+    home = site.where[name]
     return WorkerSpec(
         role=role,
         rank=int(rank),
         ranks=ranks,
-        peers=site.addresses,
+        peers=site.views[home],
         factories=factories,
+        public=site.public.get(name, ""),
         secret=site.secret,
+        identity=site.identity,
         settings=settings,
-        store=StorePlace(str(site.store), AGENT, AGENT),
+        store=StorePlace(str(site.nodes[home].store), home, home),
         versions=handshake.versions(plugins),
         python=(node.python or "") if node else "",
         log=str(job.directory / "logs" / f"{name}.log"),
         restarts=RESTARTS.get(settings.kind, 0),
         shared_memory=tuple(sorted({name for p in provided for name in p.spec.shared_memory})),
         preload=tuple(dict.fromkeys(module for p in provided for module in p.spec.preload)),
+        meeting="" if isinstance(settings, JobFacts) else settings.context.rendezvous,
     )
 
 
@@ -250,6 +269,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         checkpoint=settings.checkpoint,
         logprob_band=logprob_band(*backends),
         sentinel=_sentinel(job),
+        canaries=_canaries(job),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
@@ -259,10 +279,18 @@ def _facts(job: Job, shard: int) -> JobFacts:
         resting=list(job.placed.resting),
         last_ordinal=_last_ordinal(job),
         start_step=resumed.step if resumed else 0,
+        evaluated=resumed.evaluated if resumed else False,
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
         carried=resumed.carried if resumed else [],
     )
+
+
+def _canaries(job: Job) -> int:
+    """Returns how many records both sides score after a push; 0 where one of them cannot."""
+    backends = [job.plan.provided.get(f"roles.{role}") for role in (ROLLOUT, POLICY)]
+    can = all(one is not None and "logprobs" in one.spec.capabilities for one in backends)
+    return job.plan.settings.sentinel.canaries if can and _sentinel(job) else 0
 
 
 def _sentinel(job: Job) -> SentinelContext | None:
@@ -331,19 +359,20 @@ def _datasets(job: Job) -> dict[str, FactorySpec]:
 
 
 def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
-    """Returns the context of one worker, and makes the directory where its role's workers meet.
+    """Returns the context of one worker.
 
     role: one of the job's roles, or a scorer worker.
     """
     node = job.plan.settings.roles.get(role)
-    meeting = site.meeting / f"meet-{role}"
-    meeting.mkdir(mode=0o700, exist_ok=True)
+    meets = node is not None and len(job.workers(role)) > 1
+    meeting = site.node_of(f"{role}.{rank}").meeting / f"meet-{role}"
     return PlainContext(
-        devices=tuple(job.devices(role)[rank]) if node else (),
+        devices=job.placed.local_devices(role, rank) if node else (),
         updates_per_step=updates_per_step(job.plan.objects["controller"]),
         model=dict(job.models.get(role, {})),
         engine=dict(node.engine) if node else {},
-        rendezvous=str(meeting) if node and len(job.workers(role)) > 1 else "",
+        rendezvous=str(meeting) if meets else "",
+        meeting_address=site.meeting_addresses.get(role, ""),
         directory=str(job.directory),
         columns=job.plan.columns.get(role, ()),
         given=tuple(name for other in _annotators(job) for name in job.plan.columns[other]),

@@ -1,9 +1,9 @@
 """Keeps the site of a run open while the run goes back to a checkpoint.
 
 A run that loses a trainer or a controller begins again from its newest checkpoint, with new
-workers. The node agent stays, and with it the processes that it keeps ready: the new workers are
-forked from them. Nothing else outlives the attempt: every worker has ended and the store is empty
-before the next one begins.
+workers. The node agents stay, and with them the processes that they keep ready: the new workers
+are forked from them. Nothing else outlives the attempt: every worker has ended and the stores are
+empty before the next one begins. A supervisor that takes a killed one's place finds the same.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
 from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.contract.factories import build
-from gcore_core.contract.launching import Launcher, Servable, Site
+from gcore_core.contract.launching import AdoptingLauncher, Guard, Launcher, Servable, Site
 from gcore_core.run.jobs import Job
 from gcore_core.runtime.messages import CLEAR, Nothing
 
@@ -49,8 +49,10 @@ class _Switch:
 class KeptSite:
     """Opens the site of a job and closes it, as a context manager."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, guard: Guard | None = None) -> None:
+        """guard: starts this process again when it is killed; None: nobody does."""
         self._job = job
+        self._guard = guard
         self._switch = _Switch()
         self._stack = contextlib.AsyncExitStack()
         self._site: Site | None = None
@@ -68,32 +70,40 @@ class KeptSite:
         self._site = None
         await self._stack.aclose()
 
-    async def open(self, supervisor: Servable) -> Site:
-        """Returns the site, on which this supervisor answers from now on."""
+    async def open(self, supervisor: Servable | None = None) -> Site:
+        """Returns the site, on which this supervisor answers from now on; with None, nobody."""
         self._switch.current = supervisor
         if self._site is None:
-            launcher: Launcher = build(self._job.plan.factory("launcher"))
-            logs = self._job.directory / "logs"
-            site = launcher.site(self._job.names(), self._switch, logs)
-            self._site = await self._stack.enter_async_context(site)
+            self._site = await self._stack.enter_async_context(self._opened())
         return self._site
+
+    def _opened(self) -> AbstractAsyncContextManager[Site]:
+        launcher: Launcher = build(self._job.plan.factory("launcher"))
+        where = self._job.where()
+        logs = self._job.directory / "logs"
+        if self._guard is not None and isinstance(launcher, AdoptingLauncher):
+            return launcher.guarded_site(where, self._switch, logs, self._guard)
+        return launcher.site(where, self._switch, logs)
+
+    def has_agent(self, process: str) -> bool:
+        """Whether a process is the agent of one of the site's nodes."""
+        return self._site is not None and process in self._site.nodes
 
     async def clear(self, *, agent_is_lost: bool) -> None:
         """Ends every worker of an attempt that has failed, and empties the store.
 
-        The site is closed where that does not succeed, where its agent is lost, and where the
+        The site is closed where that does not succeed, where an agent is lost, and where the
         workers are part of this process.
         """
         self._switch.current = None
         site, self._site = self._site, None
-        if site is not None and site.end_agent is not None and not agent_is_lost:
+        if site is not None and site.has_processes and not agent_is_lost:
             try:
                 async with asyncio.timeout(_CLEAR_S):
-                    await site.agent.call(CLEAR, Nothing())
-                for meeting in site.meeting.glob("meet-*"):
-                    shutil.rmtree(meeting)
+                    agents = (node.agent for node in site.nodes.values())
+                    await asyncio.gather(*(agent.call(CLEAR, Nothing()) for agent in agents))
                 self._site = site
                 return
             except (GcoreError, OSError, TimeoutError) as error:
-                log.warning("the node agent is not kept: %r", error)
+                log.warning("the node agents are not kept: %r", error)
         await self._stack.aclose()

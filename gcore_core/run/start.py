@@ -28,23 +28,26 @@ from gcore_core.run.checkpoint_service import newest
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.consumed import check_data
 from gcore_core.run.display import Display, open_display
-from gcore_core.run.guard import Begun, Tell, guarded
+from gcore_core.run.guard import Begun, GuardLink, guarded
 from gcore_core.run.host_memory import host_memory
-from gcore_core.run.initial_placement import place
+from gcore_core.run.initial_placement import find_nodes, place
 from gcore_core.run.jobs import Job
 from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.make_model import make_model
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
-from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 
 log = logging.getLogger(__name__)
 
 
 def prepare(
-    file: Path, overrides: Sequence[str], display_of: Any, resume: Path | None = None
+    file: Path,
+    overrides: Sequence[str],
+    display_of: Any,
+    resume: Path | None = None,
+    guard: GuardLink | None = None,
 ) -> tuple[Job, Display]:
     """Does everything that comes before the first process.
 
@@ -52,10 +55,13 @@ def prepare(
     and the models, in an order in which what is quick to refuse is refused first.
     display_of: makes the display, given the number of steps and whether the run evaluates.
     resume: the directory of the run that goes on.
+    guard: started this process in the place of one that was killed, or may do so later.
     """
-    if resume is not None:
+    if resume is not None and not (guard and guard.remembered()):
         # A supervisor that was killed may have left processes that still write into the run's
-        # files. They end before anything of these is read.
+        # files. They end before anything of these is read. With a guard that remembers a node
+        # agent, they end before the journals are read (``_attempts``); the rest is the
+        # supervisor's alone.
         clear_up(resume / "logs" / RECORD)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
@@ -63,7 +69,7 @@ def prepare(
     rows = {"train": len(dataset)}
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
-    placed = place(plan)
+    placed = place(plan, find_nodes(plan))
     check_parts(plan)
     run = plan.settings.run
     resumed = None if resume is None else newest(resume)
@@ -108,10 +114,10 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
 def run_guarded(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
     """Does what ``run_file`` does, in a child that is started again when it is killed."""
 
-    def supervise(again: Path | None, tell: Tell) -> int:
+    def supervise(again: Path | None, guard: GuardLink) -> int:
         if again is None:
-            return run_file(file, overrides, resume, tell)
-        return run_file(again / run_files.CONFIG, (), again, tell)
+            return run_file(file, overrides, resume, guard)
+        return run_file(again / run_files.CONFIG, (), again, guard)
 
     return guarded(supervise)
 
@@ -120,23 +126,25 @@ def run_file(
     file: Path,
     overrides: Sequence[str] = (),
     resume: Path | None = None,
-    tell: Tell = lambda begun: None,
+    guard: GuardLink | None = None,
 ) -> int:
     """Runs a job to its end and returns the exit code.
 
     0 when the run ended well, 130 after Ctrl-C, 143 after SIGTERM; errors are raised.
 
-    tell: called when the run's directory is known.
+    guard: starts this process again when it is killed; it is told when the run's directory is
+        known.
     """
     job = None
     display = None
     signals = Signals()
     with signals.handled():
         try:
-            job, display = prepare(file, overrides, _display_of, resume)
-            restarts = job.plan.settings.checkpoint.restarts
-            tell(Begun(str(job.directory.resolve()), restarts))
-            _supervise(job, display, signals)
+            job, display = prepare(file, overrides, _display_of, resume, guard)
+            if guard is not None:
+                restarts = job.plan.settings.checkpoint.restarts
+                guard.tell(Begun(str(job.directory.resolve()), restarts))
+            _supervise(job, display, signals, guard)
         except KeyboardInterrupt:
             if display is not None and job is not None:
                 lines = ["stopped; every process has ended", f"the run is in {job.directory}"]
@@ -160,7 +168,7 @@ def _display_of(steps: int, repeats: bool) -> Display:
     return open_display(steps, sys.stdout, repeats=repeats)
 
 
-def _supervise(job: Job, display: Display, signals: Signals) -> None:
+def _supervise(job: Job, display: Display, signals: Signals, guard: GuardLink | None) -> None:
     """Runs the job, and again from its newest checkpoint when a process is lost for good.
 
     That happens at most ``checkpoint.restarts`` times, and only when there is a checkpoint. Raises
@@ -169,14 +177,14 @@ def _supervise(job: Job, display: Display, signals: Signals) -> None:
 
     with _logged(run_files.log_path(job.directory, "supervisor")):
         try:
-            asyncio.run(_attempts(job, display, signals))
+            asyncio.run(_attempts(job, display, signals, guard))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
         if signals.code:
             raise KeyboardInterrupt
 
 
-async def _attempts(job: Job, display: Display, signals: Signals) -> None:
+async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLink | None) -> None:
     """Supervises one attempt after the other, on one site."""
     supervisor: Supervisor | None = None
     works = False  # whether there is an attempt that could save its state
@@ -186,7 +194,9 @@ async def _attempts(job: Job, display: Display, signals: Signals) -> None:
 
     # Signals are asked for while the site closes, too: one must not end that half way.
     with signals.ask(stop):
-        async with KeptSite(job) as place:
+        async with KeptSite(job, guard) as place:
+            if guard is not None and guard.remembered():
+                await place.open()  # processes of before end before their files are read
             with ending(lambda: supervisor):
                 for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
                     supervisor = Supervisor(job, display)
@@ -201,15 +211,15 @@ async def _attempts(job: Job, display: Display, signals: Signals) -> None:
                         if not restarts_left or not Checkpoints(job.directory).steps():
                             raise
                         log.exception("the run goes on from its newest checkpoint")
+                        display.note(str(error))  # first: to clear up after a lost node takes long
                         works = False
-                        await place.clear(agent_is_lost=error.where == AGENT)
-                        job = _resumed(job, display, error)
+                        await place.clear(agent_is_lost=place.has_agent(error.where))
+                        job = _resumed(job, display)
 
 
-def _resumed(job: Job, display: Display, error: WorkerError) -> Job:
+def _resumed(job: Job, display: Display) -> Job:
     """Returns the job as it goes on from its newest checkpoint, and says so."""
     resumed = newest(job.directory)
-    display.note(str(error))
     for note in resumed.notes:
         display.note(note)
     display.note(f"the run goes on from step {resumed.step}")

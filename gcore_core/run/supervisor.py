@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from gcore_core.config.plugins import observer_failure
 from gcore_core.contract import run_files
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY
-from gcore_core.contract.launching import ALIVE, Site
-from gcore_core.contract.records import RunFacts, WorkerFailure
+from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
+from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.run import directory as run_directory
 from gcore_core.run import journals, summary
 from gcore_core.run.checkpoint_service import Keeper
@@ -54,9 +56,9 @@ from gcore_core.runtime.messages import (
     SpawnRequest,
     StepEnd,
     WorkerExit,
+    WorkerSpec,
 )
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
 from gcore_core.runtime.store.client import StoreReader
@@ -156,13 +158,10 @@ class Supervisor:
         """Starts and watches the processes of the site, until the run is over."""
         self._site = site
         site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
-        watchers = [
-            self._look_after(site, name) for name in (AGENT, *self._job.names()) if site.end_agent
-        ]
-        parts = [
-            asyncio.ensure_future(part)
-            for part in (self._start(site), self._watch(site), *watchers)
-        ]
+        watchers = [self._watch(node.agent) for node in site.nodes.values()]
+        if site.has_processes:
+            watchers += [self._look_after(site, name) for name in (*site.nodes, *site.where)]
+        parts = [asyncio.ensure_future(part) for part in (self._start(site), *watchers)]
         watch: asyncio.Future[Any] = asyncio.gather(*parts)
         # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
         try:
@@ -184,11 +183,21 @@ class Supervisor:
             await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
     async def _start(self, site: Site) -> None:
-        """Restores a resumed run's state and has the node agent start every worker."""
+        """Restores a resumed run's state and has the node agents start every worker."""
         resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
+        if resumed is not None:
+            resumed = msgspec.structs.replace(resumed, evaluated=self._metrics.evaluated)
         specs = worker_specs(replace(self._job, resumed=resumed), site)
         self._display.phase(f"starting {len(specs)} processes")
-        await site.agent.call(SPAWN, SpawnRequest(specs))
+        workers: dict[str, list[WorkerSpec]] = {name: [] for name in site.nodes}
+        for spec in specs:
+            workers[site.where[spec.name]].append(spec)
+        await asyncio.gather(
+            *(
+                node.agent.call(SPAWN, SpawnRequest(workers[name]))
+                for name, node in site.nodes.items()
+            )
+        )
 
     def stop(self, within_s: float) -> bool:
         """Has the lead save the run's state and end; then all processes end.
@@ -233,10 +242,16 @@ class Supervisor:
         return Nothing()
 
     async def _tell_up(self) -> None:
-        """Tells the agent that the run is up. Its processes for later are no matter of life."""
-        if self._site is not None:
-            with contextlib.suppress(GcoreError):
-                await self._site.agent.call(UP, Nothing())
+        """Tells the agents that the run is up. Their processes for later are no matter of life."""
+        with contextlib.suppress(GcoreError):
+            await self._ask_agents(UP)
+
+    async def _ask_agents(self, endpoint: Endpoint[Nothing, Reply]) -> list[Reply]:
+        """Asks the agents of all nodes at once, and returns what each answered."""
+        if self._site is None:
+            return []
+        agents = (node.agent for node in self._site.nodes.values())
+        return await asyncio.gather(*(agent.call(endpoint, Nothing()) for agent in agents))
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         """Notes the error that ends a worker."""
@@ -254,10 +269,15 @@ class Supervisor:
             "killed, "
             f"and its stacks are in {log_file}"
         )
-        if self._site is not None and self._site.end_agent is not None and request.name == AGENT:
-            await self._site.end_agent()
-        elif self._site is not None:
-            await self._site.agent.call(KILL, KillRequest(request.name))
+        site = self._site
+        if site is None:
+            return Nothing()
+        if request.name in site.nodes:
+            end_agent = site.nodes[request.name].end_agent
+            if end_agent is not None:
+                await end_agent()
+        else:
+            await site.node_of(request.name).agent.call(KILL, KillRequest(request.name))
         return Nothing()
 
     async def published(self, request: Published, call: Call) -> Nothing:
@@ -285,22 +305,16 @@ class Supervisor:
         """
         assert self._site is not None
         report = request.report
-        usage = await self._site.agent.call(USAGE, Nothing())
-        for note in usage.notes:
-            self._display.note(note)
-        if self._site.end_agent:
-            usage.cpu_s["supervisor"] = time.process_time()
-        self._cpu_s = sum(usage.cpu_s.values())
-        report.metrics["cpu_seconds"] = self._cpu_s
-        report.metrics |= {f"cpu_seconds/{name}": value for name, value in usage.cpu_s.items()}
-        report.metrics |= {f"memory_mib/{name}": value for name, value in usage.memory_mib.items()}
+        site = self._site
+        await self._add_usage(site, report)
         news = self._metrics.unwritten(report)
         if news is not None:
             self._metrics.append(news)
         self._consumed.check(report.step, report.metrics)
         if report.samples and self._evaluated is not None:
-            reader = StoreReader(self._site.store, AGENT, self._site.secret)
-            rows = shown_rows(report.samples, reader, self._evaluated)
+            home = site.home_node
+            reader = StoreReader(home.store, site.home, site.secret, home.agent)
+            rows = await shown_rows(report.samples, reader, self._evaluated)
             run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             run_directory.write_position(
@@ -317,30 +331,49 @@ class Supervisor:
         if news is not None:
             self._observers.step_end(self._run, news)
 
-    # -- messages from the node agent --------------------------------------------------------------
+    async def _add_usage(self, site: Site, report: StepReport) -> None:
+        """Adds the CPU time and memory that every process of every node has used to the metrics."""
+        cpu_s: dict[str, float] = {}
+        memory_mib: dict[str, float] = {}
+        for usage in await self._ask_agents(USAGE):
+            for note in usage.notes:
+                self._display.note(note)
+            cpu_s |= usage.cpu_s
+            memory_mib |= usage.memory_mib
+        if site.has_processes:
+            cpu_s["supervisor"] = time.process_time()
+        self._cpu_s = sum(cpu_s.values())
+        report.metrics["cpu_seconds"] = self._cpu_s
+        report.metrics |= {f"cpu_seconds/{name}": value for name, value in cpu_s.items()}
+        report.metrics |= {f"memory_mib/{name}": value for name, value in memory_mib.items()}
 
-    async def _watch(self, site: Site) -> None:
-        """Handles every exit; raises the first cause when a lost process is not started again."""
+    # -- messages from node agents -----------------------------------------------------------------
+
+    async def _watch(self, agent: Peer) -> None:
+        """Handles every exit on one node; raises the first cause when a lost process is not started
+        again.
+        """
         try:
-            async for exited in site.agent.stream(EXITS, Nothing()):
+            async for exited in agent.stream(EXITS, Nothing()):
                 await self._exited(exited)
         except WorkerDied as error:
-            if error.where == AGENT:
+            if error.where == agent.name:
                 error.why = "the workers of its node end with it, and so does the store"
-                error.todo = f"its log: {run_files.log_path(self._job.directory, AGENT)}"
+                error.todo = f"its log: {run_files.log_path(self._job.directory, agent.name)}"
             raise
 
     async def _look_after(self, site: Site, name: str) -> None:
         """Calls one process again and again, and kills it when it no longer answers.
 
         This is needed because no other process calls a controller, and because the deadline of a
-        push, a save or a move is longer than the time in which a live process answers. The agent
+        push, a save or a move is longer than the time in which a live process answers. An agent
         runs from the beginning and nothing else in its process can delay its answer, so its
         deadline is shorter.
         """
-        wait = Wait.SOON if name == AGENT else Wait.WORK
+        is_agent = name in site.nodes
+        wait = Wait.SOON if is_agent else Wait.WORK
         patience_s = site.network.deadlines.seconds(wait)
-        if name != AGENT:
+        if not is_agent:
             await self._ready.wait()
         while True:
             try:

@@ -54,6 +54,7 @@ class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
     model: dict[str, Any] = {}
     engine: dict[str, Any] = {}
     rendezvous: str = ""
+    meeting_address: str = ""
     directory: str = "."
     columns: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     directory: the run's, for the journal; empty: none is kept.
     provider: the policy's, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read; "": none is.
-    agent: peer name of the node's agent, which reads it.
+    agents: generator role -> peer name of each replica's node agent, which reads the meter.
     """
 
     devices: list[Device]
@@ -130,7 +131,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     directory: str = ""
     provider: str = ""
     meter: str = ""
-    agent: str = ""
+    agents: dict[str, list[str]] = {}
 
 
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
@@ -146,6 +147,8 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     of_groups: rewards that see the records of a prompt together.
     logprob_band: how far apart the log-probs of a pair may be.
     sentinel: what compares log-probs is to know; None: only the band is looked at.
+    canaries: records that both sides score again after a push, where a step's own cannot be
+        compared; 0 where one of them cannot score.
     output: directory of the weights that are kept.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
@@ -155,6 +158,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     resting: generator roles whose replicas sleep while the trainer works.
     last_ordinal: the step that consumes up to here is the last.
     start_step, next_ordinal, state: what a resumed run goes on from.
+    evaluated: the weights of ``start_step`` were evaluated before.
     carried: records that its shards had kept for the first step.
     """
 
@@ -171,6 +175,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     checkpoint: Checkpoint
     logprob_band: float = 1e-3
     sentinel: SentinelContext | None = None
+    canaries: int = 0
     output: str = ""
     trace: str = ""
     takes_stale: bool = False
@@ -180,6 +185,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     resting: list[str] = []
     last_ordinal: int = NEVER
     start_step: int = 0
+    evaluated: bool = False
     next_ordinal: int = 0
     state: dict[str, Any] = {}
     carried: list[Header] = []

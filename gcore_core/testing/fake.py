@@ -276,6 +276,9 @@ class FakeTrainer:
     def start_logprobs(self) -> list[StartLogprobs]:
         return self._start
 
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        return [log_softmax(self._logits)[record["action_ids"]] for record in records]
+
     def _loss(self, advantages: np.ndarray, minibatch: int) -> tuple[float, np.ndarray]:
         """Returns the loss of one minibatch, and minus its gradient, which lowers the loss.
 
@@ -514,7 +517,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         summary="REINFORCE on a table of logits",
         factory="gcore_core.testing.fake:FakeTrainer",
         config=FakeTrainerConfig,
-        capabilities=frozenset({"annotate", "logprobs.compared", "save.background"}),
+        capabilities=frozenset({"annotate", "logprobs", "logprobs.compared", "save.background"}),
     )
 
 

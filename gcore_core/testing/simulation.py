@@ -347,7 +347,7 @@ async def simulate(
     spec = StoreSpec(
         node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes
     )
-    slabs = SlabService(spec, SECRET, network.view("supervisor").peer)
+    slabs = SlabService(spec, SECRET)
     stopping = asyncio.Event()
     await _serve_supervisor(network, job, outcome, slabs, store, stopping)
     policy = WorkerContext(role="policy", given=(TEACHER_COLUMN,) if job.annotators else ())

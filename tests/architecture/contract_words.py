@@ -23,7 +23,6 @@ CALLED_BY_BACKENDS = {"Objective"}
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".
 PROVISIONAL = {
     "Generator.abort",
-    "ScoresLogprobs.logprobs",
     "ActionAdvantage.per_action",
 }
 

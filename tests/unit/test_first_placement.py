@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.config.plan import load_plan
+from gcore_core.config.plan import Plan, load_plan
+from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device, Need, Window
-from gcore_core.run import initial_placement
+from gcore_core.run.initial_placement import Placed, place
+from gcore_core.run.jobs import Job
 from gcore_core.testing import fake
 
 JOB = {
@@ -39,13 +42,11 @@ def test_by_default_generators_sleep_only_if_they_share_an_accelerator_with_the_
     devices: int,
     resting: list[str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = tuple(Device(index=index, kind=kind) for index in range(devices))
-    monkeypatch.setattr(initial_placement, "find_devices", lambda wanted: found)
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
     plan = load_plan(tmp_path / "job.yaml", [f"placement.sleep_in_training={wanted}"])
-    assert initial_placement.place(plan).resting == resting
+    assert place(plan, [NodeFacts(name="agent.0", devices=found)]).resting == resting
 
 
 @pytest.mark.parametrize(
@@ -65,4 +66,56 @@ def test_a_generator_that_cannot_sleep_is_named_where_devices_may_move(
         "judge": Need(kind="generator", sleeps=judge_sleeps),
     }
     window = Window(devices=(), slots={}, needs=needs)
-    assert initial_placement.Placed(window=window, moves=moves).note == note
+    assert Placed(window=window, moves=moves).note == note
+
+
+def two_nodes(devices: int) -> list[NodeFacts]:
+    """Returns two machines with so many devices each, both numbered from 0."""
+    found = tuple(Device(index=index, kind="cpu") for index in range(devices))
+    hosts = {"agent.0": "10.0.0.1", "agent.1": "10.0.0.2"}
+    return [NodeFacts(name=name, devices=found, host=host) for name, host in hosts.items()]
+
+
+def planned(tmp_path: Path, *overrides: str) -> Plan:
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    return load_plan(tmp_path / "job.yaml", overrides)
+
+
+def test_devices_are_numbered_through_and_workers_get_their_nodes_numbers(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "roles.policy.slots=2", "roles.rollout.slots=2")
+    placed = place(plan, two_nodes(2))
+    assert [device.index for device in placed.window.devices] == [0, 1, 2, 3]
+    assert [placed.node_of("policy", rank) for rank in range(2)] == ["agent.0", "agent.0"]
+    assert [placed.node_of("rollout", rank) for rank in range(2)] == ["agent.1", "agent.1"]
+    assert [placed.local_devices("rollout", rank) for rank in range(2)] == [(0,), (1,)]
+
+
+def test_workers_without_devices_take_the_nodes_in_turn(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "controller.shards=3", "rewards.letters.workers=2")
+    job = Job(plan=plan, directory=tmp_path, models={}, rows={}, placed=place(plan, two_nodes(1)))
+    where = job.where()
+    assert where.keys() == set(job.names())
+    numbered = {
+        name: node for name, node in where.items() if name.startswith(("controller.", "scorer."))
+    }
+    assert numbered == {
+        "controller.0": "agent.0",
+        "controller.1": "agent.1",
+        "controller.2": "agent.0",
+        "scorer.0": "agent.0",
+        "scorer.1": "agent.1",
+    }
+
+
+def test_a_trainer_on_several_nodes_is_refused_with_their_hosts(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "roles.policy.slots=4")
+    with pytest.raises(PlacementError, match=r"policy would have ranks on 10.0.0.1 and 10.0.0.2"):
+        place(plan, two_nodes(2))
+
+
+def test_a_node_without_devices_gets_no_worker(tmp_path: Path) -> None:
+    """Such as the machine that the supervisor runs on, when none of its devices are used."""
+    plan = planned(tmp_path, "controller.shards=2")
+    nodes = [NodeFacts(name="agent.0", devices=()), *two_nodes(1)[1:]]
+    job = Job(plan=plan, directory=tmp_path, models={}, rows={}, placed=place(plan, nodes))
+    assert set(job.where().values()) == {"agent.1"}

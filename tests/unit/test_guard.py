@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def guarded(supervise: str) -> subprocess.Popen[str]:
 
 
 def test_a_signal_that_comes_before_the_supervisor_handles_any_ends_it_with_its_code() -> None:
-    with guarded("def supervise(resume, tell): print('up'); signal.pause()") as process:
+    with guarded("def supervise(resume, link): print('up'); signal.pause()") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.terminate()
@@ -82,10 +83,10 @@ def test_a_signal_that_comes_before_the_supervisor_handles_any_ends_it_with_its_
 def test_a_killed_supervisor_is_replaced_although_its_child_lives() -> None:
     """The child is forked, so it has the supervisor's file descriptors."""
     text = """
-def supervise(resume, tell):
+def supervise(resume, link):
     if resume is not None:
         return 7
-    tell(begun)
+    link.tell(begun)
     child = os.fork()
     if child == 0:
         os.close(1)
@@ -104,11 +105,11 @@ def supervise(resume, tell):
 
 def test_a_supervisor_that_is_killed_before_it_tells_goes_on_with_the_run_of_the_first() -> None:
     text = """
-def supervise(resume, tell):
+def supervise(resume, link):
     if n_children == 3:
         return 7 if str(resume) == "run" else 1
     if n_children == 1:
-        tell(begun)
+        link.tell(begun)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     with guarded(text) as process:
@@ -117,8 +118,8 @@ def supervise(resume, tell):
 
 def test_a_signal_that_comes_while_there_is_no_supervisor_ends_the_run() -> None:
     text = """
-def supervise(resume, tell):
-    tell(begun)
+def supervise(resume, link):
+    link.tell(begun)
     if n_children == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -134,7 +135,51 @@ guard._goes_on_from = signalled
 
 def test_the_end_by_a_signal_without_a_name_is_told_by_its_number() -> None:
     number = signal.SIGRTMIN + 20
-    with guarded(f"def supervise(resume, tell): os.kill(os.getpid(), {number})") as process:
+    with guarded(f"def supervise(resume, link): os.kill(os.getpid(), {number})") as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     assert output == f"ended with signal {number}\n"
+
+
+def test_what_a_killed_supervisor_had_remembered_the_next_one_knows() -> None:
+    text = """
+def supervise(resume, link):
+    remembered = link.remembered()
+    print(n_children, remembered)
+    if n_children == 3:
+        return 7
+    link.tell(begun)
+    link.remember(b"long facts" if n_children == 1 else b"facts")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with guarded(text) as process:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 7
+    assert [line for line in output.splitlines() if line[0].isdigit()] == [
+        "1 b''",
+        "2 b'long facts'",
+        "3 b'facts'",
+    ]
+
+
+def test_what_outlives_a_supervisor_ends_with_its_guard() -> None:
+    """Neither a supervisor nor what it has started holds the other end of that pipe."""
+    text = """
+def supervise(resume, link):
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        while os.read(link.lifeline, 1):
+            pass
+        os._exit(0)
+    print(child)
+    signal.pause()
+"""
+    with guarded(text) as process:
+        assert process.stdout is not None
+        child = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        poll = select.poll()
+        poll.register(child, select.POLLIN)
+        assert poll.poll(30_000), "it lives on"
+        os.close(child)

@@ -18,7 +18,7 @@ class Attempt:
     def __init__(self) -> None:
         run = SimpleNamespace(patience_s=600.0)
         plan = SimpleNamespace(settings=SimpleNamespace(run=run))
-        self._job = SimpleNamespace(plan=plan, names=lambda: ["rollout.0"])
+        self._job = SimpleNamespace(plan=plan, where=dict)
         self._over = asyncio.get_running_loop().create_future()
 
     async def _start(self, site: Any) -> None:
@@ -35,7 +35,12 @@ class Attempt:
 
 async def test_nothing_of_a_failed_attempt_runs_beside_the_next_one() -> None:
     """It would read the exits of the next one's workers, and kill those that begin slowly."""
-    site: Any = SimpleNamespace(network=SimpleNamespace(), end_agent=lambda: None)
+    site: Any = SimpleNamespace(
+        network=SimpleNamespace(),
+        nodes={"agent.0": SimpleNamespace(agent=None)},
+        where={"rollout.0": "agent.0"},
+        has_processes=True,
+    )
     attempt: Any = Attempt()
     with pytest.raises(WorkerError, match="no such interpreter"):
         await Supervisor._attempt(attempt, site)

@@ -1,7 +1,14 @@
 """Spawns and watches the workers of one node, and owns its slabs: the node agent.
 
 A launcher starts it by ``python -m gcore_core.runtime.process.agent``. It ends at a signal, or when
-the pipe from its launcher ends: the launcher is gone then. Its workers and its slabs end with it.
+its lifeline ends: a pipe from its launcher, or from the guard that starts a lost supervisor again.
+With a guard, the agent outlives its supervisor for the term of a lease (``lease``). It ends the
+workers of the attempt, since nothing counts that they do now, and keeps what is ready to replace
+them. Workers and slabs end with their agent.
+
+On another machine than its launcher's it is started with ``--stdin`` (``spawn``). A link that is
+cut ends no pipe, so there it lives on a lease, too. Its supervisor may come back within the term,
+over another connection, so its workers go on until the lease has expired.
 """
 
 from __future__ import annotations
@@ -22,19 +29,21 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.errors import AddressError, ContractError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
     CLEAR,
     ENDED_BY_ALARM,
     ENDED_HUNG,
     EXITS,
+    HOLD_LEASE,
     KILL,
     METER,
     RESTART_EXIT_CODE,
     SPAWN,
     UP,
     USAGE,
+    HoldLease,
     KillRequest,
     MeterReply,
     MeterRequest,
@@ -44,13 +53,15 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.process.leftovers import Record
+from gcore_core.runtime.process.lease import Lease
+from gcore_core.runtime.process.leftovers import Record, clear_up
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spares import Process, Spares, environment_of
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import describe_running, note_path
+from gcore_core.runtime.store.mirrors import push_memory
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 log = logging.getLogger(__name__)
@@ -67,11 +78,24 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: the agent's.
     addresses: name of every process that it may talk to -> its address.
     secret: the run's.
+    identity: of the run, for TLS between machines; empty where the run has one machine. As secret
+        as ``secret``.
+    public: a further address at which this agent serves those on other machines; "" for none.
     store: the settings of this node's store.
     meeting: the run's private directory. The agent removes it at its end, as the launcher may be
         gone then.
     record: the file in which the agent writes down what it has started, see ``leftovers``; "" for
         none.
+    lease_s: the term of its lease, for which it outlives a supervisor that is lost; 0: it has none,
+        and its lifeline alone says when it ends.
+    is_remote: it is on another machine than its launcher, and nothing was prepared for it. It makes
+        ``meeting``, which must not exist, and the directories of logs, and clears up after an agent
+        that was lost. When it has lost its supervisor, its workers go on for the lease's term.
+    silence_s: its connections with other machines end after so long without a sign of life, see
+        ``RpcNetwork``.
+    directory: where its workers run, if it exists on this machine; "": where the agent is started.
+    bulk: name of every node's agent -> the address at which it serves content to the others, see
+        ``gcore_core.runtime.store.bulk``; this agent listens at its own. Empty for one node.
     """
 
     name: str
@@ -80,6 +104,13 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSpec
     meeting: str
     record: str = ""
+    is_remote: bool = False
+    silence_s: float = 0.0
+    directory: str = ""
+    identity: bytes = b""
+    public: str = ""
+    lease_s: float = 0.0
+    bulk: dict[str, str] = {}
 
 
 class Agent:
@@ -91,7 +122,9 @@ class Agent:
 
     def __init__(self, spec: AgentSpec, network: Network) -> None:
         self._spec = spec
-        self.slabs = SlabService(spec.store, spec.secret, network.peer)
+        self.slabs = SlabService(
+            spec.store, spec.secret, spec.bulk, spec.identity, self._push_memory
+        )
         self.stopped = asyncio.Event()
         self._workers: dict[str, Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
@@ -100,18 +133,27 @@ class Agent:
         self._looking: asyncio.Task[None] | None = None
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
-        self._record = Record(spec.record, (spec.store.directory, spec.meeting))
+        self._record = Record(
+            spec.record, (spec.store.directory, spec.meeting), is_remote=spec.is_remote
+        )
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
         self._spares = Spares(self._record)
         self._stopping = False
+        self._clearing = asyncio.Lock()
+        self._lapse: asyncio.Task[None] | None = None
+        self._lease: Lease | None = None
+        if spec.lease_s:
+            lapsed = _nothing if spec.is_remote else self._lapsed
+            self._lease = Lease(spec.lease_s, lapsed=lapsed, expired=self.end)
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
         service.add(SPAWN, self.spawn)
         service.add(UP, self.up)
         service.add(CLEAR, self.clear)
+        service.add(HOLD_LEASE, self.hold_lease)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
         service.add(METER, self.meter)
@@ -122,11 +164,19 @@ class Agent:
         if self._looking is None and any(spec.shared_memory for spec in request.workers):
             self._looking = asyncio.ensure_future(self._look_regularly())
         for spec in request.workers:
+            make_meeting(spec)
+            if self._spec.is_remote:
+                Path(spec.log).parent.mkdir(parents=True, exist_ok=True)
             process = await self._start(spec)
             task = asyncio.ensure_future(self._watch(spec, process))
             self._watching.add(task)
             task.add_done_callback(self._watching.discard)
         return Nothing()
+
+    def _push_memory(self, worker: str) -> Path | None:
+        """Returns from where a worker of this node pushes weights."""
+        known = worker in self._specs
+        return push_memory(Path(self._spec.store.directory), worker) if known else None
 
     async def up(self, request: Nothing, call: Call) -> Nothing:
         """Every worker of the run is up: from now on processes are made ready to replace them."""
@@ -236,6 +286,41 @@ class Agent:
             await end_hung(process)
         return Nothing()
 
+    async def hold_lease(self, request: HoldLease, call: Call) -> AsyncGenerator[Nothing, None]:
+        """Keeps the agent alive; its one item says that it does.
+
+        Raises WorkerDied when the agent is ending, and ContractError when it has no lease.
+        """
+        if self._lease is None:
+            raise ContractError("it has no lease to hold", where=self._spec.name)
+        self._refuse_if_ending()
+        with self._lease.held(f"the supervisor (pid {request.pid})"):
+            if not self._spec.is_remote:
+                self._record.supervised_by(request.pid)
+            yield Nothing()
+            await asyncio.Event().wait()
+
+    def _lapsed(self) -> None:
+        """Ends the attempt of a supervisor that is lost."""
+        self._lapse = asyncio.ensure_future(self._end_attempt())
+
+    async def _end_attempt(self) -> None:
+        try:
+            await self.clear(Nothing(), Call(lambda: None))
+        except WorkerError as error:  # who takes the lease asks for it again, and is told
+            log.warning("%s", error)
+
+    def _refuse_if_ending(self) -> None:
+        if self.stopped.is_set():
+            name = self._spec.name
+            raise WorkerDied("the node agent is ending", where=name, process=name)
+
+    def end(self) -> None:
+        """Tells the agent to end; ``stop`` does the work."""
+        self.stopped.set()
+        if self._lease is not None:
+            self._lease.close()
+
     async def stop(self, grace_s: float) -> None:
         """Ends everything that the agent has started."""
         self._stopping = True
@@ -250,19 +335,25 @@ class Agent:
     async def clear(self, request: Nothing, call: Call) -> Nothing:
         """Ends all workers and empties the store, for a run that begins anew from a checkpoint.
 
-        The processes that are kept ready stay. Raises WorkerError when a worker does not end.
+        The processes that are kept ready stay. Raises WorkerError when a worker does not end, and
+        WorkerDied when the agent is ending.
         """
-        self._stopping = True
-        await self._end_workers(GRACE_S)
-        # One that is just being started again is not among the workers yet, but it is watched.
-        if self._watching:
-            names = ", ".join(self._workers) or "a worker that is being started"
-            raise WorkerError(f"{names} cannot be ended", where=self._spec.name)
-        self._exits = asyncio.Queue()  # the ends of these workers are no news
-        self._specs.clear()
-        self.slabs.clear()
-        self._stopping = False
-        return Nothing()
+        async with self._clearing:  # it may be doing so already, because a supervisor was lost
+            self._refuse_if_ending()
+            self._stopping = True
+            await self._end_workers(GRACE_S)
+            # One that is just being started again is not among the workers yet, but it is watched.
+            if self._watching:
+                names = ", ".join(self._workers) or "a worker that is being started"
+                raise WorkerError(f"{names} cannot be ended", where=self._spec.name)
+            self._refuse_if_ending()  # meanwhile it was told to
+            self._exits = asyncio.Queue()  # the ends of these workers are no news
+            for meeting in Path(self._spec.meeting).glob("meet-*"):
+                shutil.rmtree(meeting, ignore_errors=True)
+            self._specs.clear()
+            self.slabs.clear()
+            self._stopping = False
+            return Nothing()
 
     async def _end_workers(self, grace_s: float) -> None:
         """Ends all workers: asks, waits, kills."""
@@ -273,6 +364,16 @@ class Agent:
                     os.killpg(process.pid, sign)
             if self._watching:
                 await asyncio.wait(set(self._watching), timeout=grace_s)
+
+
+def _nothing() -> None:
+    """Is called when the supervisor is lost. It may come back within the term of the lease."""
+
+
+def make_meeting(spec: WorkerSpec) -> None:
+    """Makes the directory where the workers of a role meet, unless another of them has it made."""
+    if spec.meeting:
+        Path(spec.meeting).mkdir(mode=0o700, exist_ok=True)
 
 
 async def _spawn_worker(spec: WorkerSpec) -> tuple[Process, int]:
@@ -350,15 +451,23 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
     from gcore_core.runtime.rpc.sockets import RpcNetwork
 
     loop = asyncio.get_running_loop()
-    network = RpcNetwork(spec.addresses, spec.secret)
+    public = {spec.name: spec.public} if spec.public else {}
+    network = RpcNetwork(
+        spec.addresses,
+        spec.secret,
+        identity=spec.identity,
+        public=public,
+        silence_s=spec.silence_s,
+    )
     agent = Agent(spec, network)
     service = Service(spec.name)
     agent.register(service)
-    # Nobody writes to the pipe. It becomes readable when it ends: the launcher is gone.
-    loop.add_reader(lifeline, agent.stopped.set)
+    # Nobody writes to the pipe. It becomes readable when it ends: who held it is gone.
+    loop.add_reader(lifeline, agent.end)
     for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, agent.stopped.set)
+        loop.add_signal_handler(sign, agent.end)
     try:
+        agent.slabs.open()
         await network.serve(spec.name, service)
         await agent.stopped.wait()
     finally:
@@ -375,7 +484,34 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
     )
+    if spec.is_remote:
+        _prepare(spec)
     asyncio.run(_main(spec, lifeline))
+
+
+def _prepare(spec: AgentSpec) -> None:
+    """Makes what a launcher on the same machine has made before it starts an agent.
+
+    Raises AddressError when the meeting place cannot be made, or exists.
+    """
+    if spec.record:
+        record = Path(spec.record)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        clear_up(record)
+    try:
+        Path(spec.meeting).mkdir(mode=0o700)
+    except OSError as error:
+        raise AddressError(
+            f"no directory for the run's sockets can be made: {error.strerror}",
+            where=spec.meeting,
+            todo="name a directory that exists on every host, and that you may write to, in "
+            "launcher.config.socket_dir",
+        ) from error
+    if spec.directory:
+        try:
+            os.chdir(spec.directory)
+        except OSError as error:
+            log.warning("workers run in %s: %s", os.getcwd(), error)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ class LocalConfig:
         of what is free.
     spill_after_s: how long nothing may be freed in a full store before more of it is made on disk.
     spill_dir: where on disk. Default: in the run's directory.
+    lease_s: how long the node agent waits for another supervisor when it has lost its own. It
+        keeps processes ready meanwhile, and ends with them when none has come.
     """
 
     socket_dir: str | None = None
@@ -23,7 +25,10 @@ class LocalConfig:
     store_gib: float | None = None
     spill_dir: str | None = None
     spill_after_s: float = 5.0
+    lease_s: float = 15.0
 
     def __post_init__(self) -> None:
         if self.store_gib is not None and not self.store_gib > 0:
             raise ValueError(f"store_gib must be positive, not {self.store_gib}")
+        if not self.lease_s > 0:
+            raise ValueError(f"lease_s must be positive, not {self.lease_s}")

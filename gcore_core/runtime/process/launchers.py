@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
-from gcore_core.contract.launching import Servable, Site
+from gcore_core.contract.launching import (
+    Guard,
+    Network,
+    NodeFacts,
+    Servable,
+    Site,
+    SiteNode,
+)
 from gcore_core.runtime.messages import (
     EXITS,
     METER,
@@ -29,17 +37,37 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.process.agent import AgentSpec, end_hung, process_usage
+from gcore_core.runtime.process.adoption import (
+    AdoptedProcess,
+    KeptAgent,
+    clear_adopted,
+    dismiss,
+    keep,
+    kept_by,
+    lease_held,
+)
+from gcore_core.runtime.process.agent import AgentSpec, end_hung, make_meeting, process_usage
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.process.config import LocalConfig
-from gcore_core.runtime.process.leftovers import RECORD, clear_up
+from gcore_core.runtime.process.devices import find_devices
+from gcore_core.runtime.process.leftovers import RECORD, clear_up, identify_process
 from gcore_core.runtime.process.metering import Metering
-from gcore_core.runtime.process.spawn import SHARED_MEMORY, allow_open_files, spawn_process
+from gcore_core.runtime.process.spares import Process
+from gcore_core.runtime.process.spawn import (
+    SHARED_MEMORY,
+    allow_open_files,
+    own_opening,
+    spawn_on_lifeline,
+    spawn_process,
+)
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
+log = logging.getLogger(__name__)
+#: The name of the first node's agent; the only one where all processes run on one machine.
 AGENT = "agent.0"
+_ENDS_S = 15.0  # an agent has so long to end its workers and itself
 
 
 class LocalLauncher:
@@ -51,19 +79,50 @@ class LocalLauncher:
     def __init__(self, config: LocalConfig | None = None) -> None:
         self._config = config or LocalConfig()
 
+    async def nodes(self, devices: int | str) -> list[NodeFacts]:
+        return [NodeFacts(name=AGENT, devices=find_devices(devices))]
+
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
+    async def site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AsyncIterator[Site]:
+        async with self._new_site(where, supervisor, logs, None) as site:
+            yield site
+
+    @contextlib.asynccontextmanager
+    async def guarded_site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard
+    ) -> AsyncIterator[Site]:
+        """See ``AdoptingLauncher``. The agent lives on a lease, and ends with the guard."""
+        kept = kept_by(guard, [supervisor.name, AGENT, *where])
+        if kept is not None:
+            async with contextlib.AsyncExitStack() as stack:
+                adopted = _adopted_site(kept, where, supervisor, logs)
+                if (site := await stack.enter_async_context(adopted)) is not None:
+                    yield site
+                    return
+        async with self._new_site(where, supervisor, logs, guard) as site:
+            yield site
+
+    @contextlib.asynccontextmanager
+    async def _new_site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard | None
+    ) -> AsyncIterator[Site]:
+        """Starts a node agent. With a guard, that remembers it and holds its lifeline."""
         from gcore_core.runtime.rpc.sockets import RpcNetwork, check_free
 
-        allow_open_files(len(names) + 2)
+        allow_open_files(len(where) + 2)
+        record = logs / RECORD
+        # What a run left in this directory whose supervisor and agent were both lost. It may still
+        # hold the addresses.
+        await asyncio.to_thread(clear_up, record)
         with _private_directory(self._config.socket_dir) as directory:
-            addresses = self._addresses([supervisor.name, AGENT, *names], directory)
+            addresses = self._addresses([supervisor.name, AGENT, *where], directory)
             for address in addresses.values():
                 check_free(address)
             secret = secrets.token_bytes(32)
             store = _store(self._config, directory, logs.parent)
             network = RpcNetwork(addresses, secret)
-            record = logs / RECORD
             spec = AgentSpec(
                 name=AGENT,
                 addresses=addresses,
@@ -71,44 +130,121 @@ class LocalLauncher:
                 store=store,
                 meeting=str(directory),
                 record=str(record.absolute()),
+                lease_s=self._config.lease_s if guard else 0.0,
             )
             agent = None
             lifeline = -1
+            lease = contextlib.AsyncExitStack()
             try:
-                # What a run left in this directory whose supervisor and agent were both lost.
-                await asyncio.to_thread(clear_up, record)
                 await network.serve(supervisor.name, supervisor)
-                agent, lifeline = await spawn_process(
-                    [sys.executable, "-m", "gcore_core.runtime.process.agent"],
-                    spec,
-                    logs / f"{AGENT}.log",
-                )
-                yield Site(
-                    network=network,
-                    agent=network.peer(AGENT),
-                    addresses=addresses,
-                    secret=secret,
-                    store=Path(store.directory),
-                    meeting=directory,
-                    end_agent=partial(end_hung, agent),
-                )
+                command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
+                output = logs / f"{AGENT}.log"
+                if guard is None:
+                    agent, lifeline = await spawn_process(command, spec, output)
+                else:
+                    with own_opening(guard.lifeline) as reading:
+                        agent = await spawn_on_lifeline(reading, command, spec, output)
+                    _remember(guard, agent.pid, spec)
+                    await lease.enter_async_context(lease_held(network.peer(AGENT)))
+                yield _site(network, spec, agent, where)
             finally:
-                await network.close()
+                if lifeline >= 0:
+                    os.close(lifeline)
                 if agent is not None:
-                    os.close(lifeline)  # the agent ends its workers and itself
-                    try:
-                        await asyncio.wait_for(agent.wait(), 15)
-                    except TimeoutError:
-                        await end_hung(agent)  # its workers end by their own lifelines
-                        await agent.wait()
-                    await asyncio.to_thread(clear_up, record)  # where the agent did not end well
-                for place in (store.directory, store.spill):
-                    shutil.rmtree(place, ignore_errors=True)
+                    await _end(agent, record)
+                await lease.aclose()
+                await network.close()
+                _remove_store(store)
 
     def _addresses(self, names: list[str], directory: Path) -> dict[str, str]:
         if self._config.port is None:
             return {name: f"unix:{directory / name}" for name in names}
         return {name: f"tcp:127.0.0.1:{self._config.port + i}" for i, name in enumerate(names)}
+
+
+def _remember(guard: Guard, pid: int, spec: AgentSpec) -> None:
+    """Has the guard remember an agent, for the next supervisor."""
+    if (process := identify_process(pid)) is not None:
+        keep(
+            guard,
+            KeptAgent(
+                process=process,
+                meeting=spec.meeting,
+                addresses=spec.addresses,
+                secret=spec.secret,
+                store=spec.store,
+            ),
+        )
+
+
+@contextlib.asynccontextmanager
+async def _adopted_site(
+    kept: KeptAgent, where: Mapping[str, str], supervisor: Servable, logs: Path
+) -> AsyncIterator[Site | None]:
+    """Takes over an agent whose supervisor was killed, and yields its site.
+
+    Yields None where that is not possible; then the agent is ended, with all that it has started.
+    """
+    from gcore_core.runtime.rpc.sockets import RpcNetwork
+
+    try:
+        agent = AdoptedProcess(kept.process)
+    except ProcessLookupError:
+        yield None
+        return
+    allow_open_files(len(kept.addresses))
+    network = RpcNetwork(kept.addresses, kept.secret)
+    record = logs / RECORD
+    lease = contextlib.AsyncExitStack()
+    try:
+        is_held = await lease.enter_async_context(lease_held(network.peer(AGENT)))
+        if await clear_adopted(network.peer(AGENT), is_held):
+            await network.serve(supervisor.name, supervisor)
+            log.info("the node agent (pid %s) is taken over", agent.pid)
+            yield _site(network, kept, agent, where)
+        else:
+            yield None
+    finally:
+        await _end(agent, record)
+        await lease.aclose()
+        await network.close()
+        agent.close()
+        _remove_store(kept.store)
+        shutil.rmtree(kept.meeting, ignore_errors=True)
+
+
+def _site(
+    network: Network,
+    agent: AgentSpec | KeptAgent,
+    process: Process,
+    where: Mapping[str, str],
+) -> Site:
+    node = SiteNode(
+        agent=network.peer(AGENT),
+        store=Path(agent.store.directory),
+        meeting=Path(agent.meeting),
+        end_agent=partial(end_hung, process),
+    )
+    return _one_node_site(network, agent.secret, node, where, agent.addresses)
+
+
+async def _end(agent: Process, record: Path) -> None:
+    """Ends an agent, and removes what it leaves.
+
+    Until it has ended its lease is held: an agent that loses its supervisor waits for another one.
+    """
+    dismiss(agent)
+    try:
+        await asyncio.wait_for(agent.wait(), _ENDS_S)
+    except TimeoutError:
+        await end_hung(agent)  # its workers end by their own lifelines
+        await agent.wait()
+    await asyncio.to_thread(clear_up, record)  # where the agent did not end well
+
+
+def _remove_store(store: StoreSpec) -> None:
+    for place in (store.directory, store.spill):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -144,6 +280,24 @@ def _store(config: LocalConfig, directory: Path, run: Path) -> StoreSpec:
     )
 
 
+def _one_node_site(
+    network: Network,
+    secret: bytes,
+    node: SiteNode,
+    where: Mapping[str, str],
+    addresses: dict[str, str],
+) -> Site:
+    """Returns the site of a run whose processes are all on this machine."""
+    return Site(
+        network=network,
+        secret=secret,
+        home=AGENT,
+        nodes={AGENT: node},
+        where=dict(where),
+        views={AGENT: addresses},
+    )
+
+
 class InlineLauncher:
     """Runs everything in this process and one event loop, for a debugger. Messages are encoded as
     well.
@@ -152,8 +306,13 @@ class InlineLauncher:
     def __init__(self, config: None = None) -> None:
         pass
 
+    async def nodes(self, devices: int | str) -> list[NodeFacts]:
+        return [NodeFacts(name=AGENT, devices=find_devices(devices))]
+
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
+    async def site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AsyncIterator[Site]:
         with _private_directory(None) as directory:
             network = InlineNetwork()
             secret = secrets.token_bytes(32)
@@ -165,14 +324,11 @@ class InlineLauncher:
             await network.view(AGENT).serve(AGENT, service)
             await view.serve(supervisor.name, supervisor)
             try:
-                yield Site(
-                    network=view,
-                    agent=view.peer(AGENT),
-                    addresses={name: f"inline:{name}" for name in names},
-                    secret=secret,
-                    store=Path(store.directory),
-                    meeting=directory,
+                node = SiteNode(
+                    agent=view.peer(AGENT), store=Path(store.directory), meeting=directory
                 )
+                addresses = {name: f"inline:{name}" for name in where}
+                yield _one_node_site(view, secret, node, where, addresses)
             finally:
                 await agent.stop()
                 agent.slabs.close()
@@ -182,7 +338,7 @@ class InlineAgent:
     """Does the agent's part when workers are tasks."""
 
     def __init__(self, network: InlineNetwork, store: StoreSpec, secret: bytes) -> None:
-        self.slabs = SlabService(store, secret, network.view(AGENT).peer)
+        self.slabs = SlabService(store, secret)
         self._network = network
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
@@ -210,6 +366,7 @@ class InlineAgent:
                     where=f"roles.{spec.role}.python",
                     todo="leave it out, or use launcher: {use: core/local}",
                 )
+            make_meeting(spec)
             self._tasks[spec.name] = asyncio.ensure_future(self._run(spec))
         return Nothing()
 

@@ -82,21 +82,30 @@ class Record:
 
     path: of the file; "" for none.
     directories: those that the agent removes when it ends, such as its slabs'.
+    is_remote: the supervisor is on another machine, so whether it lives cannot be seen here. The
+        next agent of the run on this machine was started by who has taken its place.
     """
 
-    def __init__(self, path: str, directories: Iterable[str] = ()) -> None:
+    def __init__(
+        self, path: str, directories: Iterable[str] = (), *, is_remote: bool = False
+    ) -> None:
         self._path = Path(path) if path else None
         self._contents = _Contents(
             boot=_boot(),
-            supervisor=_identity(os.getppid()),
-            agent=_identity(os.getpid()),
+            supervisor=None if is_remote else identify_process(os.getppid()),
+            agent=identify_process(os.getpid()),
             directories=[identify(path) for path in directories if os.path.isdir(path)],
         )
         self._write()
 
+    def supervised_by(self, pid: int) -> None:
+        """Notes the supervisor of the agent, in place of the one before."""
+        self._contents.supervisor = identify_process(pid)
+        self._write()
+
     def started(self, name: str, pid: int) -> None:
         """Notes a worker that was started."""
-        process = _identity(pid)
+        process = identify_process(pid)
         if process is not None:
             self._contents.workers[name] = process
             self._write()
@@ -141,7 +150,7 @@ def clear_up(path: Path) -> None:
         return
     if contents.boot == _boot():
         supervisor = contents.supervisor
-        if supervisor != _identity(os.getpid()) and _is_running(supervisor):
+        if supervisor != identify_process(os.getpid()) and is_running(supervisor):
             return
         # The agent ends its workers and removes its store when it is alone. One that hangs is
         # killed first: it would start its workers again.
@@ -160,7 +169,7 @@ def _wait_for(process: StartedProcess | None) -> None:
             return
         handle = os.pidfd_open(process.pid)
         try:
-            if _identity(process.pid) == process:
+            if identify_process(process.pid) == process:
                 _poll(handle, _ENDS_S)
         finally:
             os.close(handle)
@@ -178,7 +187,7 @@ def _kill_group(process: StartedProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)  # the pid stays this process's while it is compared
         try:
-            if _identity(process.pid) != process:
+            if identify_process(process.pid) != process:
                 return
             os.killpg(process.pid, signal.SIGKILL)
             log.info("process %s was left behind and is killed", process.pid)
@@ -187,15 +196,16 @@ def _kill_group(process: StartedProcess) -> None:
             os.close(handle)
 
 
-def _is_running(process: StartedProcess | None) -> bool:
+def is_running(process: StartedProcess | None) -> bool:
+    """Says whether a process is still the one that was written down, and has not ended."""
     return (
         process is not None
-        and _identity(process.pid) == process
+        and identify_process(process.pid) == process
         and _status(process.pid)[:1] not in (["Z"], ["X"])  # it has ended
     )
 
 
-def _identity(pid: int) -> StartedProcess | None:
+def identify_process(pid: int) -> StartedProcess | None:
     """Identifies a process; None for one that is gone, or where there is no /proc."""
     fields = _status(pid)
     return StartedProcess(pid, int(fields[19])) if fields else None

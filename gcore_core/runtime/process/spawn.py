@@ -1,7 +1,9 @@
 """Starts a process of the run: its spec comes through an unlinked file, its end with whoever
 started it by a pipe.
 
-``spawn_process`` is for who starts one, ``read_spec`` for the process itself.
+``spawn_process`` is for who starts one, ``read_spec`` for the process itself. On another machine,
+where no descriptor reaches, ``spawn_over_input`` sends the spec by standard input: eight bytes with
+its length, then the spec. The process ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ import fcntl
 import os
 import resource
 import signal
+import struct
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.runtime.rpc.service import decoded
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,6 +34,9 @@ STREAMED_BYTES = 256 << 10
 #: Copies as large as that go past the caches (glibc, x86): whoever reads what is pushed or stored
 #: is another core
 _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"}
+_LENGTH = struct.Struct(">Q")
+_SPEC_LIMIT_BYTES = 256 << 20
+_LAST_S = 30.0  # a process has so long to end by itself after its standard input did
 _OPEN_FILES = 1 << 16  # enough, and few enough for libraries that walk over all there may be
 T = TypeVar("T")
 
@@ -83,25 +91,58 @@ async def spawn_process(
         that is stopped, so that it sees that end; SIGKILL ends all that it started, too.
     inherited: further file descriptors that the process has under the same numbers.
     """
-    with written_spec(spec) as spec_file, open(log, "ab") as output:
-        reading, lifeline = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(*command, "--fd", str(spec_file.fileno()), "--lifeline", str(reading)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(spec_file.fileno(), reading, *inherited),
-                start_new_session=True,
-                env=_STREAMING | dict(os.environ if environment is None else environment),
-            )
-            signal_at_end(reading, process.pid, end_signal)
-        except BaseException:
-            os.close(lifeline)  # one that was started all the same ends by it
-            raise
-        finally:
-            os.close(reading)
+    reading, lifeline = os.pipe()
+    try:
+        process = await spawn_on_lifeline(
+            reading, command, spec, log, environment, end_signal, inherited
+        )
+    except BaseException:
+        os.close(lifeline)  # one that was started all the same ends by it
+        raise
+    finally:
+        os.close(reading)
     return process, lifeline
+
+
+async def spawn_on_lifeline(
+    reading: int,
+    command: list[str],
+    spec: Any,
+    log: str | Path,
+    environment: Mapping[str, str] | None = None,
+    end_signal: signal.Signals = signal.SIGCONT,
+    inherited: tuple[int, ...] = (),
+) -> asyncio.subprocess.Process:
+    """Starts a process as ``spawn_process`` does, on a lifeline that somebody else holds.
+
+    The process outlives this one, and ends with whoever holds the other end.
+
+    reading: the end of the pipe that the process reads. Nobody else may be told of its end: the
+        kernel tells one group for each opening of a pipe (``own_opening``).
+    """
+    with written_spec(spec) as spec_file, open(log, "ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "--fd", str(spec_file.fileno()), "--lifeline", str(reading)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(spec_file.fileno(), reading, *inherited),
+            start_new_session=True,
+            env=_STREAMING | dict(os.environ if environment is None else environment),
+        )
+        signal_at_end(reading, process.pid, end_signal)
+    return process
+
+
+@contextlib.contextmanager
+def own_opening(reading: int) -> Iterator[int]:
+    """Yields another opening of a pipe's reading end, with settings of its own."""
+    path = f"/proc/self/fd/{reading}"  # Linux: a copy of the descriptor would share its settings
+    own = os.open(path, os.O_RDONLY) if os.path.exists(path) else os.dup(reading)
+    try:
+        yield own
+    finally:
+        os.close(own)
 
 
 @contextlib.contextmanager
@@ -135,19 +176,110 @@ def signal_at_end(
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
+async def spawn_over_input(
+    command: list[str], spec: Any, log: str | Path
+) -> asyncio.subprocess.Process:
+    """Starts a process through a command that may reach another machine; returns the command.
+
+    The process ends when ``stdin`` of what is returned is closed, or when this process dies. A
+    command that ends before it has read the spec is no error here: its exit says so. Raises OSError
+    when the command cannot be started.
+
+    command: what leads to the machine, and the process with its words; ``--stdin`` is added.
+    spec: a msgspec struct, with the run's secret; it is in neither argv nor the environment.
+    log: the file to which the command's output is appended.
+    """
+    content = msgspec.msgpack.encode(spec)
+    with open(log, "ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            "--stdin",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # no terminal, on which a command could ask for a password
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(_LENGTH.pack(len(content)) + content)
+        await process.stdin.drain()
+    return process
+
+
 def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     """Reads what this process was started with; returns it and this end of the lifeline.
 
     The lifeline becomes readable when the process is to end.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--fd", type=int, required=True, help="file descriptor of the spec")
+    parser.add_argument("--fd", type=int, help="file descriptor of the spec")
+    parser.add_argument("--lifeline", type=int, help="pipe that ends with who started this process")
     parser.add_argument(
-        "--lifeline", type=int, required=True, help="pipe that ends with who started this process"
+        "--stdin",
+        action="store_true",
+        help="in place of both: the spec comes by standard input, and its end is the lifeline",
     )
     args = parser.parse_args()
+    if not args.stdin and (args.fd is None or args.lifeline is None):
+        parser.error("--fd and --lifeline are needed, or else --stdin")
     faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
+    if args.stdin:
+        return _read_input(spec), _lifeline_of_input()
     return decode_spec(args.fd, spec), args.lifeline
+
+
+def _read_input(spec: type[T]) -> T:
+    """Reads a spec from standard input, and not a byte more.
+
+    Raises ContractError when the input ends before the spec does, or is none.
+    """
+    (length,) = _LENGTH.unpack(_exactly(_LENGTH.size))
+    if length > _SPEC_LIMIT_BYTES:
+        raise ContractError(
+            "standard input does not begin with a spec",
+            where="--stdin",
+            why=f"its first eight bytes say {length} bytes, the limit is {_SPEC_LIMIT_BYTES}",
+            todo="only a launcher starts this process, by a command that adds nothing to its input",
+        )
+    return decoded(msgspec.msgpack.Decoder(spec), _exactly(length), "spec", "standard input")
+
+
+def _exactly(nbytes: int) -> bytes:
+    content = bytearray()
+    while len(content) < nbytes:
+        part = os.read(0, nbytes - len(content))
+        if not part:
+            raise ContractError(
+                f"standard input ended after {len(content)} of {nbytes} bytes of the spec",
+                where="--stdin",
+                todo="see whether the launcher's command passes its standard input on (ssh -n "
+                "does not; kubectl exec needs -i)",
+            )
+        content += part
+    return bytes(content)
+
+
+def _lifeline_of_input() -> int:
+    """Returns the reading end of a pipe that ends with standard input.
+
+    What comes by standard input from now on is thrown away. If the process has not ended long after
+    its input, it is killed: then it
+    hangs, and its starter cannot reach it.
+    """
+    # A process that is stopped is woken, so that it sees the end.
+    signal_at_end(0, os.getpid(), signal.SIGCONT, is_group=False)
+    reading, writing = os.pipe()
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):  # a connection that was reset has ended, too
+            while os.read(0, 65536):
+                pass
+        os.close(writing)
+        time.sleep(_LAST_S)
+        os.kill(os.getpid(), signal.SIGKILL)  # its workers have lifelines of their own
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    return reading
 
 
 def decode_spec(descriptor: int, spec: type[T]) -> T:

@@ -40,6 +40,7 @@ from gcore_core.runtime.rpc.resting import RestingLoop
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
+from gcore_core.runtime.store.mirrors import push_memory
 from gcore_core.runtime.worker_settings import (
     AnnotatorSettings,
     GeneratorSettings,
@@ -226,7 +227,7 @@ class Worker:
         self._closing.append(backend.close)
         if settings.resume:
             backend.load(Path(settings.resume))
-        path = Path(spec.store.directory) / f"{spec.name}-push"
+        path = push_memory(Path(spec.store.directory), spec.name)
         reader = StoreReader(*self._place())
         journal = TensorJournal(Path(settings.context.directory))
         sentinel = None
@@ -256,6 +257,7 @@ class Worker:
             updates_per_step=plain.updates_per_step,
             model=plain.model,
             rendezvous=plain.rendezvous,
+            meeting_address=plain.meeting_address,
             parts=parts or {},
             engine=plain.engine,
             directory=plain.directory,
@@ -302,7 +304,13 @@ async def _main(spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn
     from gcore_core.runtime.shells.overruns import set_alarm
 
     deadlines = Deadlines(spec.settings.run.patience_s)
-    network = RpcNetwork(spec.peers, spec.secret, deadlines=deadlines)
+    network = RpcNetwork(
+        spec.peers,
+        spec.secret,
+        deadlines=deadlines,
+        identity=spec.identity,
+        public={spec.name: spec.public} if spec.public else {},
+    )
     # Nobody writes to the pipe. It becomes readable when it ends: the node agent is gone. Group 0
     # is this worker's own group, with all that it started.
     loop = asyncio.get_running_loop()

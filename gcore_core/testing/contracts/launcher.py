@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from gcore_core.contract.launching import Launcher, Site
+from gcore_core.contract.launching import AdoptingLauncher, Launcher, Site
 from gcore_core.runtime.messages import METER, USAGE, MeterRequest, Nothing
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
 
 NAMES = ["controller.0", "policy.0", "rollout.0"]
+#: What each test asks for; enough for the names.
+DEVICES = 2
 
 
 class LauncherContract(Contract):
@@ -38,11 +42,20 @@ class LauncherContract(Contract):
     def test_it_is_a_launcher(self, launcher: Any) -> None:
         assert isinstance(launcher, Launcher)
 
-    def test_the_agent_of_a_site_answers(self, launcher: Any, logs: Path) -> None:
+    def test_it_says_which_nodes_there_are(self, launcher: Any) -> None:
+        """Their names differ, and together they have the devices that were asked for."""
+        nodes = asyncio.run(launcher.nodes(DEVICES))
+        names = [node.name for node in nodes]
+        assert nodes and len(set(names)) == len(names)
+        assert sum(len(node.devices) for node in nodes) == DEVICES
+
+    def test_the_agents_of_a_site_answer(self, launcher: Any, logs: Path) -> None:
         async def look(site: Site) -> None:
-            usage = await site.agent.call(USAGE, Nothing(), deadline_s=60)
-            assert usage.memory_mib, "the agent knows of no process"
-            assert all(mib > 0 for mib in usage.memory_mib.values())
+            assert site.home in site.nodes
+            for node in site.nodes.values():
+                usage = await node.agent.call(USAGE, Nothing(), deadline_s=60)
+                assert usage.memory_mib, "the agent knows of no process"
+                assert all(mib > 0 for mib in usage.memory_mib.values())
 
         visit(launcher, logs, look)
 
@@ -51,8 +64,9 @@ class LauncherContract(Contract):
         request = MeterRequest("gcore_core.testing.fake:FakeMeter", {"nobody.0": [0]})
 
         async def look(site: Site) -> None:
-            before = await site.agent.call(METER, request, deadline_s=60)
-            after = await site.agent.call(METER, request, deadline_s=60)
+            agent = site.home_node.agent
+            before = await agent.call(METER, request, deadline_s=60)
+            after = await agent.call(METER, request, deadline_s=60)
             assert before.used_s == after.used_s == {}
             assert before.clock_s <= after.clock_s
 
@@ -60,8 +74,18 @@ class LauncherContract(Contract):
 
     def test_every_process_has_an_address_of_its_own(self, launcher: Any, logs: Path) -> None:
         async def look(site: Site) -> None:
-            assert set(NAMES) <= site.addresses.keys()
-            assert len(set(site.addresses.values())) == len(site.addresses)
+            assert set(NAMES) <= site.where.keys()
+            assert set(site.views) == set(site.nodes)
+            for view in site.views.values():
+                assert set(NAMES) <= view.keys()
+                assert len(set(view.values())) == len(view)
+
+        visit(launcher, logs, look)
+
+    def test_every_process_is_where_it_was_to_be(self, launcher: Any, logs: Path) -> None:
+        async def look(site: Site) -> None:
+            nodes = [node.name for node in await launcher.nodes(DEVICES)]
+            assert {name: site.where[name] for name in NAMES} == placed(nodes)
 
         visit(launcher, logs, look)
 
@@ -78,8 +102,9 @@ class LauncherContract(Contract):
 
     def test_where_ranks_meet_is_private(self, launcher: Any, logs: Path) -> None:
         async def look(site: Site) -> None:
-            assert site.meeting.is_dir()
-            assert site.meeting.stat().st_mode & 0o077 == 0, "others may enter it"
+            meeting = site.home_node.meeting
+            assert meeting.is_dir()
+            assert meeting.stat().st_mode & 0o077 == 0, "others may enter it"
 
         visit(launcher, logs, look)
 
@@ -98,15 +123,86 @@ class LauncherContract(Contract):
             with pytest.raises(KeyError, match="on purpose"):
                 visit(launcher, logs, look)
         (site,) = sites
-        assert not site.store.exists(), "the store is still there"
-        assert not site.meeting.exists(), "the meeting place is still there"
+        assert not site.home_node.store.exists(), "the store is still there"
+        assert not site.home_node.meeting.exists(), "the meeting place is still there"
+
+    def test_the_site_of_a_killed_supervisor_is_taken_over(
+        self, launcher: Any, logs: Path, tmp_path: Path
+    ) -> None:
+        """Only of an ``AdoptingLauncher``. What is taken over is as a new site, and is closed."""
+        if not isinstance(launcher, AdoptingLauncher):
+            self.not_claimed("a site that outlives its supervisor")
+        reading, alive = os.pipe()  # whoever has the other end is the guard
+        with open(tmp_path / "remembered", "wb+") as memory:
+            guard = _Guard(reading, memory.fileno())
+            told = tmp_path / "places"
+            pid = os.fork()
+            if pid == 0:
+                os.close(alive)
+                try:
+                    asyncio.run(_open_and_die(launcher, logs, guard, told))
+                finally:
+                    os._exit(1)
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it opens no site"
+            assert guard.remembered(), "the guard has nothing to remember"
+            store, meeting = map(Path, told.read_text().splitlines())
+
+            async def go() -> None:
+                where = placed([node.name for node in await launcher.nodes(DEVICES)])
+                site = launcher.guarded_site(where, Service("supervisor"), logs, guard)
+                async with site as taken_over:
+                    agent = taken_over.home_node.agent
+                    usage = await agent.call(USAGE, Nothing(), deadline_s=60)
+                    assert usage.memory_mib, "the agent knows of no process"
+                    assert not (store / "left").exists(), "the store is not empty"
+                    assert not (meeting / "meet-policy").exists(), "ranks would meet there again"
+
+            asyncio.run(go())
+            assert not store.exists(), "the store is still there"
+            assert not meeting.exists(), "the meeting place is still there"
+            os.close(reading)
+            os.close(alive)
+
+
+def placed(nodes: list[str]) -> dict[str, str]:
+    """Deals the processes to the nodes, in turn."""
+    return {name: nodes[number % len(nodes)] for number, name in enumerate(NAMES)}
+
+
+class _Guard:
+    """Remembers in a file, which processes that are forked share."""
+
+    def __init__(self, lifeline: int, memory: int) -> None:
+        self.lifeline = lifeline
+        self._memory = memory
+
+    def remember(self, facts: bytes) -> None:
+        os.ftruncate(self._memory, 0)
+        os.pwrite(self._memory, facts, 0)
+
+    def remembered(self) -> bytes:
+        return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+
+
+async def _open_and_die(launcher: Any, logs: Path, guard: _Guard, told: Path) -> None:
+    """Opens a site, leaves something there, tells where that is and kills its own process."""
+    where = placed([node.name for node in await launcher.nodes(DEVICES)])
+    async with launcher.guarded_site(where, Service("supervisor"), logs, guard) as site:
+        node = site.home_node
+        await node.agent.call(USAGE, Nothing(), deadline_s=60)
+        (node.store / "left").touch()
+        (node.meeting / "meet-policy").mkdir()
+        told.write_text(f"{node.store}\n{node.meeting}\n")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def visit(launcher: Any, logs: Path, look: Callable[[Site], Awaitable[None]]) -> None:
     """Opens a site, looks at it and closes it."""
 
     async def go() -> None:
-        async with launcher.site(NAMES, Service("supervisor"), logs) as site:
+        nodes = [node.name for node in await launcher.nodes(DEVICES)]
+        async with launcher.site(placed(nodes), Service("supervisor"), logs) as site:
             await look(site)
 
     asyncio.run(go())

@@ -6,6 +6,7 @@ The program is ``python -m gcore_core.testing.contracts.rank SPEC``.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,8 @@ from gcore_core.testing.safetensors_files import Tensors, read_safetensors, writ
 class RankSpec(msgspec.Struct, kw_only=True):
     """Tells a rank what it needs to know.
 
-    directory: where ranks meet and leave what they made.
+    directory: where ranks leave what they made, and meet unless they have an address for that.
+    address: see ``WorkerContext.meeting_address``.
     """
 
     factory: FactorySpec
@@ -36,6 +38,7 @@ class RankSpec(msgspec.Struct, kw_only=True):
     vocabulary: int
     rank: int
     ranks: int
+    address: str = ""
 
 
 def trained_by(
@@ -44,6 +47,8 @@ def trained_by(
     settings: Mapping[str, Any],
     model: Mapping[str, Any],
     room: tuple[Path, int],
+    *,
+    at_address: bool = False,
 ) -> Tensors:
     """Returns the weights after two steps on the kit's records.
 
@@ -51,6 +56,7 @@ def trained_by(
     replica has slots. Raises RuntimeError with the output of a rank that failed.
 
     room: (directory, vocabulary).
+    at_address: the ranks meet at an address, as on several nodes, and not in a directory.
     """
     directory, vocabulary = room
     directory.mkdir()
@@ -58,6 +64,7 @@ def trained_by(
     factory = FactorySpec(provider.factory, config_class, dict(settings))
     programs = []
     size = replica_slots(config_object(factory))
+    address = f"127.0.0.1:{_free_port()}" if at_address else ""
     for rank in range(ranks * size):
         spec = RankSpec(
             factory=factory,
@@ -66,6 +73,7 @@ def trained_by(
             vocabulary=vocabulary,
             rank=rank,
             ranks=ranks * size,
+            address=address,
         )
         file = directory / f"rank{rank}.json"
         file.write_bytes(msgspec.json.encode(spec))
@@ -82,7 +90,8 @@ def main(file: str) -> None:
         ranks=spec.ranks,
         steps=100,
         model=spec.model,
-        rendezvous=spec.directory if spec.ranks > 1 else "",
+        rendezvous=spec.directory if spec.ranks > 1 and not spec.address else "",
+        meeting_address=spec.address,
         parts={"objective": PolicyGradient()},
         directory=spec.directory,
     )
@@ -97,6 +106,12 @@ def main(file: str) -> None:
     if spec.rank == 0:
         write_safetensors(Path(spec.directory) / "weights.safetensors", tensors)
     trainer.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def shard(records: int, rank: int, ranks: int) -> list[int]:

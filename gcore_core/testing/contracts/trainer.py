@@ -18,6 +18,7 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import NonFiniteLoss
+from gcore_core.contract.generator import ScoresLogprobs
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import SendsDevice
@@ -36,6 +37,8 @@ METRICS = [
     "logprob_gap_max",
     "logprob_gap_mean",
 ]
+#: What ``logprobs`` gets of a record.
+SCORED = ("prompt_ids", "action_ids", "logp", "action_mask", "temperature")
 
 
 class PolicyGradient:
@@ -277,6 +280,24 @@ class TrainerContract(Contract):
         )
         assert largest_change(one, two) <= self.tolerance
 
+    @claims("sharding.nodes")
+    def test_ranks_meet_at_an_address(self, model: Mapping[str, Any], tmp_path: Path) -> None:
+        """Two processes without a common directory give the weights of two that have one."""
+        from gcore_core.testing.contracts.rank import trained_by
+
+        in_directory, at_address = (
+            trained_by(
+                2,
+                self.description(),
+                self.config,
+                model,
+                (tmp_path / f"meet{at_address}", self.vocabulary),
+                at_address=at_address,
+            )
+            for at_address in (False, True)
+        )
+        assert largest_change(in_directory, at_address) == 0
+
     # -- weights -----------------------------------------------------------------------------------
 
     def test_every_tensor_is_exported_once_as_announced(self, trainer: Any) -> None:
@@ -341,6 +362,33 @@ class TrainerContract(Contract):
         for own, same, other in zip(before, start, later, strict=True):
             assert own.logp == pytest.approx(same.logp, abs=self.tolerance), "after the update"
             assert not np.allclose(own.logp, other.logp, atol=1e-7), "not of the second step"
+
+    @claims("logprobs")
+    def test_log_probs_of_given_actions_are_those_of_the_weights_it_holds(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """They are what the next step begins with, and asking changes no weight."""
+        has_it = isinstance(trainer, ScoresLogprobs)
+        assert has_it, "it lacks the method logprobs"
+        before = exported(trainer)
+        columns = [{name: record.columns[name] for name in SCORED} for record in records]
+        asked = trainer.logprobs(columns)
+        assert digests(exported(trainer)) == digests(before), "weights changed"
+        assert trainer.logprobs([]) == []
+        train(trainer, records, advantages)
+        later = trainer.logprobs(columns)
+        # The record's own log-probs are no part of the question.
+        others = [{**one, "logp": np.zeros_like(one["logp"])} for one in columns]
+        for again, own in zip(trainer.logprobs(others), later, strict=True):
+            np.testing.assert_allclose(again, own, atol=self.tolerance, rtol=0)
+        train(trainer, records, advantages, step=1)
+        for record, own, other in zip(records, asked, later, strict=True):
+            assert own.dtype == other.dtype == np.float32
+            assert own.shape == other.shape == record.columns["action_ids"].shape
+            assert not np.allclose(own, other, atol=1e-7), "the update is not in them"
+        if "logprobs.compared" in self.claimed():
+            for own, start in zip(later, trainer.start_logprobs(), strict=True):
+                np.testing.assert_allclose(own, start.logp, atol=self.tolerance, rtol=0)
 
     @claims("save.background")
     def test_a_save_in_the_background_is_of_the_moment_it_began(
