@@ -58,6 +58,18 @@ class Halting(fake.FakeGenerator):
         return super().step()
 
 
+class Evaluated(fake.FakeGenerator):
+    """Writes down which weights an evaluation asks, each once a process."""
+
+    def submit(self, requests):
+        greedy = any(request.greedy for request in requests)
+        if greedy and getattr(self, "_seen", None) != self.version:
+            self._seen = self.version
+            with open("evaluated.txt", "a") as file:
+                file.write(f"{self.version}\\n")
+        return super().submit(requests)
+
+
 class Freezes(fake.FakeGenerator):
     def begin_weights(self, plan):
         if plan.version == 2 and not os.path.exists("frozen"):
@@ -231,7 +243,7 @@ def gcore_trainers():
 @hookimpl
 def gcore_generators():
     words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
-    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Freezes, Hangs):
+    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Evaluated, Freezes, Hangs):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
             config=fake.FakeGeneratorConfig,
@@ -308,15 +320,13 @@ class Run:
         ]
 
     def pids(self) -> dict[str, int]:
-        """Worker -> pid, as the agent wrote them down; the agent's own is read from the process
-        table.
-        """
+        """Worker -> pid of its latest start, and the agent's own, as the agent wrote them down."""
         told = (self.path / "logs" / "agent.0.log").read_text()
         found = {
             name: int(pid) for name, pid in re.findall(r"INFO (\S+) is started, pid (\d+)", told)
         }
-        (agent,) = children(self.supervisor())
-        return {**found, "agent.0": agent}
+        record = json.loads((self.path / "logs" / "processes.json").read_text())
+        return {**found, "agent.0": record["agent"]["pid"]}
 
     def supervisor(self) -> int:
         """The pid of the supervisor, which the process of ``g-core run`` starts."""

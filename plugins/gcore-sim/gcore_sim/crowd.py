@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import cast
 from gcore_core.contract.launching import (
     Endpoint,
     Item,
+    NodeFacts,
     Peer,
     Reply,
     Request,
@@ -49,13 +50,19 @@ class CrowdLauncher:
     def __init__(self, config: CrowdConfig) -> None:
         self._config = config
 
+    async def nodes(self, devices: int | str) -> list[NodeFacts]:
+        """See ``Launcher.nodes``."""
+        return await LocalLauncher(self._config).nodes(devices)
+
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
-        """See ``Launcher.site``; the site's agent is a ``Hosts``."""
-        async with LocalLauncher(self._config).site(names, supervisor, logs) as site:
-            crowd = Hosts(site.agent, self._config.processes, logs)
+    async def site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AsyncIterator[Site]:
+        """See ``Launcher.site``; the agent of its node is a ``Hosts``."""
+        async with LocalLauncher(self._config).site(where, supervisor, logs) as site:
+            crowd = Hosts(site.home_node.agent, self._config.processes, logs)
             try:
-                yield replace(site, agent=crowd)
+                yield _with_agent(site, crowd)
             finally:
                 await crowd.end()
 
@@ -69,15 +76,26 @@ class InlineCrowdLauncher:
     def __init__(self, config: CrowdConfig) -> None:
         pass
 
+    async def nodes(self, devices: int | str) -> list[NodeFacts]:
+        """See ``Launcher.nodes``."""
+        return await InlineLauncher().nodes(devices)
+
     @contextlib.asynccontextmanager
-    async def site(self, names: list[str], supervisor: Servable, logs: Path) -> AsyncIterator[Site]:
-        """See ``Launcher.site``; the site's agent is a ``Tasks``."""
-        async with InlineLauncher().site(names, supervisor, logs) as site:
-            crowd = Tasks(site.agent, cast(InlineView, site.network))
+    async def site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AsyncIterator[Site]:
+        """See ``Launcher.site``; the agent of its node is a ``Tasks``."""
+        async with InlineLauncher().site(where, supervisor, logs) as site:
+            crowd = Tasks(site.home_node.agent, cast(InlineView, site.network))
             try:
-                yield replace(site, agent=crowd)
+                yield _with_agent(site, crowd)
             finally:
                 await crowd.end()
+
+
+def _with_agent(site: Site, agent: Peer) -> Site:
+    """Returns the site with another agent for its only node."""
+    return replace(site, nodes={site.home: replace(site.home_node, agent=agent)})
 
 
 class Crowd:

@@ -88,12 +88,12 @@ async def _main(spec: HostSpec, lifeline: int) -> None:
     """
     # Readable means ended: the launcher is gone, or has no more use for this host.
     asyncio.get_running_loop().add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
-    await asyncio.gather(
-        *(
-            serve(worker, partial(RpcNetwork, worker.peers, worker.secret))
-            for worker in spec.workers
-        )
-    )
+    await asyncio.gather(*(serve(worker, partial(_network, worker)) for worker in spec.workers))
+
+
+def _network(worker: WorkerSpec) -> RpcNetwork:
+    public = {worker.name: worker.public} if worker.public else {}
+    return RpcNetwork(worker.peers, worker.secret, identity=worker.identity, public=public)
 
 
 def main() -> None:

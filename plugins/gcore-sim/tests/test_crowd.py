@@ -75,10 +75,10 @@ async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_p
     service = Service("supervisor")
     service.add(HELLO, hello)
     launcher = build(job.plan.factory("launcher"))
-    async with launcher.site(job.names(), service, job.directory / "logs") as site:
-        exits = aiter(site.agent.stream(EXITS, Nothing()))
+    async with launcher.site(job.where(), service, job.directory / "logs") as site:
+        exits = aiter(site.home_node.agent.stream(EXITS, Nothing()))
         gone = asyncio.ensure_future(anext(exits))
-        await site.agent.call(SPAWN, SpawnRequest(worker_specs(job, site)))
+        await site.home_node.agent.call(SPAWN, SpawnRequest(worker_specs(job, site)))
         await asyncio.wait(
             {gone, asyncio.ensure_future(everybody.wait())}, return_when=asyncio.FIRST_COMPLETED
         )
@@ -87,9 +87,9 @@ async def test_64_workers_in_2_hosts_have_64_sockets_and_controllers_their_own_p
         others = [pid for name, pid in pids.items() if name.startswith(("controller.", "scorer."))]
         assert crowd == set(hosts()) and len(crowd) == 2
         assert len(set(others)) == 3 + 1 and not crowd & set(others)
-        sockets = {path.name for path in site.meeting.iterdir() if path.is_socket()}
+        sockets = {path.name for path in site.home_node.meeting.iterdir() if path.is_socket()}
         assert len([name for name in sockets if name.startswith(("policy.", "rollout."))]) == 64
-        usage = await site.agent.call(USAGE, Nothing())
+        usage = await site.home_node.agent.call(USAGE, Nothing())
         assert {
             "host.0",
             "host.1",

@@ -1,0 +1,467 @@
+"""The launcher ``nodes/command``: one node agent on each host, started through a command.
+
+    facts     {command} python -m gcore_core.runtime.process.facts      all hosts at once
+    placement                                                            the core's matter
+    agents    {command} python -m gcore_core.runtime.process.agent --stdin
+    closing   the end of each agent's standard input, then of its command
+
+The run's secret and its certificate come to an agent by standard input, so they are in no argument,
+no environment variable and no file. The machine that this runs on, *home*, always has an agent too:
+one without devices where it is not among the hosts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
+from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
+from gcore_core.contract.placement import Device
+from gcore_core.kits.launching import (
+    HOLD_LEASE,
+    RECORD,
+    AgentSpec,
+    HoldLease,
+    MachineFacts,
+    RpcNetwork,
+    StoreSpec,
+    allow_open_files,
+    clear_up,
+    end_hung,
+    machine_facts,
+    machine_identity,
+    make_identity,
+    spawn_over_input,
+)
+from gcore_nodes.addresses import Addresses, address_towards, assign, lies_in, own_address
+from gcore_nodes.commands import ask_facts, command_for, end_command
+from gcore_nodes.config import CommandConfig
+from gcore_nodes.hosts import Host, find_hosts
+
+_AGENT = ("-m", "gcore_core.runtime.process.agent")
+_ENDS_S = 15.0  # agents have so long to end their workers and themselves
+_HUNG_ENDS_S = 5.0
+_AGAIN_S = 0.5  # between two tries to hold a lease
+_TAIL_BYTES = 4096
+_TAIL_LINES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Node:
+    """One machine of the run.
+
+    name: of its agent.
+    host: as the job has it; "" for home where it is not among the hosts.
+    address: by which others reach it.
+    devices: those that the run may use.
+    is_home: the supervisor runs there.
+    """
+
+    name: str
+    host: str
+    facts: MachineFacts
+    address: str
+    devices: tuple[Device, ...]
+    is_home: bool
+
+    def __str__(self) -> str:
+        return self.host or "this machine"
+
+
+@dataclass(frozen=True)
+class _Agent:
+    """A node agent that was started.
+
+    process: the command that leads to it.
+    command: its words.
+    log: what it writes, on this machine.
+    """
+
+    node: _Node
+    spec: AgentSpec
+    process: asyncio.subprocess.Process
+    command: list[str]
+    log: Path
+
+
+class CommandLauncher:
+    """Starts one node agent on each host, through a command; see ``CommandConfig``."""
+
+    def __init__(self, config: CommandConfig) -> None:
+        self._config = config
+        self._python = config.python or sys.executable
+
+    async def nodes(self, devices: int | str) -> list[NodeFacts]:
+        nodes = await self._survey()
+        return [
+            NodeFacts(
+                name=node.name,
+                devices=dealt,
+                host=node.host,
+                is_private=lies_in(node.address, self._config.private),
+            )
+            for node, dealt in zip(nodes, _deal(nodes, devices), strict=True)
+        ]
+
+    @contextlib.asynccontextmanager
+    async def site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AsyncIterator[Site]:
+        nodes = await self._survey()
+        home = next(node for node in nodes if node.is_home)
+        allow_open_files(len(where) + len(nodes) + 1)
+        with self._home_directory() as directory:
+            meetings = {node.name: self._meeting(node, directory) for node in nodes}
+            places = {node.name: (node.address, meetings[node.name]) for node in nodes}
+            homes = {supervisor.name: home.name, **where}
+            addresses = assign(places, homes, self._config.port, self._config.private)
+            secret = secrets.token_bytes(32)
+            identity = make_identity() if addresses.public else b""
+            network = RpcNetwork(
+                addresses.views[home.name],
+                secret,
+                self._config.start_s,
+                identity=identity,
+                public=_only(addresses.public, supervisor.name),
+                silence_s=self._config.patience_s / 2,
+            )
+            specs = [
+                self._spec(node, meetings[node.name], addresses, secret, identity, logs.absolute())
+                for node in nodes
+            ]
+            agents: list[_Agent] = []
+            holding: list[asyncio.Task[None]] = []
+            try:
+                # What a run left in this directory whose supervisor and agent were both lost.
+                await asyncio.to_thread(clear_up, logs / RECORD)
+                await network.serve(supervisor.name, supervisor)
+                await self._start(nodes, specs, network, logs, agents, holding)
+                yield Site(
+                    network=network,
+                    secret=secret,
+                    home=home.name,
+                    nodes={agent.node.name: _site_node(agent, network) for agent in agents},
+                    where=dict(where),
+                    views=addresses.views,
+                    public=addresses.public,
+                    meeting_addresses=addresses.meeting,
+                    identity=identity,
+                )
+            finally:
+                for task in holding:
+                    task.cancel()
+                await asyncio.gather(*holding, return_exceptions=True)
+                await network.close()
+                await asyncio.gather(*(_end(agent, _ENDS_S) for agent in agents))
+                await asyncio.to_thread(clear_up, logs / RECORD)  # where home's did not end well
+                for spec in specs:
+                    if not spec.is_remote:
+                        shutil.rmtree(spec.store.directory, ignore_errors=True)
+                        shutil.rmtree(spec.store.spill, ignore_errors=True)
+
+    # -- which machines there are ------------------------------------------------------------------
+
+    async def _survey(self) -> list[_Node]:
+        """Asks every host what it has. Raises ConfigError."""
+        config = self._config
+        hosts = find_hosts(config.hosts)
+        names = [host.name for host in hosts]
+        answers = await ask_facts(config.command, names, self._python, config.start_s)
+        _check_distinct(names, answers)
+        here = machine_identity()
+        nodes = [
+            _Node(
+                name=f"agent.{index}",
+                host=host.name,
+                facts=facts,
+                address=own_address(host.name, facts, config.address),
+                devices=_devices(host, facts, config.devices),
+                is_home=facts.machine == here,
+            )
+            for index, (host, facts) in enumerate(zip(hosts, answers, strict=True))
+        ]
+        if not any(node.is_home for node in nodes):
+            home = _Node(
+                name=f"agent.{len(nodes)}",
+                host="",
+                facts=machine_facts(),
+                address=address_towards(nodes[0].address, config.port),
+                devices=(),
+                is_home=True,
+            )
+            nodes.append(home)
+        return nodes
+
+    # -- agents ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _home_directory(self) -> Iterator[str]:
+        """Makes the private directory for sockets of this machine, and removes it."""
+        try:
+            directory = tempfile.mkdtemp(prefix="g-core-", dir=self._config.socket_dir)
+        except OSError as error:
+            raise AddressError(
+                f"no directory for the run's sockets can be made: {error.strerror}",
+                where=f"launcher.config.socket_dir: {self._config.socket_dir}",
+                todo="name a directory that exists on every host, and that you may write to",
+            ) from error
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _meeting(self, node: _Node, home_directory: str) -> str:
+        """Returns the directory for sockets on a node. Names differ, as hosts may share files."""
+        if node.is_home:
+            return home_directory
+        parent = Path(self._config.socket_dir or node.facts.temporary)
+        return str(parent / f"{Path(home_directory).name}-{node.name.rpartition('.')[2]}")
+
+    def _spec(
+        self,
+        node: _Node,
+        meeting: str,
+        addresses: Addresses,
+        secret: bytes,
+        identity: bytes,
+        logs: Path,
+    ) -> AgentSpec:
+        config = self._config
+        directory = Path(meeting).name
+        budget = (
+            node.facts.free_bytes // 2
+            if config.store_gib is None
+            else int(config.store_gib * 2**30)
+        )
+        return AgentSpec(
+            name=node.name,
+            addresses=addresses.views[node.name],
+            public=addresses.public.get(node.name, ""),
+            bulk=addresses.bulk,
+            secret=secret,
+            identity=identity,
+            store=StoreSpec(
+                node=node.name,
+                directory=str(Path(node.facts.memory) / directory),
+                spill=str(Path(config.spill_dir or logs.parent) / f"spill-{directory}"),
+                budget_bytes=budget,
+                patience_s=config.spill_after_s,
+            ),
+            meeting=meeting,
+            record=str(logs / (RECORD if node.is_home else f"processes.{node.name}.json")),
+            is_remote=not node.is_home,
+            # A silent connection ends after the first half of the patience, the lease with both.
+            silence_s=config.patience_s / 2,
+            lease_s=0.0 if node.is_home else config.patience_s / 2,
+            directory=os.getcwd(),
+        )
+
+    async def _start(
+        self,
+        nodes: Sequence[_Node],
+        specs: Sequence[AgentSpec],
+        network: RpcNetwork,
+        logs: Path,
+        agents: list[_Agent],
+        holding: list[asyncio.Task[None]],
+    ) -> None:
+        """Starts all agents at once, and holds the leases of those on other machines.
+
+        agents, holding: what was started is added here, also when some fail.
+        Raises the error of the first host whose agent does not start.
+        """
+
+        async def start(node: _Node, spec: AgentSpec) -> None:
+            words = (self._python, *_AGENT)
+            command = list(words)
+            if not node.is_home:
+                command = command_for(self._config.command, node.host, words)
+            log = logs / f"{node.name}.log"
+            try:
+                process = await spawn_over_input(command, spec, log)
+            except OSError as error:
+                raise ConfigError(
+                    f"{command[0]} cannot be started: {error.strerror}",
+                    where="launcher.config.command",
+                    todo="install it, or write its whole path",
+                ) from error
+            agent = _Agent(node, spec, process, command, log)
+            agents.append(agent)
+            await self._up(agent, network.peer(node.name), holding)
+
+        parts = (start(node, spec) for node, spec in zip(nodes, specs, strict=True))
+        results = await asyncio.gather(*parts, return_exceptions=True)
+        for error in results:
+            if error is not None:
+                raise error
+        agents.sort(key=lambda agent: nodes.index(agent.node))
+
+    async def _up(self, agent: _Agent, peer: Peer, holding: list[asyncio.Task[None]]) -> None:
+        """Waits until an agent answers. Raises WorkerError when it ends, or does not answer."""
+        answer: asyncio.Future[None]
+        if agent.node.is_home:
+            answer = asyncio.ensure_future(peer.call(ALIVE, None, deadline_s=self._config.start_s))
+        else:
+            answer = asyncio.get_running_loop().create_future()
+            holding.append(asyncio.ensure_future(_hold(peer, answer)))
+        ended = asyncio.ensure_future(agent.process.wait())
+        waited: list[asyncio.Future[Any]] = [answer, ended]
+        try:
+            await asyncio.wait(
+                waited,
+                timeout=self._config.start_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if answer.done() and answer.exception() is None:
+                return
+            raise self._not_up(agent, answer)
+        finally:
+            answer.cancel()
+            ended.cancel()
+
+    def _not_up(self, agent: _Agent, answer: asyncio.Future[None]) -> WorkerError:
+        code = agent.process.returncode
+        tail = _tail(agent.log)
+        if code is not None:
+            return WorkerError(
+                f"its node agent ended with {code} before it was up",
+                where=str(agent.node),
+                why="\n".join(tail) or "it wrote nothing",
+                todo=f"its log: {agent.log}; its command: {shlex.join(agent.command)}",
+            )
+        cause = answer.exception() if answer.done() else None
+        ports = f"{self._config.port} and those after it"
+        return WorkerError(
+            f"its node agent is started, and does not answer at {agent.spec.public}",
+            where=str(agent.node),
+            why=f"{cause}".splitlines()[-1] if cause else "\n".join(tail[-1:]),
+            todo=f"let the hosts reach each other at ports {ports}; its log: {agent.log}",
+        )
+
+
+async def _hold(agent: Peer, held: asyncio.Future[None]) -> None:
+    """Holds the lease of an agent until cancelled, over as many connections as it takes.
+
+    held: set when it is held for the first time.
+    """
+    while True:
+        with contextlib.suppress(GcoreError):
+            async for _ in agent.stream(HOLD_LEASE, HoldLease(os.getpid())):
+                if not held.done():
+                    held.set_result(None)
+        await asyncio.sleep(_AGAIN_S)
+
+
+def _site_node(agent: _Agent, network: RpcNetwork) -> SiteNode:
+    return SiteNode(
+        agent=network.peer(agent.node.name),
+        store=Path(agent.spec.store.directory),
+        meeting=Path(agent.spec.meeting),
+        end_agent=partial(_end_hung, agent),
+    )
+
+
+async def _end_hung(agent: _Agent) -> None:
+    """Ends an agent that does not answer.
+
+    One on another machine cannot be reached by a signal. It sees the end of its standard input, or
+    its kernel wakes it then; else its lease runs out.
+    """
+    if agent.node.is_home:
+        await end_hung(agent.process)
+    else:
+        await _end(agent, _HUNG_ENDS_S)
+
+
+async def _end(agent: _Agent, within_s: float) -> None:
+    """Has an agent end, and its command with it; kills the command when that takes too long."""
+    if agent.process.stdin is not None:
+        agent.process.stdin.close()
+    try:
+        await asyncio.wait_for(agent.process.wait(), within_s)
+    except TimeoutError:
+        await end_command(agent.process)
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def _check_distinct(names: Sequence[str], answers: Sequence[MachineFacts]) -> None:
+    """Raises ConfigError when two names are one machine."""
+    by_machine: dict[str, str] = {}
+    for name, facts in zip(names, answers, strict=True):
+        other = by_machine.setdefault(facts.machine, name)
+        if other != name:
+            raise ConfigError(
+                f"{other} and {name} are one machine, {facts.host}",
+                where="launcher.config.hosts",
+                todo="name it once; an agent uses all devices of its host",
+            )
+
+
+def _devices(host: Host, facts: MachineFacts, devices: int | None) -> tuple[Device, ...]:
+    """Returns the devices of a host that the run may use. Raises ConfigError for too many.
+
+    A host without GPUs may have more devices than cores: each is a process then.
+    """
+    wish = host.slots or devices
+    found = facts.devices
+    if wish is None:
+        return tuple(Device(index=device.index, kind=device.kind) for device in found)
+    kind = found[0].kind if found else "cpu"
+    if kind != "cpu" and wish > len(found):
+        raise ConfigError(
+            f"{host.name} is to use {wish} devices, and it has {len(found)}",
+            where="launcher.config",
+            todo="lower launcher.config.devices, or the host's slots",
+        )
+    return tuple(Device(index=index, kind=kind) for index in range(wish))
+
+
+def _deal(nodes: Sequence[_Node], devices: int | str) -> list[tuple[Device, ...]]:
+    """Returns the devices of each node that the run uses, those of the first hosts first.
+
+    devices: how many in all; "auto": all. Raises ConfigError when there are fewer.
+    """
+    if str(devices) == "auto":
+        return [node.devices for node in nodes]
+    missing = int(devices)
+    dealt = []
+    for node in nodes:
+        dealt.append(node.devices[:missing])
+        missing -= len(dealt[-1])
+    if missing:
+        listed = ", ".join(f"{node} has {len(node.devices)}" for node in nodes)
+        raise ConfigError(
+            f"the run is to have {devices} devices, and its hosts have {int(devices) - missing}",
+            where="cluster.devices",
+            why=listed,
+            todo="lower it, name more hosts, or set launcher.config.devices where they have no GPU",
+        )
+    return dealt
+
+
+def _only(addresses: Mapping[str, str], name: str) -> dict[str, str]:
+    return {name: addresses[name]} if name in addresses else {}
+
+
+def _tail(log: Path) -> list[str]:
+    """Returns the last lines of a log."""
+    try:
+        content = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+    except OSError:
+        return []
+    return list(deque((line for line in content.splitlines() if line.strip()), maxlen=_TAIL_LINES))

@@ -1,0 +1,114 @@
+"""Every process has one address on its own node and another one for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from gcore_nodes import addresses as module
+from gcore_nodes.addresses import assign, own_address
+
+from gcore_core.contract.errors import ConfigError
+from gcore_core.kits.launching import MachineFacts, machine_facts
+
+NODES = {"agent.0": ("10.0.0.1", "/tmp/a"), "agent.1": ("10.0.0.2", "/tmp/b")}
+WHERE = {"supervisor": "agent.0", "rollout.0": "agent.1", "rollout.1": "agent.1"}
+
+
+def facts(*addresses: str) -> MachineFacts:
+    return msgspec.structs.replace(machine_facts(), addresses=list(addresses))
+
+
+def test_addresses_of_two_nodes() -> None:
+    found = assign(NODES, WHERE, 5000)
+    assert found.public == {
+        "agent.0": "tls:10.0.0.1:5000",
+        "supervisor": "tls:10.0.0.1:5002",
+        "agent.1": "tls:10.0.0.2:5000",
+        "rollout.0": "tls:10.0.0.2:5002",
+        "rollout.1": "tls:10.0.0.2:5003",
+    }
+    assert found.bulk == {"agent.0": "tls:10.0.0.1:5001", "agent.1": "tls:10.0.0.2:5001"}
+    here, there = found.views["agent.0"], found.views["agent.1"]
+    assert here.keys() == there.keys() == found.public.keys()
+    assert here["supervisor"] == "unix:/tmp/a/supervisor"
+    assert here["rollout.0"] == "tls:10.0.0.2:5002"
+    assert there["rollout.0"] == "unix:/tmp/b/rollout.0"
+    assert there["agent.0"] == "tls:10.0.0.1:5000"
+
+
+def test_one_node_needs_no_network() -> None:
+    found = assign({"agent.0": NODES["agent.0"]}, {"supervisor": "agent.0"}, 5000)
+    assert (found.public, found.bulk) == ({}, {})
+    assert found.views == {
+        "agent.0": {"agent.0": "unix:/tmp/a/agent.0", "supervisor": "unix:/tmp/a/supervisor"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("private", "scheme"),
+    [([], "tls"), (["10.0.0.1/32"], "tls"), (["10.0.0.0/24"], "tcp"), (["::/0"], "tls")],
+)
+def test_content_goes_in_plain_where_all_nodes_are_private(private: list[str], scheme: str) -> None:
+    found = assign(NODES, WHERE, 5000, private)
+    assert found.bulk["agent.1"] == f"{scheme}:10.0.0.2:5001"
+    assert all(address.startswith("tls:") for address in found.public.values())
+
+
+def test_ranks_on_several_nodes_of_a_private_network_get_a_place_to_meet() -> None:
+    """Behind the ports of the first rank's node; on another network, and on one node, none."""
+    where = {"policy.0": "agent.1", "policy.1": "agent.0", "rollout.0": "agent.1"}
+    assert assign(NODES, where, 5000, ["10.0.0.0/24"]).meeting == {"policy": "10.0.0.2:5004"}
+    assert assign(NODES, where, 5000).meeting == {}
+
+
+def test_ports_that_run_out() -> None:
+    assign(NODES, WHERE, 65532)
+    with pytest.raises(ConfigError, match="65533 to 65536") as error:
+        assign(NODES, WHERE, 65533)
+    assert error.value.todo == "set it to at most 65532"
+
+
+def test_addresses_of_ipv6_stand_in_brackets() -> None:
+    nodes = {"agent.0": ("fd00::1", "/tmp/a"), "agent.1": ("fd00::2", "/tmp/b")}
+    assert assign(nodes, {}, 5000).public["agent.1"] == "tls:[fd00::2]:5000"
+
+
+@pytest.mark.parametrize(
+    ("host", "network", "expected"),
+    [
+        ("10.0.0.5", None, "10.0.0.5"),
+        ("me@10.0.0.5", None, "10.0.0.5"),
+        ("node", None, "192.168.0.5"),  # what its name stands for
+        ("node", "10.0.0.0/8", "10.0.0.5"),
+        ("10.0.0.5", "192.168.0.0/16", "192.168.0.5"),
+    ],
+)
+def test_the_address_of_a_host(
+    monkeypatch: pytest.MonkeyPatch, host: str, network: str | None, expected: str
+) -> None:
+    def named(name: str) -> list[str]:
+        return ["192.168.0.5"] if name == "node" else [name]
+
+    monkeypatch.setattr(module, "_named", named)
+    assert own_address(host, facts("10.0.0.5", "192.168.0.5"), network) == expected
+
+
+def test_a_host_with_one_address_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_named", lambda name: [])
+    assert own_address("pod-1", facts("10.0.0.5"), None) == "10.0.0.5"
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [(None, "its name stands for none of them"), ("10.9.0.0/16", "none of them lies in 10.9")],
+)
+def test_a_host_whose_address_is_not_clear(
+    monkeypatch: pytest.MonkeyPatch, network: Any, why: str
+) -> None:
+    monkeypatch.setattr(module, "_named", lambda name: ["127.0.1.1"])
+    with pytest.raises(ConfigError, match="by which address") as error:
+        own_address("node", facts("10.0.0.5", "192.168.0.5"), network)
+    assert why in error.value.why
+    assert "10.0.0.5, 192.168.0.5" in error.value.why
