@@ -159,15 +159,19 @@ class Sleeps(Protocol):
 
 @runtime_checkable
 class ScoresLogprobs(Protocol):
-    """Computes log-probs of given actions: capability "logprobs".
+    """Computes log-probs of given actions: capability "logprobs" of a generator or a trainer.
 
-    Provisional: nothing in the core calls it yet.
+    Where a run's records are not fresh, both sides are asked after a push, about the same records
+    under the same weights, and a sentinel compares their answers (canaries).
     """
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
         """Returns for each record the log-probs of its actions, float32[A], at its temperature.
 
-        Provisional: nothing in the core calls it yet.
+        They are those of the weights that it holds now. A trainer's ranks are all asked at the same
+        time, each about records of its own, perhaps none, so that collectives may be used.
+
+        records: with the columns prompt_ids, action_ids, logp, action_mask and temperature.
         """
 
 

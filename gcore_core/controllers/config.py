@@ -13,7 +13,8 @@ class SyncConfig:
     prompts: groups that a step trains on, over all shards.
     minibatches, epochs: a step makes minibatches x epochs optimizer updates over the same records.
     tiles: parts into which a deterministic run cuts each minibatch, whatever the number of trainer
-        ranks. A rank trains whole tiles, so more ranks than tiles leave some idle. The last bits of
+        ranks. A rank trains whole tiles, so more ranks than tiles leave some idle. Each tile is a
+        pass of its own, so few of them are cheaper where minibatches are small. The last bits of
         the weights depend on it. Other runs do not read it.
     max_rounds: a step issues at most this many times ``prompts`` groups; then it goes on with those
         that teach.
@@ -39,7 +40,7 @@ class SyncConfig:
     prompts: int = 32
     minibatches: int = 1
     epochs: int = 1
-    tiles: int = 8
+    tiles: int = 4
     max_rounds: int = 10
     max_skipped_steps: int = 10
     surplus: Literal["auto", "keep", "redraw"] = "auto"

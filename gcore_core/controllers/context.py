@@ -40,7 +40,7 @@ class ControllerContext:
     judges: generator role that rewards ask -> its replicas.
     annotators: role that gives columns -> its workers.
     placement: the policy that moves devices between generators; none where nothing moves.
-    agent: the node's agent, where it reads how long devices are in use.
+    agents: the nodes' agents by name, where they read how long devices are in use.
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
     """
@@ -59,7 +59,7 @@ class ControllerContext:
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
     placement: PlacementPolicy | None = None
-    agent: Peer | None = None
+    agents: Mapping[str, Peer] = field(default_factory=dict)
     sentinel: Sentinel | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -124,6 +124,10 @@ def make_context(
             role: [network.peer(name) for name in names] for role, names in facts.annotators.items()
         },
         placement=build(factories["placement"]) if "placement" in factories else None,
-        agent=network.peer(placed.agent) if placed and placed.meter else None,
+        agents={
+            name: network.peer(name)
+            for names in (placed.agents.values() if placed and placed.meter else ())
+            for name in names
+        },
         sentinel=build(factories["sentinel"], facts.sentinel) if facts.sentinel else None,
     )

@@ -44,16 +44,12 @@ class Evaluation:
     async def at(self, version: int, last: bool) -> Evaluated | None:
         """Evaluates weights ``version`` if an evaluation is due; returns None if it is not.
 
-        One is due at the start, at the end (``last``) and every so many steps.
+        One is due before the first step, after the last one (``last``) and every so many steps. A
+        run that goes on from a checkpoint repeats none, and makes up for one that was missed.
         """
         facts = self._context.facts
         rows = min(facts.evaluation.prompts, facts.rows.get("evaluation", 0))
-        due = (
-            last
-            or version == facts.start_step
-            or (facts.evaluation.every and not version % facts.evaluation.every)
-        )
-        if not rows or not due:
+        if not rows or not (last or self._is_due(version)):
             return None
         own_rows = range(facts.shard, rows, facts.shards)
         evaluated = Evaluated()
@@ -61,6 +57,13 @@ class Evaluation:
             round_ = Round(step=version, number=mode, purpose=purpose, least=version)
             await self._draw(round_, own_rows, evaluated)
         return evaluated
+
+    def _is_due(self, version: int) -> bool:
+        facts = self._context.facts
+        if version == facts.start_step and facts.evaluated:
+            return False
+        every = facts.evaluation.every
+        return version in (0, facts.run.steps) or bool(every and not version % every)
 
     async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
         facts = self._context.facts

@@ -122,6 +122,7 @@ class StepProgram(ABC):
         await self.checkpointing.carry(version, taken.carried)
         await self.placement.decide(version, taken.oldest)
         stops = await self.publishing.publish(version, taken.oldest)
+        seen = await self._canaries(version)
         watch.lap("push")
         verdicts = self.window.commit(taken)
         last = self.is_last(step, taken)
@@ -129,7 +130,7 @@ class StepProgram(ABC):
             "ordinals/first": float(taken.first_ordinal),
             "ordinals/next": float(taken.next_ordinal),
         }
-        metrics = trained | ordinals | watch.metrics() | self.placement.metrics
+        metrics = trained | seen | ordinals | watch.metrics() | self.placement.metrics
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         watch.go_on()
         evaluated = None
@@ -144,6 +145,14 @@ class StepProgram(ABC):
         if stops:
             raise Stopped
         return last
+
+    async def _canaries(self, version: int) -> dict[str, float]:
+        """Compares log-probs right after a push where the step's own could not be compared."""
+        try:
+            return await self.training.watching.canaries(version)
+        except WeightMismatch:
+            await self.checkpointing.settle()  # a save that runs is of before
+            raise
 
     def is_last(self, step: int, taken: Taken) -> bool:
         """Whether the run ends with this step.

@@ -4,6 +4,9 @@
     controller   adds up what ranks say of its groups                (``Sentinel.weigh``)
     lead         adds up what controllers say, and judges            (``Sentinel.judge``)
 
+Where none of a step's records could be compared, since older weights had sampled them, the lead has
+both sides score some of them again after the push: canaries.
+
 After an alarm the lead asks every rank what its records show, and the generators what weights they
 hold. The run ends with a WeightMismatch that says all of it.
 """
@@ -20,7 +23,8 @@ import numpy as np
 
 from gcore_core.contract.errors import GcoreError, WeightMismatch
 from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.sentinel import Alarm, Finding, Sentinel, Source
+from gcore_core.contract.sentinel import Alarm, Compared, Finding, Sentinel, Source
+from gcore_core.controllers.canaries import scored_by_generators, scored_by_trainers
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.explaining import explained
 from gcore_core.runtime.messages import (
@@ -46,6 +50,7 @@ class Watching:
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._provider = context.facts.providers.get("sentinel", "")
+        self._compares = True  # whether any record of the last step could be compared; in the lead
         sentinel = context.sentinel
         self._sentinel = sentinel
         state = context.facts.state.get("sentinel", {}).get(self._provider)
@@ -74,37 +79,78 @@ class Watching:
         sentinel = self._sentinel
         if sentinel is None:
             return {}
-        code = PluginCode(
-            made=sentinel,
-            kind="sentinel",
-            provider=self._provider,
-            where="sentinel.use",
-            contract="SentinelContract",
-        )
+        code = self._code(sentinel)
         own = evidence_of(sentinel, code, groups)
         rows = [(*source, row.tolist()) for source, row in sorted(own.items())]
         payloads = await self._context.agree.collect("evidence", msgspec.msgpack.encode(rows))
         if not self._context.agree.lead:
             return {}
         evidence = summed(payloads)
+        self._compares = bool(evidence)
         alarms = code.call(sentinel.judge, step, evidence)
         if alarms:
             raise await self._mismatch(step, alarms, evidence)
         return code.call(sentinel.metrics)
 
+    async def canaries(self, version: int) -> dict[str, float]:
+        """Compares generators and trainers by some records, right after a push.
+
+        Only the lead does it, and only where no record of the last step could be compared. Both
+        sides score the records under the weights of this version, so that it does not matter which
+        weights have sampled them. Returns metrics. Raises WeightMismatch when there is an alarm.
+        """
+        facts = self._context.facts
+        sentinel = self._sentinel
+        if sentinel is None or self._compares or not facts.canaries:
+            return {}
+        shown = await scored_by_trainers(self._context, version, facts.canaries)
+        records = await scored_by_generators(self._context, version, shown)
+        if not records:
+            return {}
+        code = self._code(sentinel)
+        measured = code.call(sentinel.measure, records)
+        groups = [
+            GroupNumbers(record.ordinal, record.replica, version, row.tolist())
+            for record, row in zip(records, measured, strict=True)
+        ]
+        evidence = evidence_of(sentinel, code, groups)
+        alarms = code.call(sentinel.judge, version, evidence)
+        if alarms:
+            raise await self._mismatch(version, alarms, evidence, records)
+        actions = sum(int(record.mask.sum()) for record in records)
+        return {"sentinel/canary_actions": float(actions)}
+
+    def _code(self, sentinel: Sentinel) -> PluginCode:
+        return PluginCode(
+            made=sentinel,
+            kind="sentinel",
+            provider=self._provider,
+            where="sentinel.use",
+            contract="SentinelContract",
+        )
+
     async def _mismatch(
-        self, step: int, alarms: Sequence[Alarm], evidence: Evidence
+        self,
+        step: int,
+        alarms: Sequence[Alarm],
+        evidence: Evidence,
+        canaries: Sequence[Compared] = (),
     ) -> WeightMismatch:
-        """Makes the error, with what ranks and generators say of the cause."""
+        """Makes the error, with what ranks and generators say of the cause.
+
+        canaries: what the alarm is about; empty where it is about the step's own records.
+        """
         facts = self._context.facts
         replicas = sorted({alarm.replica for alarm in alarms if alarm.replica >= 0})
-        cause = await self._cause(step, alarms[0], replicas)
+        cause = await self._cause(step, alarms[0], replicas, canaries)
         names = ", ".join(facts.replicas[i] for i in replicas) or "the generators together"
         versions = sorted({v for replica, v in evidence if not replicas or replica in replicas})
         checkpoints = facts.checkpoint.every > 0
         return mismatch(step, names, alarms, cause, versions=versions, checkpoints=checkpoints)
 
-    async def _cause(self, step: int, alarm: Alarm, replicas: list[int]) -> tuple[str, str]:
+    async def _cause(
+        self, step: int, alarm: Alarm, replicas: list[int], canaries: Sequence[Compared]
+    ) -> tuple[str, str]:
         """Returns a word for the cause and a sentence about it.
 
         What generators hold comes first, since hashes leave no doubt.
@@ -113,6 +159,9 @@ class Watching:
             return alarm.cause, ""
         if sentence := await self._held(replicas):
             return "weights", sentence
+        if canaries and self._sentinel is not None:
+            own = [one for one in canaries if not replicas or one.replica in replicas]
+            return likeliest(self._code(self._sentinel).call(self._sentinel.diagnose, own))
         findings = await self._findings(step, replicas)
         return likeliest(findings + await explained(self._context, step, replicas, findings))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -14,9 +15,10 @@ import msgspec
 
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.launching import Peer
+from gcore_core.contract.placement import Device
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement.gauge import Gauge
+from gcore_core.controllers.placement.gauge import Gauge, NodeGauge
 from gcore_core.controllers.placement.lead import Awake, Last, Mover
 from gcore_core.controllers.placement.measurements import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
@@ -55,14 +57,19 @@ class PlacementShard:
 
     def _make_gauge(self, context: ControllerContext) -> Gauge | None:
         """Makes what measures the use of the generators' devices; None where nobody asks."""
-        if context.agent is None or self._facts is None:
+        facts = self._facts
+        if facts is None or not facts.meter:
             return None
-        workers = {
-            peer.name: devices
-            for role, peers in self._peers.items()
-            for peer, devices in zip(peers, self._facts.engines[role], strict=True)
-        }
-        return Gauge(context.agent, self._facts.meter, workers)
+        device_of = {device.index: device for device in facts.devices}
+        workers: dict[str, dict[str, list[Device]]] = defaultdict(dict)  # of each agent
+        for role, peers in self._peers.items():
+            placed = zip(peers, facts.agents[role], facts.engines[role], strict=True)
+            for peer, agent, indexes in placed:
+                workers[agent][peer.name] = [device_of[index] for index in indexes]
+        return Gauge(
+            facts.meter,
+            [NodeGauge(context.agents[agent], named) for agent, named in workers.items()],
+        )
 
     @property
     def replicas(self) -> list[Peer]:

@@ -8,10 +8,12 @@ from typing import cast
 
 import numpy as np
 
+from gcore_core.contract.columns import Columns
+from gcore_core.contract.generator import ScoresLogprobs
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sentinel import Compared, Finding, Sentinel
 from gcore_core.contract.trainer import ComparesLogprobs, StartLogprobs, Trainer, TrainRecord
-from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, ShownRecord
+from gcore_core.runtime.messages import CanaryRequest, DiagnoseRequest, GroupNumbers, ShownRecord
 
 
 class ComparedRecords:
@@ -31,10 +33,13 @@ class ComparedRecords:
         self._step = 0
         self._kept: list[Compared | None] = []  # as prepared; None for those that are not fresh
         self._compared: list[Compared] = []  # of the step that was trained last
+        self._canaries: list[Compared] = []  # of the last step that had records
 
     def keep(self, step: int, records: Sequence[TrainRecord]) -> None:
         """Copies what is needed of the prepared records."""
         self._step = step
+        if canaries := _some_tokens(step, records):
+            self._canaries = canaries
         self._compared = []
         self._kept = [_kept(step, record) for record in records]
 
@@ -77,6 +82,20 @@ class ComparedRecords:
                 shown.append(show_record(record))
         return shown
 
+    def canaries(self, request: CanaryRequest) -> list[ShownRecord]:
+        """Scores this rank's share of the canaries under the weights that its backend holds.
+
+        All ranks call it at the same time, since the backend may need collectives.
+        """
+        share = -(-request.count // request.ranks)
+        chosen = [show_record(record) for record in self._canaries[:share]]
+        backend = cast(ScoresLogprobs, self._backend)
+        scored = backend.logprobs([columns_of(record) for record in chosen])
+        for record, logp in zip(chosen, scored, strict=True):
+            record.key = (*record.key[:2], request.version, -1, request.version)
+            record.logps = [logp.tolist(), logp.tolist()]
+        return chosen
+
     def _chosen(self, request: DiagnoseRequest) -> list[Compared]:
         if request.step != self._step:
             return []
@@ -93,6 +112,18 @@ def show_record(record: Compared) -> ShownRecord:
         record.mask.tolist(),
         record.temperature,
     )
+
+
+def columns_of(shown: ShownRecord) -> Columns:
+    """Returns what ``ScoresLogprobs`` takes of a record."""
+    prompt_ids, action_ids = (np.array(ids, np.int32) for ids in shown.ids)
+    return {
+        "prompt_ids": prompt_ids,
+        "action_ids": action_ids,
+        "logp": np.array(shown.logps[0], np.float32),
+        "action_mask": np.array(shown.mask, np.uint8),
+        "temperature": np.array(shown.temperature, np.float32),
+    }
 
 
 def opened_record(shown: ShownRecord) -> Compared:
@@ -115,10 +146,38 @@ def opened_record(shown: ShownRecord) -> Compared:
     )
 
 
+def _some_tokens(step: int, records: Sequence[TrainRecord]) -> list[Compared]:
+    """Copies the beginnings of some records, to ask both sides about them: of each prompt one.
+
+    Records with media are left out, since both sides are given tokens alone.
+    """
+    chosen: dict[int, Compared] = {}
+    for record in records:
+        columns = record.columns
+        if record.media or not {"prompt_ids", "action_ids"} <= columns.keys():
+            continue
+        if record.ordinal not in chosen and (copied := _copied(step, record)) is not None:
+            assert copied.action_ids is not None
+            chosen[record.ordinal] = replace(
+                copied,
+                rollout_logp=copied.rollout_logp[:_CANARY_ACTIONS],
+                trainer_logp=copied.trainer_logp[:_CANARY_ACTIONS],
+                mask=copied.mask[:_CANARY_ACTIONS],
+                action_ids=copied.action_ids[:_CANARY_ACTIONS],
+            )
+        if len(chosen) == _SHOWN_RECORDS:
+            break
+    return list(chosen.values())
+
+
 def _kept(step: int, record: TrainRecord) -> Compared | None:
     """Copies what a comparison needs; None for a record that cannot be compared."""
+    return _copied(step, record) if record.fresh else None
+
+
+def _copied(step: int, record: TrainRecord) -> Compared | None:
     columns = record.columns
-    if not record.fresh or "logp" not in columns or not len(columns["logp"]):
+    if "logp" not in columns or not len(columns["logp"]):
         return None
     rollout_logp = np.array(columns["logp"], np.float32)
     masks = columns.get("action_mask")
@@ -150,3 +209,5 @@ _IDS = ("prompt_ids", "action_ids")
 #: A generator is shown at most so many records of a rank, and so many actions.
 _SHOWN_RECORDS = 32
 _SHOWN_ACTIONS = 8192
+#: Of a record, so many actions are scored as a canary: its first ones.
+_CANARY_ACTIONS = 512

@@ -19,6 +19,7 @@ from gcore_core.contract.generator import (
     Finished,
     Generator,
     SampleRequest,
+    ScoresLogprobs,
     Sleeps,
 )
 from gcore_core.contract.launching import Network
@@ -32,6 +33,7 @@ from gcore_core.runtime.messages import (
     GREEDY,
     PUSH_HELD,
     PUSH_PULL,
+    SCORE_CANARIES,
     SLEEP,
     TRAIN,
     WAKE,
@@ -43,13 +45,14 @@ from gcore_core.runtime.messages import (
     Nothing,
     PullWeights,
     PushConfirmed,
+    ScoreCanaries,
     SleepRequest,
     WakeReply,
 )
 from gcore_core.runtime.process.compute import Compute
-from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting
+from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.compared_records import opened_record
+from gcore_core.runtime.shells.compared_records import columns_of, opened_record
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.engine_driver import EngineDriver
@@ -97,7 +100,7 @@ class GeneratorShell:
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
         self._weights = WeightsFollower(
-            backend, compute, network, lock, settings.trainers, process, setting
+            backend, compute, network, lock, settings.trainers, process, setting, Here(*store.place)
         )
 
     def register(self, service: Service) -> None:
@@ -106,6 +109,7 @@ class GeneratorShell:
         service.add(PUSH_PULL, self.pull)
         service.add(PUSH_HELD, self.held)
         service.add(EXPLAIN, self.explain)
+        service.add(SCORE_CANARIES, self.score_canaries)
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)
@@ -171,6 +175,16 @@ class GeneratorShell:
             except Exception:  # isolation point: the alarm stands, with whatever else is known
                 log.exception("the gaps of %d records cannot be explained", len(records))
                 return []
+
+    async def score_canaries(self, request: ScoreCanaries, call: Call) -> list[list[float]]:
+        """Returns the log-probs of each record's actions; empty where it holds another version."""
+        backend = self._backend
+        columns = [columns_of(record) for record in request.records]
+        async with self._engine.lock:
+            if not isinstance(backend, ScoresLogprobs) or backend.version != request.version:
+                return []
+            scored = await self._compute(backend.logprobs, columns)
+        return [logp.tolist() for logp in scored]
 
     async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
         """Gives the engine's memory back. What still runs, another replica has drawn already: it

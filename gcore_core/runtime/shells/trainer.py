@@ -27,6 +27,7 @@ from gcore_core.contract.trainer import (
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime.messages import (
+    CANARIES,
     DIAGNOSE,
     FINISH_SAVE,
     PREPARE_RANKS,
@@ -40,6 +41,7 @@ from gcore_core.runtime.messages import (
     TRAIN_RANKS,
     BeginPush,
     BucketRequest,
+    CanaryRequest,
     DiagnoseRequest,
     Nothing,
     PlanRequest,
@@ -111,6 +113,7 @@ class TrainerShell:
         service.add(SKIP_STEP, self.skip)
         service.add(DIAGNOSE, self.diagnose)
         service.add(SHOW_COMPARED, self.show_compared)
+        service.add(CANARIES, self.canaries)
         service.add(PUSH_BEGIN, self.begin_push)
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
@@ -245,6 +248,20 @@ class TrainerShell:
         """Shows some records of the step that was trained last, for a generator to explain."""
         return [] if self._compared is None else self._compared.shown(request)
 
+    async def canaries(self, request: CanaryRequest, call: Call) -> list[ShownRecord]:
+        """Scores some records of the last step under the weights that it holds now."""
+
+        async def act(_: list[CanaryRequest]) -> list[ShownRecord]:
+            compared = self._compared
+            if compared is None or self._backend.version != request.version:
+                return []
+            return await self._compute(compared.canaries, request)
+
+        shown: list[ShownRecord] = await self._once.join(
+            ("canaries", request.version), 0, request, act
+        )
+        return shown
+
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""
 
@@ -286,7 +303,12 @@ class TrainerShell:
         def begin() -> PushSource:
             self._check_version(requests[0])  # an update may have run since it was asked
             return PushSource(
-                self._backend, self._memory, self._compute, requests[0], self._journal
+                self._backend,
+                self._memory,
+                self._compute,
+                requests[0],
+                self._journal,
+                self._store.node,
             )
 
         async with self._turns:

@@ -15,12 +15,16 @@ from gcore_core.contract.errors import DataError
 from gcore_core.contract.sentinel import Pair
 from gcore_sentinel.evidence import (
     EDGES,
+    MOMENTS,
     Cusum,
     Table,
     counts,
     log_e,
     quantiles_of,
+    slope_moments,
+    slope_terms,
     worst_shares_of,
+    worst_slope_of,
 )
 from gcore_sentinel.tables import TableFile, shown
 
@@ -43,6 +47,7 @@ class Kept:
 
     pair, model: of the run.
     rollout, trainer: float32[n].
+    entropy: float32[n], not a number where it was not computed.
     step, ordinal: int64[n].
     """
 
@@ -50,6 +55,7 @@ class Kept:
     model: dict[str, Any]
     rollout: np.ndarray
     trainer: np.ndarray
+    entropy: np.ndarray
     step: np.ndarray
     ordinal: np.ndarray
 
@@ -73,7 +79,7 @@ def read_run(directory: Path) -> Kept:
     parts = []
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
-            columns = {name: arrays[name] for name in ("rollout", "trainer", "ordinal")}
+            columns = {name: arrays[name] for name in ("rollout", "trainer", "entropy", "ordinal")}
         step = int(file.stem.rpartition("step")[2])
         parts.append((columns, np.full(len(columns["rollout"]), step)))
     return Kept(
@@ -81,6 +87,7 @@ def read_run(directory: Path) -> Kept:
         model=about.model,
         rollout=np.concatenate([columns["rollout"] for columns, _ in parts]),
         trainer=np.concatenate([columns["trainer"] for columns, _ in parts]),
+        entropy=np.concatenate([columns["entropy"] for columns, _ in parts]),
         ordinal=np.concatenate([columns["ordinal"] for columns, _ in parts]),
         step=np.concatenate([steps for _, steps in parts]),
     )
@@ -103,14 +110,13 @@ def make_table(runs: Sequence[Kept], made: str = "") -> TableFile:
             )
     quantiles = _quantiles(runs)
     own = Table(quantiles=quantiles, worst_shares=np.zeros(4))
-    held_out = [
-        worst_shares_of(_by_step(run, _without(runs, i) or own)) for i, run in enumerate(runs)
-    ]
+    by_step = [_by_step(run, _without(runs, i) or own) for i, run in enumerate(runs)]
     return TableFile(
         pair=first.pair,
         model=first.model,
         quantiles=quantiles.tolist(),
-        worst_shares=np.max(held_out, axis=0).tolist(),
+        worst_shares=np.max([worst_shares_of(sums) for sums in by_step], axis=0).tolist(),
+        worst_slope=max(worst_slope_of(sums) for sums in by_step),
         actions=int(sum(len(run.rollout) for run in runs)),
         runs=len(runs),
         made=made,
@@ -134,9 +140,19 @@ def _without(runs: Sequence[Kept], index: int) -> Table | None:
 
 
 def _by_step(run: Kept, table: Table) -> np.ndarray:
-    """Returns ``counts`` summed over each step, float64[steps, COUNTS]."""
-    parts = [run.step == step for step in np.unique(run.step)]
-    return np.stack([counts(run.rollout[part], run.trainer[part], table) for part in parts])
+    """Returns what the test counts, summed over each step, float64[steps, NUMBERS]."""
+    return np.stack([_summed(run, run.step == step, table) for step in np.unique(run.step)])
+
+
+def _summed(run: Kept, part: np.ndarray, table: Table) -> np.ndarray:
+    """Returns what the test counts of some actions, float64[NUMBERS].
+
+    part: bool[n].
+    """
+    rollout, trainer = run.rollout[part], run.trainer[part]
+    slope = slope_terms(rollout, trainer, run.entropy[part], table)
+    sums: np.ndarray = np.array([*counts(rollout, trainer, table), *(s.sum() for s in slope)])
+    return sums
 
 
 def peak(run: Kept, table: Table) -> float:
@@ -148,9 +164,12 @@ def peak(run: Kept, table: Table) -> float:
         groups = np.unique(run.ordinal[here])
         sums = []
         for group in groups:
-            members = here & (run.ordinal == group)
-            sums.append(counts(run.rollout[members], run.trainer[members], table))
-        cusum.add(int(step), log_e(np.stack(sums), table).sum(axis=0), int(here.sum()))
+            sums.append(_summed(run, here & (run.ordinal == group), table))
+        counted = np.stack(sums)
+        slope = slope_moments(counted, table).sum(axis=0)
+        compared = cusum.compared(np.concatenate([np.zeros(2 * MOMENTS), slope]))
+        logs = np.concatenate([log_e(counted, table).sum(axis=0), compared])
+        cusum.add(int(step), logs, int(here.sum()))
         highest = max(highest, cusum.level)
     return highest
 
@@ -175,5 +194,6 @@ def main(words: list[str]) -> int:
     encoded = msgspec.json.format(msgspec.json.encode(file), indent=1)
     options.out.write_bytes(encoded + b"\n")
     names = ", ".join(f"{share:.3f}" for share in file.worst_shares)
-    print(f"{options.out}: {shown(file.pair)}; largest healthy shares {names}")
+    slope = f"{file.worst_slope:.5f}"
+    print(f"{options.out}: {shown(file.pair)}; largest healthy shares {names}, slope {slope}")
     return 0

@@ -19,6 +19,26 @@ product of such factors is an e-value: it rarely gets large while all is well, a
 with every group when it is not. There are 4 kinds of X (two quantiles, and two strata of sure and
 unsure actions) and 7 sizes of bets c: 28 logarithms, which add up over groups, ranks and shards.
 
+Where there are several replicas, each is also compared with the others of its step. They hold the
+same version, so its rounding falls out, and p0 with it. The bet is on
+
+    D = (mean of X over its groups) - RATIO (mean of X over the others' groups)
+
+which is at most 0 for a replica whose gaps are not clearly more often large than the others'. With
+Z = D / (standard error of D), exp(tilt Z - tilt^2 INFLATION / 2) has a mean of about 1 at D = 0.
+"About", since the standard error is estimated from some ten groups. So Z is cut off at MOST_Z, and
+INFLATION is above 1. There are 4 kinds of X and 5 tilts: 20 logarithms, which join the 28 of the
+replica.
+
+The tilt. A sampler at another temperature than its records say tilts the gaps by little: they gain
+slope x (log-prob + entropy), with slope = 1 / T - 1. At T = 0.998 that makes no gap larger than
+healthy ones are. But it has the sign of log-prob + entropy in all of them, so a weighted sum shows
+it. With l the .9 quantile at the log-prob, r = gap / l cut off at 1, and x the same of log-prob +
+entropy, not cut off, a group gives U = sum of r x, and I = sum of x^2 where r is not cut off. U / I
+is about the slope, and depends little on the heavy tail. The bets are on U - b I and on -U - b I,
+whose means are at most 0 while the pair's own slope is at most b. They are made as those on a
+replica against others: Z of a step's groups, and 5 tilts, 10 logarithms.
+
 The alarm. Each step adds its sum L to M = max(M, 0) + L, and the alarm is mean(exp(M)) > A. This is
 a CUSUM of e-values, an e-detector: a healthy run makes at least A steps on average before it stops
 (Shin, Ramdas, Rinaldo 2024, "E-detectors", theorem 2.4).
@@ -27,6 +47,7 @@ a CUSUM of e-values, an e-detector: a healthy run makes at least A steps on aver
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -45,13 +66,42 @@ BETS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 0.95)
 LEAST_SHARE = 0.02
 #: What is bet on: (stratum, quantile); the order of ``counts`` and of the table's shares.
 STREAMS = (("unsure", 0.9), ("unsure", 0.99), ("sure", 0.9), ("sure", 0.99))
-#: Logarithms of e-values in one row of evidence: every bet on every stream.
-WIDTH = len(STREAMS) * len(BETS)
+#: Logarithms of e-values of a replica by itself: every bet on every stream.
+ALONE = len(STREAMS) * len(BETS)
+#: Sizes of bets on a replica against the others.
+TILTS = (0.25, 0.5, 1.0, 2.0, 3.0)
+#: Logarithms of e-values of a replica against others: every tilt on every stream.
+AGAINST = len(STREAMS) * len(TILTS)
+#: The same of its slope: every tilt on a slope that is too steep, and on one that is too flat.
+SLOPE = 2 * len(TILTS)
+WIDTH = ALONE + AGAINST + SLOPE
+#: So many times as often as the others' may a healthy replica's gaps be large. Replicas differ in
+#: how many samples they run at once, which changes the rounding of some kernels.
+RATIO = 1.5
+#: A standard error is not estimated from fewer groups. A step that has fewer is put together with
+#: the next ones.
+LEAST_GROUPS = 8
+#: The same of a slope, whose groups are compared with nothing: it needs more of them.
+LEAST_SLOPED = 24
+MOST_Z = 4.0
+INFLATION = 1.25
+#: No variance of group means is taken to be smaller.
+LEAST_VARIANCE = 1e-4
+#: Healthy slopes up to this one are never bet against, whatever the table has seen.
+LEAST_SLOPE = 5e-4
+#: x is divided by this, so that sums of squares stay where they are exact.
+_SLOPE_UNIT = 32.0
+#: Numbers of ``moments``: groups with actions, sum of X, sum of X squared, for each of STREAMS.
+MOMENTS = 3 * len(STREAMS)
+#: Numbers that wait for further groups: moments of a replica and of the others, and of its slope.
+WAITING = 2 * MOMENTS + 6
 #: p0 is the largest healthy share over so many steps in a row: few enough to see what some versions
 #: of the weights have and others do not, enough for the .99 quantile to be exceeded at all.
 WINDOW = 8
 #: Numbers of one record: actions and exceedances of both quantiles, in each stratum.
 COUNTS = 6
+#: Then U and I of its slope.
+NUMBERS = COUNTS + 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +111,23 @@ class Table:
     quantiles: float64[BINS, 2], the .9 and the .99 quantile of |gap| in each bin, in nats.
     worst_shares: float64[4], largest share of healthy actions above over WINDOW steps in a row,
         for each of STREAMS.
+    worst_slope: largest healthy |U / I| over so many steps; 0: not known, so nothing is bet on it.
     """
 
     quantiles: np.ndarray
     worst_shares: np.ndarray
+    worst_slope: float = 0.0
 
     @property
     def bounds(self) -> np.ndarray:
         """float64[4], p0 of each stream."""
         bounds: np.ndarray = np.maximum(self.worst_shares, LEAST_SHARE)
         return bounds
+
+    @property
+    def slope_bound(self) -> float:
+        """The largest slope that is not bet against: b."""
+        return max(self.worst_slope, LEAST_SLOPE)
 
 
 def marks(rollout: np.ndarray, trainer: np.ndarray, table: Table) -> np.ndarray:
@@ -108,7 +165,7 @@ def exact_table(band: float) -> Table:
 
 
 def log_e(sums: np.ndarray, table: Table) -> np.ndarray:
-    """Returns the logarithms of a group's e-values, float64[groups, WIDTH], on the grid.
+    """Returns the logarithms of a group's e-values, float64[groups, ALONE], on the grid.
 
     A group without an action of a stratum bets nothing there.
 
@@ -120,27 +177,150 @@ def log_e(sums: np.ndarray, table: Table) -> np.ndarray:
     mean = np.where(n > 0, hits / np.maximum(n, 1), bounds)
     bets = np.array(BETS) / bounds[:, None]
     values = np.log1p(bets * (mean - bounds)[:, :, None])
-    return on_grid(np.where(n[:, :, None] > 0, values, 0.0)).reshape(len(sums), WIDTH)
+    return on_grid(np.where(n[:, :, None] > 0, values, 0.0)).reshape(len(sums), ALONE)
+
+
+def slope_terms(
+    rollout: np.ndarray, trainer: np.ndarray, entropy: np.ndarray, table: Table
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the terms of U and I, float64[A] each; 0 where the entropy is not a number.
+
+    rollout, trainer, entropy: float32[A], of the compared actions.
+    """
+    limits = table.quantiles[np.digitize(trainer, EDGES), 0] + FLOOR
+    ratio = (rollout.astype(np.float64) - trainer) / limits
+    x = (trainer.astype(np.float64) + entropy) / (limits * _SLOPE_UNIT)
+    known = np.isfinite(x) & np.isfinite(ratio)
+    inside = known & (np.abs(ratio) < 1)
+    u = np.where(known, np.clip(ratio, -1, 1) * x / _SLOPE_UNIT, 0.0)
+    return u, np.where(inside, x * x, 0.0)
+
+
+def slope_moments(sums: np.ndarray, table: Table) -> np.ndarray:
+    """Returns what a slope is judged by, float64[groups, 6], on the grid.
+
+    For too steep, then for too flat: groups, sum of T and of T squared, with T = +-U - b I. All are
+    0 where the table knows no slope.
+
+    sums: float64[groups, NUMBERS], summed over the group's records.
+    """
+    if not table.worst_slope:
+        return np.zeros((len(sums), 6))
+    u, information = sums[:, COUNTS], sums[:, COUNTS + 1]
+    columns = []
+    for sign in (1.0, -1.0):
+        term = on_grid(sign * u - table.slope_bound * information)
+        columns += [(information > 0).astype(np.float64), term, on_grid(term * term)]
+    return np.stack(columns, axis=1)
+
+
+def slope_logs(row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the logarithms of the bets on a slope, and whether they are made.
+
+    row: float64[6], ``slope_moments`` summed over a replica's groups in some steps.
+    Returns float64[SLOPE] and bool[6], true where the moments were made use of.
+    """
+    logs = np.zeros((2, len(TILTS)))
+    used = np.zeros((2, 3), bool)
+    for sign, (n, total, squares) in enumerate(row.reshape(2, 3)):
+        mean = total / max(n, 1)
+        variance = (squares - n * mean**2) / max(n - 1, 1)
+        if n >= LEAST_SLOPED and variance > 0:
+            logs[sign] = _tilted(total / np.sqrt(n * variance))
+            used[sign] = True
+    return logs.ravel(), used.ravel()
+
+
+def worst_slope_of(sums: np.ndarray) -> float:
+    """Returns the largest |U / I| over WINDOW steps in a row.
+
+    sums: float64[steps, NUMBERS], summed over each step, in the order of the steps.
+    """
+    before = np.concatenate([np.zeros((1, 2)), np.cumsum(sums[:, COUNTS:], axis=0)])
+    window = min(WINDOW, len(sums))
+    total = before[window:] - before[:-window]
+    with_actions = total[total[:, 1] > 0]
+    return float(np.abs(with_actions[:, 0] / with_actions[:, 1]).max(initial=0.0))
+
+
+def _tilted(z: Any) -> np.ndarray:
+    """Returns tilt Z - tilt^2 INFLATION / 2 for each of TILTS, float64[..., TILTS].
+
+    z: float64[...], is cut off at MOST_Z.
+    """
+    tilts = np.array(TILTS)
+    cut = np.clip(z, -MOST_Z, MOST_Z)
+    logs: np.ndarray = tilts * np.asarray(cut)[..., None] - INFLATION * tilts**2 / 2
+    return logs
+
+
+def moments(sums: np.ndarray) -> np.ndarray:
+    """Returns what a replica is compared with others by, float64[groups, MOMENTS], on the grid.
+
+    sums: float64[groups, COUNTS], ``counts`` summed over the group's records.
+    """
+    n = sums[:, [0, 0, 3, 3]]
+    mean = on_grid(sums[:, [1, 2, 4, 5]] / np.maximum(n, 1))
+    return np.concatenate([(n > 0).astype(np.float64), mean, on_grid(mean * mean)], axis=1)
+
+
+def against_others(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the logarithms of the bets on a replica against the others, and which are made.
+
+    Streams in which either side has fewer than LEAST_GROUPS groups bet nothing.
+
+    own, others: float64[MOMENTS], summed over the groups of some steps.
+    Returns float64[AGAINST] and bool[MOMENTS], true at the moments that were made use of.
+    """
+    (n, total, squares), (n_others, total_others, squares_others) = (
+        np.split(part, 3) for part in (own, others)
+    )
+    counts_of = np.maximum(n, 1), np.maximum(n_others, 1)
+    mean, mean_others = total / counts_of[0], total_others / counts_of[1]
+    rest = (squares - n * mean**2) + (squares_others - n_others * mean_others**2)
+    variance = np.maximum(rest / np.maximum(n + n_others - 2, 1), LEAST_VARIANCE)
+    error = np.sqrt(variance * (1 / counts_of[0] + RATIO**2 / counts_of[1]))
+    values = _tilted((mean - RATIO * mean_others) / error)
+    enough = np.minimum(n, n_others) >= LEAST_GROUPS
+    return np.where(enough[:, None], values, 0.0).ravel(), np.tile(enough, 3)
 
 
 @dataclass(kw_only=True)
 class Cusum:
-    """Keeps M of one replica, or of all of them together.
+    """Keeps M of one replica, or of all of them together, whose last bets stay 0.
 
     m: float64[WIDTH].
     since: int64[WIDTH], the step in which each of M last began from 0.
     actions: int64[WIDTH], how many actions were compared since then.
+    waiting: float64[WAITING], of steps that had too few groups: moments of the replica, those of
+        the others, and ``slope_moments``.
     """
 
     m: np.ndarray = field(default_factory=lambda: np.zeros(WIDTH))
     since: np.ndarray = field(default_factory=lambda: np.zeros(WIDTH, np.int64))
     actions: np.ndarray = field(default_factory=lambda: np.zeros(WIDTH, np.int64))
+    waiting: np.ndarray = field(default_factory=lambda: np.zeros(WAITING))
+
+    def compared(self, moments_: np.ndarray) -> np.ndarray:
+        """Returns the logarithms of a step's bets that need a standard error.
+
+        moments_: float64[WAITING], of the step; what waits is added.
+        Returns float64[AGAINST + SLOPE].
+        """
+        total = self.waiting + moments_
+        own, others, slope = np.split(total, (MOMENTS, 2 * MOMENTS))
+        against, used = against_others(own, others)
+        tilted, used_of_slope = slope_logs(slope)
+        self.waiting = np.where(np.concatenate([used, used, used_of_slope]), 0.0, total)
+        return np.concatenate([against, tilted])
 
     def add(self, step: int, logs: np.ndarray, actions: int) -> None:
         """Takes the sum of a step.
 
-        logs: float64[WIDTH], summed over all its groups.
+        logs: float64[WIDTH], summed over all its groups; the last ones may be left out, of bets
+            that are not made.
         """
+        logs = np.pad(logs, (0, WIDTH - len(logs)))
         begins = self.m <= 0
         self.since = np.where(begins, step, self.since)
         self.actions = np.where(begins, 0, self.actions) + actions
@@ -159,8 +339,10 @@ class Cusum:
 
 
 def stream_of(bet: int) -> tuple[str, float]:
-    """Returns (stratum, quantile) of one of the WIDTH bets."""
-    return STREAMS[bet // len(BETS)]
+    """Returns (stratum, quantile) of a bet that is on gaps: one of ALONE + AGAINST."""
+    if bet < ALONE:
+        return STREAMS[bet // len(BETS)]
+    return STREAMS[(bet - ALONE) // len(TILTS)]
 
 
 def quantiles_of(gaps: np.ndarray, bins: np.ndarray) -> np.ndarray:

@@ -10,18 +10,32 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.contract.sentinel import Alarm, Compared, Finding, SentinelContext, Source
+from gcore_core.contract.sentinel import (
+    Alarm,
+    Compared,
+    Finding,
+    SentinelContext,
+    Source,
+    on_grid,
+)
 from gcore_sentinel import tables
 from gcore_sentinel.config import SequentialConfig
 from gcore_sentinel.diagnosis import diagnose
 from gcore_sentinel.evidence import (
+    AGAINST,
+    ALONE,
     COUNTS,
+    MOMENTS,
+    NUMBERS,
     WIDTH,
     Cusum,
     Table,
     exact_table,
     log_e,
     marks,
+    moments,
+    slope_moments,
+    slope_terms,
     stream_of,
 )
 
@@ -39,8 +53,8 @@ class Sequential:
     """Watches one pair.
 
     Numbers of a record: those of _PLAIN, and where there is a table ``counts``. Evidence of a
-    group: the same first four, then WIDTH logarithms of e-values. In float32 the table is that of
-    ``exact_table``.
+    group: the same first four, then ALONE logarithms of e-values, ``moments`` and
+    ``slope_moments``. In float32 the table is that of ``exact_table``.
     """
 
     def __init__(self, config: SequentialConfig, context: SentinelContext) -> None:
@@ -67,7 +81,7 @@ class Sequential:
     def measure(self, records: Sequence[Compared]) -> np.ndarray:
         if self._config.keep and records:
             self._write(records)
-        numbers = np.zeros((len(records), _PLAIN + (COUNTS if self._table else 0)))
+        numbers = np.zeros((len(records), _PLAIN + (NUMBERS if self._table else 0)))
         sizes = np.array([len(record.mask) for record in records], np.int64)
         if not sizes.sum():
             return numbers
@@ -85,7 +99,11 @@ class Sequential:
         numbers[:, 0], numbers[:, 1], numbers[:, 2] = sums[0], sums[1], some
         numbers[:, 3] = some & ~mask[np.cumsum(sizes) - 1]  # the last action is masked
         if self._table is not None:
-            numbers[:, _PLAIN:] = np.stack(sums[2:], axis=1)
+            numbers[:, _PLAIN : _PLAIN + COUNTS] = np.stack(sums[2:], axis=1)
+            entropy = np.concatenate([_entropy(record) for record in records])[mask]
+            for column, terms in enumerate(slope_terms(rollout, trainer, entropy, self._table)):
+                sums_of_records = np.bincount(of_record, terms, minlength=len(records))
+                numbers[:, _PLAIN + COUNTS + column] = on_grid(sums_of_records)
         return numbers
 
     def diagnose(self, records: Sequence[Compared]) -> list[Finding]:
@@ -110,6 +128,7 @@ class Sequential:
         }
         arrays["rollout"] = np.concatenate([r.rollout_logp[r.mask] for r in records])
         arrays["trainer"] = np.concatenate([r.trainer_logp[r.mask] for r in records])
+        arrays["entropy"] = np.concatenate([_entropy(r)[r.mask] for r in records])
         np.savez(folder / f"rank{self._context.rank}-step{records[0].step:06}.npz", **arrays)
 
     # -- in controllers ----------------------------------------------------------------------------
@@ -117,7 +136,9 @@ class Sequential:
     def weigh(self, sums: np.ndarray) -> np.ndarray:
         if self._table is None:
             return sums
-        return np.concatenate([sums[:, :_PLAIN], log_e(sums[:, _PLAIN:], self._table)], axis=1)
+        counted = sums[:, _PLAIN:]
+        parts = [log_e(counted, self._table), moments(counted), slope_moments(counted, self._table)]
+        return np.concatenate([sums[:, :_PLAIN], *parts], axis=1)
 
     def judge(self, step: int, evidence: Mapping[Source, np.ndarray]) -> list[Alarm]:
         rows: dict[int, np.ndarray] = {}
@@ -154,8 +175,15 @@ class Sequential:
         if self._context.replicas > 1 and rows:
             everything[_ALL] = np.sum(list(rows.values()), axis=0)
         for replica, row in everything.items():
+            by_itself, own, slope = np.split(row[_PLAIN:], (ALONE, ALONE + MOMENTS))
+            others = np.zeros(MOMENTS)
+            if replica != _ALL and len(rows) > 1:
+                others = everything[_ALL][_PLAIN + ALONE : _PLAIN + ALONE + MOMENTS] - own
+            else:
+                own = others  # there is nothing to compare it with
             cusum = self._replicas.setdefault(replica, Cusum())
-            cusum.add(step, row[_PLAIN:], int(row[1]))
+            compared = cusum.compared(np.concatenate([own, others, slope]))
+            cusum.add(step, np.concatenate([by_itself, compared]), int(row[1]))
         self._level = max((cusum.level for cusum in self._replicas.values()), default=0.0)
         alarms = [self._alarm(replica) for replica in sorted(everything) if self._is_over(replica)]
         alone = [alarm for alarm in alarms if alarm.replica != _ALL]
@@ -167,20 +195,27 @@ class Sequential:
     def _alarm(self, replica: int) -> Alarm:
         cusum = self._replicas[replica]
         best = cusum.leader
-        stratum, quantile = stream_of(best)
         actions = int(cusum.actions[best])
-        limit = f"the healthy {quantile:g} quantile"
-        if self._exact:
-            limit = f"{self._context.band / 10:g} nats, a tenth of the band,"
         return Alarm(
             replica=replica,
             since_step=int(cusum.since[best]),
             actions=actions,
             text=(
-                f"gaps of {stratum} actions exceed {limit} too often: log e {cusum.level:.1f} "
-                f"after {actions} actions, the alarm is at {self._threshold:.1f}"
+                f"{self._seen(best)}: log e {cusum.level:.1f} after {actions} actions, the alarm "
+                f"is at {self._threshold:.1f}"
             ),
         )
+
+    def _seen(self, bet: int) -> str:
+        """Says what one of the WIDTH bets has won on."""
+        if bet >= ALONE + AGAINST:
+            return "gaps rise or fall with log-prob + entropy, as those of another temperature do"
+        stratum, quantile = stream_of(bet)
+        limit = f"the healthy {quantile:g} quantile"
+        if self._exact:
+            limit = f"{self._context.band / 10:g} nats, a tenth of the band,"
+        often = "too often" if bet < ALONE else "more often than those of the other replicas"
+        return f"gaps of {stratum} actions exceed {limit} {often}"
 
     def metrics(self) -> dict[str, float]:
         if self._table is None:
@@ -202,6 +237,7 @@ class Sequential:
                 "m": cusum.m.tolist(),
                 "since": cusum.since.tolist(),
                 "actions": cusum.actions.tolist(),
+                "waiting": cusum.waiting.tolist(),
             }
             for replica, cusum in self._replicas.items()
         }
@@ -213,7 +249,15 @@ class Sequential:
                 m=np.array(kept["m"], np.float64),
                 since=np.array(kept["since"], np.int64),
                 actions=np.array(kept["actions"], np.int64),
+                waiting=np.array(kept["waiting"], np.float64),
             )
             for replica, kept in state.items()
             if len(kept["m"]) == WIDTH and int(replica) < self._context.replicas
         }
+
+
+def _entropy(record: Compared) -> np.ndarray:
+    """Returns a record's entropies, float32[A]; not a number where they were not computed."""
+    if record.entropy is not None:
+        return record.entropy
+    return np.full(len(record.mask), np.nan, np.float32)

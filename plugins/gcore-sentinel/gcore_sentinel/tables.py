@@ -41,6 +41,8 @@ class TableFile:
     quantiles: BINS rows of the .9 and the .99 quantile, in nats.
     worst_shares: of healthy actions above them, one for each of STREAMS; the largest over WINDOW
         steps of a held-out run.
+    worst_slope: largest slope of healthy gaps against log-prob + entropy over WINDOW steps of a
+        held-out run; 0: not known.
     actions, runs: how much it was made from.
     made: how, for a person.
     """
@@ -52,9 +54,14 @@ class TableFile:
     actions: int
     runs: int
     made: str = ""
+    worst_slope: float = 0.0
 
     def table(self) -> Table:
-        return Table(quantiles=np.array(self.quantiles), worst_shares=np.array(self.worst_shares))
+        return Table(
+            quantiles=np.array(self.quantiles),
+            worst_shares=np.array(self.worst_shares),
+            worst_slope=self.worst_slope,
+        )
 
 
 def read(content: bytes, where: str) -> TableFile:
@@ -75,7 +82,7 @@ def read(content: bytes, where: str) -> TableFile:
             where=where,
             todo="make it anew: g-core sentinel calibrate",
         )
-    values = np.r_[np.ravel(file.quantiles), file.worst_shares]
+    values = np.r_[np.ravel(file.quantiles), file.worst_shares, file.worst_slope]
     if not (np.isfinite(values) & (values >= 0)).all() or max(file.worst_shares) >= 1:
         raise DataError("the table has a value that is no quantile or share", where=where)
     return file

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import gcore_sentinel
+import pytest
+from gcore_sentinel.tables import find, read
 
 from gcore_core.contract.sentinel import SentinelContext
 from gcore_core.testing import PluginContract, SentinelContract
 
-TABLES = sorted((Path(gcore_sentinel.__file__).parent / "tables").glob("*.json"))
+FOLDER = Path(gcore_sentinel.__file__).parent / "tables"
 
 
 class TestPlugin(PluginContract):
@@ -27,15 +31,34 @@ class TestWithoutATable(SentinelContract):
     band = 4.0
 
 
-class TestLowPrecision(SentinelContract):
+class _WithTable(SentinelContract):
     provider = "sentinel"
     band = 4.0
-    config: ClassVar[Mapping[str, Any]] = {"table": str(TABLES[0])}
+    table: ClassVar[Path]
+
+    @property
+    def config(self) -> Mapping[str, Any]:  # type: ignore[override]
+        return {"table": str(self.table)}
 
     def _context(self, directory: Any) -> SentinelContext:
-        from dataclasses import replace
+        pair = read(self.table.read_bytes(), self.table.name).pair
+        return replace(super()._context(directory), pair=pair)
 
-        from gcore_sentinel.tables import read
 
-        file = read(TABLES[0].read_bytes(), TABLES[0].name)
-        return replace(super()._context(directory), pair=file.pair)
+class TestTorchWithTorch(_WithTable):
+    table = FOLDER / "torch-torch-bfloat16-quickstart.json"
+
+
+class TestVllmWithTorch(_WithTable):
+    table = FOLDER / "vllm-torch-bfloat16-quickstart.json"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_a_shipped_table_is_found_for_its_pair_and_model_alone(path: Path, tmp_path: Path) -> None:
+    file = read(path.read_bytes(), path.name)
+    (tmp_path / "config.json").write_text(json.dumps({**file.model, "torch_dtype": "bfloat16"}))
+    model = {"path": str(tmp_path)}
+    assert find("auto", file.pair, model) == file
+    assert find("auto", replace(file.pair, trainer="another"), model) is None
+    (tmp_path / "config.json").write_text(json.dumps({**file.model, "vocab_size": 7}))
+    assert find("auto", file.pair, model) is None

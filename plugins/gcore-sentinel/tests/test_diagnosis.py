@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,32 @@ def test_log_probs_that_have_nothing_to_do_with_the_trainers_are_no_temperature(
 
     found = records(generator, fault=fault)
     assert named(found, healthy if table else None)[0] == "weights"
+
+
+def test_one_large_gap_at_an_end_is_no_last_action_in_low_precision(
+    generator: np.random.Generator, healthy: Table
+) -> None:
+    """Healthy gaps are as large now and then; old weights must not be told as wrong ends for it."""
+
+    def slightly_other(draw: np.random.Generator, logits: np.ndarray, actions: np.ndarray) -> Any:
+        return tempered(1.0)(draw, logits + 0.05 * draw.standard_normal(logits.shape), actions)
+
+    found = records(generator, 16, fault=slightly_other)
+    outlier = found[0].rollout_logp.copy()
+    outlier[-1] -= np.float32(3.9)
+    found[0] = replace(found[0], rollout_logp=outlier)
+    assert named(found, healthy)[0] == "weights"
+
+
+def test_last_actions_that_are_wrong_are_told_below_the_noise_of_low_precision(
+    generator: np.random.Generator, healthy: Table
+) -> None:
+    def last(logp: np.ndarray) -> np.ndarray:
+        logp[-1] = logp[-2]
+        return logp
+
+    cause, text = named(changed(records(generator, 64), last), healthy)
+    assert cause == "last" and "the action before" in text
 
 
 @pytest.mark.parametrize("seed", range(8))

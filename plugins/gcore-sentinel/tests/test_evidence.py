@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from gcore_sentinel.evidence import BETS, WIDTH, Cusum, Table, counts, log_e
+from gcore_sentinel.evidence import (
+    ALONE,
+    BETS,
+    INFLATION,
+    LEAST_GROUPS,
+    LEAST_SLOPED,
+    RATIO,
+    TILTS,
+    WIDTH,
+    Cusum,
+    Table,
+    against_others,
+    counts,
+    log_e,
+    moments,
+    slope_logs,
+    slope_moments,
+    slope_terms,
+)
 from gcore_sentinel.synthetic import (
     ACTIONS,
     SAMPLES,
@@ -101,7 +121,7 @@ def test_a_bets_mean_is_at_most_one_when_shares_are_at_their_bound(worst: bool) 
 def test_a_group_without_actions_of_a_stratum_bets_nothing_there() -> None:
     table = Table(quantiles=np.ones((14, 2)), worst_shares=np.full(4, 0.05))
     (row,) = log_e(np.array([[5.0, 5, 5, 0, 0, 0]]), table)
-    half = WIDTH // 2
+    half = ALONE // 2
     assert (row[:half] > 0).all() and (row[half:] == 0).all()
 
 
@@ -130,3 +150,85 @@ def test_a_cusum_says_since_when_it_has_won() -> None:
 
 def test_no_bet_can_lose_everything() -> None:
     assert min(BETS) > 0 and max(BETS) < 1
+
+
+def compared(own: np.ndarray, others: np.ndarray, table: Table) -> np.ndarray:
+    """The bets on a replica against the others, float64[streams, tilts]."""
+    sums = (moments(sums).sum(axis=0) for sums in (own, others))
+    return against_others(*sums)[0].reshape(-1, len(TILTS))
+
+
+def test_a_replica_with_larger_gaps_than_the_others_is_found_where_all_exceed_the_table(
+    table: Table,
+) -> None:
+    """All of a version's gaps are twice those of the table; one replica's three times as large."""
+    chance = np.random.default_rng(9)
+    levels = []
+    for factor in (2.0, 6.0):
+        cusum = Cusum()
+        for step in range(6):
+            own = counts_of_groups(*_scaled(healthy(chance, 32), factor), table)
+            others = counts_of_groups(*_scaled(healthy(chance, 32), 2.0), table)
+            logs = np.concatenate([np.zeros(ALONE), compared(own, others, table).ravel()])
+            cusum.add(step, logs, 32 * PER_GROUP)
+        levels.append(cusum.level)
+    assert levels[0] < 2 and levels[1] > ALARM
+
+
+def _scaled(drawn: tuple[np.ndarray, np.ndarray], factor: float) -> tuple[np.ndarray, np.ndarray]:
+    return drawn[0], factor * drawn[1]
+
+
+@pytest.mark.parametrize("groups", [LEAST_GROUPS, 16, 64])
+def test_bets_on_a_replica_have_a_mean_of_at_most_one_at_their_bound(
+    table: Table, groups: int
+) -> None:
+    """Its groups exceed RATIO times as often as the others', so that it is as bad as allowed."""
+    chance = np.random.default_rng(groups)
+    draws = []
+    for _ in range(4000):
+        sums = np.zeros((2, groups, 6))
+        sums[:, :, [0, 3]] = 40
+        for side, ratio in enumerate((RATIO, 1.0)):
+            for column, share in ((1, 0.1), (2, 0.02), (4, 0.1), (5, 0.02)):
+                of_group = np.minimum(chance.gamma(1.0, ratio * share, groups), 1)
+                sums[side, :, column] = chance.binomial(40, of_group)
+        draws.append(compared(sums[0], sums[1], table))
+    values = np.exp(np.array(draws))
+    errors = values.std(axis=0) / np.sqrt(len(draws))
+    assert INFLATION > 1 and (values.mean(axis=0) <= 1 + 4 * errors).all(), values.mean(axis=0)
+
+
+def test_few_groups_compare_nothing(table: Table) -> None:
+    own = np.tile([8.0, 8, 8, 0, 0, 0], (LEAST_GROUPS - 1, 1))
+    others = np.tile([8.0, 0, 0, 8, 0, 0], (64, 1))
+    assert (compared(own, others, table) == 0).all()
+    # They wait for those of the next step.
+    cusum = Cusum()
+    of_step = np.concatenate([moments(sums).sum(axis=0) for sums in (own, others)] + [np.zeros(6)])
+    assert (cusum.compared(of_step) == 0).all() and (cusum.waiting == of_step).all()
+    assert cusum.compared(of_step).max() > 0 and (cusum.waiting[[0, 1]] == 0).all()
+    enough = np.tile([8.0, 8, 8, 0, 0, 0], (LEAST_GROUPS, 1))
+    logs = compared(enough, others, table)
+    assert (logs[:2] > 0).all() and (logs[2:] == 0).all()  # it has no sure actions
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bets_on_a_slope_have_a_mean_of_at_most_one_at_their_bound(
+    table: Table, sign: float
+) -> None:
+    """Gaps lean as steeply as is allowed, on top of noise with a heavy tail."""
+    chance = np.random.default_rng(11)
+    known = replace(table, worst_slope=2e-3)
+    draws = []
+    for _ in range(3000):
+        trainer, gaps = healthy(chance, LEAST_SLOPED)
+        entropy = -trainer + chance.normal(0, 0.5, trainer.shape) * np.abs(trainer)
+        leaning = gaps + sign * known.slope_bound * (trainer + entropy)
+        terms = slope_terms(trainer + leaning, trainer, entropy, known)
+        sums = np.zeros((LEAST_SLOPED, 8))
+        sums[:, 6:] = np.stack([term.sum(axis=1) for term in terms], axis=1)
+        draws.append(slope_logs(slope_moments(sums, known).sum(axis=0))[0])
+    values = np.exp(np.array(draws))
+    errors = values.std(axis=0) / np.sqrt(len(draws))
+    assert (values.mean(axis=0) <= 1 + 4 * errors).all(), values.mean(axis=0)

@@ -31,8 +31,19 @@ def kept(seed: int, groups: int = 600) -> Kept:
     steps, ordinals = np.repeat(np.arange(groups) // 32, 64), np.repeat(np.arange(groups), 64)
     rollout = (trainer + gaps).astype(np.float32).ravel()
     return Kept(
-        pair=PAIR, model={}, rollout=rollout, trainer=trainer.ravel(), step=steps, ordinal=ordinals
+        pair=PAIR,
+        model={},
+        rollout=rollout,
+        trainer=trainer.ravel(),
+        entropy=np.full(rollout.shape, np.nan, np.float32),
+        step=steps,
+        ordinal=ordinals,
     )
+
+
+def entropy_of(record: Compared) -> np.ndarray:
+    assert record.entropy is not None
+    return record.entropy
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +57,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 model={},
                 rollout=np.concatenate([r.rollout_logp for r in drawn]),
                 trainer=np.concatenate([r.trainer_logp for r in drawn]),
+                entropy=np.concatenate([entropy_of(r) for r in drawn]),
                 step=np.zeros(len(drawn) * 8, np.int64),
                 ordinal=np.repeat([r.ordinal for r in drawn], 8),
             )
@@ -120,6 +132,37 @@ def test_any_deal_of_records_to_ranks_and_shards_gives_the_same_state(
         order = np.random.default_rng(ranks).permutation(len(found))
         step_of(dealt, step, [[found[i] for i in order[r::ranks]] for r in range(ranks)], shards)
     assert whole.state() == dealt.state()
+
+
+@pytest.mark.parametrize("temperature", [0.998, 1.002])
+def test_a_temperature_that_makes_no_gap_larger_is_found_by_its_slope(
+    table: Path, temperature: float
+) -> None:
+    def tempered(draw: np.random.Generator, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        other = logits / temperature
+        other = other - np.log(np.exp(other).sum(axis=1, keepdims=True))
+        logp: np.ndarray = other[np.arange(len(actions)), actions]
+        return logp
+
+    made = sentinel(table, replicas=1)
+    alarms: list[Alarm] = []
+    actions = 0
+    for step in range(60):
+        found = records(np.random.default_rng(500 + step), 32, step=step, fault=tempered)
+        actions += sum(record.mask.size for record in found)
+        alarms = step_of(made, step, [found])
+        if alarms:
+            break
+    assert "as those of another temperature" in alarms[0].text and actions <= 60_000
+
+
+def test_healthy_gaps_have_no_slope(table: Path) -> None:
+    made = sentinel(table, replicas=1)
+    for step in range(40):
+        assert (
+            step_of(made, step, [records(np.random.default_rng(900 + step), 32, step=step)]) == []
+        )
+    assert made.metrics()["sentinel/log_e"] < 8
 
 
 def test_a_resumed_run_judges_alike(table: Path) -> None:

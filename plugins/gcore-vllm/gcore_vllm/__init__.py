@@ -24,7 +24,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="vLLM: paged attention, prefix cache, weight pushes into the running engine",
         factory="gcore_vllm.engine:VllmGenerator",
         config=VllmGeneratorConfig,
-        capabilities=frozenset({"abort", "images", "weights.device", "weights.push"}),
+        capabilities=frozenset({"abort", "images", "logprobs", "weights.device", "weights.push"}),
         shared_memory=SHARED_MEMORY,
     )
     yield GeneratorProvider(
@@ -32,7 +32,9 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
         factory="gcore_vllm.sleeping:SleepingVllmGenerator",
         config=VllmGeneratorConfig,
-        capabilities=frozenset({"abort", "images", "sleep", "weights.device", "weights.push"}),
+        capabilities=frozenset(
+            {"abort", "images", "logprobs", "sleep", "weights.device", "weights.push"}
+        ),
         shared_memory=SHARED_MEMORY,
     )
 

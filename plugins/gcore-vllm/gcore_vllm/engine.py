@@ -19,13 +19,14 @@ from gcore_language.image_requests import (
     make_ready,
     name_in_modules,
 )
-from gcore_language.images import ImageReader
+from gcore_language.images import GRID, ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import decode, end_tokens, load_tokenizer
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Offers, WeightReader
@@ -82,7 +83,7 @@ class VllmGenerator:
             )
         )
         self._running: dict[str, _Running] = {}
-        self._failed: list[Finished] = []
+        self._ended: list[Finished] = []
         self._count = 0
         self._inbox = WeightInbox(context.role, shapes)
         if config.top_p < 1 or config.top_k:
@@ -103,7 +104,7 @@ class VllmGenerator:
         fitting, failed = make_ready(
             self._tokenizer, requests, self._context_length, self.version, self._reader
         )
-        self._failed += failed
+        self._ended += failed
         prompts: dict[int, dict[str, Any]] = {}
         for ready in fitting:
             name = str(self._count)
@@ -150,8 +151,8 @@ class VllmGenerator:
     def step(self) -> list[Finished]:
         """See ``Generator.step``: one step of vLLM's scheduler."""
         self._inbox.check_idle()
-        finished = self._failed
-        self._failed = []
+        finished = self._ended
+        self._ended = []
         if self._running:
             if self._engine.has_unfinished_requests():  # else no step brings these samples further
                 self._progress()
@@ -222,6 +223,83 @@ class VllmGenerator:
             self._engine.abort_request([running.engine_id], internal=True)
             ended.append((running, output.outputs[0]))
         return self._finish(ended)
+
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        """Returns float32[A] of each record's actions; see ``ScoresLogprobs.logprobs``.
+
+        vLLM reads prompt and actions as a prompt and tells the log-probs of its tokens. Samples
+        that run go on meanwhile. Raises ContractError for records with images, for one that leaves
+        no room for a further token in the context, and where samples run and the temperature is not
+        1.
+        """
+        self._inbox.check_idle()
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(records)
+        by_temperature: dict[float, list[int]] = {}
+        for place, record in enumerate(records):
+            self._check_scorable(record)
+            if len(record["action_ids"]):
+                by_temperature.setdefault(float(record["temperature"]), []).append(place)
+        for temperature, places in by_temperature.items():
+            if temperature != 1 and self._running:
+                raise ContractError(
+                    f"log-probs at temperature {temperature:g} are asked for while samples run.",
+                    where="logprobs",
+                )
+            self._workers("gcore_divide_logits", temperature)
+            try:
+                scored = self._score([records[place] for place in places])
+            finally:
+                self._workers("gcore_divide_logits", 1.0)
+            for place, logp in zip(places, scored, strict=True):
+                found[place] = logp
+        return found
+
+    def _check_scorable(self, record: Columns) -> None:
+        """Raises ContractError for a record whose log-probs vLLM cannot tell."""
+        length = len(record["prompt_ids"]) + len(record["action_ids"])
+        problem = ""
+        if GRID in record:
+            problem = "log-probs of records with images are asked for without their images."
+        elif length >= self._context_length:
+            problem = f"a record of {length} tokens leaves no room in {self._context_length}."
+        if problem:
+            raise ContractError(problem, where="logprobs")
+
+    def _score(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        """Returns the log-probs of each record's actions; each record has some."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        parameters = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,  # of the prompt's own tokens alone
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        names = {f"score-{self._count + place}": place for place in range(len(records))}
+        self._count += len(records)
+        for name, place in names.items():
+            ids = [*records[place]["prompt_ids"].tolist(), *records[place]["action_ids"].tolist()]
+            prompt = {"type": "token", "prompt_token_ids": ids}
+            self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
+        found: dict[int, np.ndarray] = {}
+        while len(found) < len(records):
+            self._progress()
+            ended = [output for output in self._engine.step() if output.finished]
+            for output in (output for output in ended if output.request_id in names):
+                place = names[output.request_id]
+                actions = records[place]["action_ids"].tolist()
+                told = output.prompt_logprobs[-len(actions) :]
+                logps = [
+                    of_place[token].logprob for of_place, token in zip(told, actions, strict=True)
+                ]
+                found[place] = np.array(logps, np.float32)
+            sampled = [output for output in ended if output.request_id not in names]
+            self._ended += self._finish(
+                [(self._running.pop(o.request_id), o.outputs[0]) for o in sampled]
+            )
+        return [found[place] for place in range(len(records))]
 
     def close(self) -> None:
         """Forgets all samples and ends the engine."""

@@ -69,6 +69,17 @@ class WorkerExtension:
         self._gcore_loaded = None
         return sorted(untouched)
 
+    def gcore_divide_logits(self, temperature: float) -> None:
+        """Has the model divide its logits by a temperature; 1 ends it.
+
+        vLLM gives log-probs of prompts at temperature 1 alone.
+        """
+        model = self.model_runner.get_model()
+        vars(model).pop("compute_logits", None)
+        if temperature != 1:
+            compute_logits = model.compute_logits
+            model.compute_logits = lambda *arguments: compute_logits(*arguments) / temperature
+
     def gcore_log_probs_of_all_tokens(self) -> None:
         """Has the sampler take log-probs before top-k and top-p narrow the choice.
 

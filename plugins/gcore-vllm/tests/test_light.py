@@ -169,7 +169,7 @@ def test_a_step_is_progress_only_while_vllm_knows_of_samples(knows: bool) -> Non
     shown: list[str] = []
     generator = VllmGenerator.__new__(VllmGenerator)
     generator._inbox = SimpleNamespace(check_idle=lambda: None)  # type: ignore[assignment]
-    generator._failed = []
+    generator._ended = []
     generator._running = {"0": SimpleNamespace()}  # type: ignore[dict-item]
     generator._progress = lambda: shown.append("progress")
     generator._engine = SimpleNamespace(has_unfinished_requests=lambda: knows, step=list)
