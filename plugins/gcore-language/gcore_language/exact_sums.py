@@ -56,7 +56,9 @@ class ExactSum:
     def add(self, vector: Tensor) -> None:
         """Adds a vector, float32[size]."""
         coarse_sum, fine_sum = self._sums
-        self._bound += float(torch.linalg.vector_norm(vector, math.inf)) if len(vector) else 0.0
+        if len(vector):
+            least, most = torch.aminmax(vector)  # a tenth of the time of a maximum norm; nan is nan
+            self._bound += max(-float(least), float(most))
         for start in range(0, len(vector), self._chunk):
             span = slice(start, start + self._chunk)
             rest = vector[span].double()

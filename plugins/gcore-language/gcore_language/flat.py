@@ -176,6 +176,8 @@ class _Pass:
     query_heads: H.
     kv_heads: K.
     size: E, the numbers in a head.
+    kept: where each layer leaves the keys and values of the block of prompts, [2, K G, T, E] with
+        rows in the order [K, G]; None: nowhere.
     """
 
     turn: Tensor
@@ -184,6 +186,7 @@ class _Pass:
     query_heads: int
     kv_heads: int
     size: int
+    kept: list[Tensor] | None = None
 
 
 def _gather(block: Block, query_heads: int, kv_heads: int) -> _Gather:
@@ -243,6 +246,8 @@ class _Attention(torch.autograd.Function):
                 torch.bmm(p, kv[1]).view(-1, shared.size).index_select(0, gather.back_queries)
             )
             saved += [q, kv, p]
+            if shared.kept is not None and gather is shared.gathers[0]:
+                shared.kept.append(kv)
         ctx.save_for_backward(*saved)
         ctx.shared = shared
         return torch.cat(outputs).view(len(projected), -1)
@@ -291,10 +296,18 @@ def _sum_over_members(grad_kv: Tensor, shared: _Pass) -> Tensor:
 
 
 def _turned(x: Tensor, turn: Tensor, shared: _Pass) -> Tensor:
-    """Rotates the queries and keys of x [N, (H + 2K) E]; its values stay as they are."""
+    return turned(x, turn, (shared.query_heads + shared.kv_heads) * shared.size, shared.size)
+
+
+def turned(x: Tensor, turn: Tensor, turning: int, size: int) -> Tensor:
+    """Rotates the queries and keys of x [N, (H + 2K) E]; its values stay as they are.
+
+    turn: complex64[N, 1, E/2].
+    turning: how many numbers of a row are queries and keys.
+    size: E.
+    """
     out = torch.empty_like(x)
-    turning = (shared.query_heads + shared.kv_heads) * shared.size
-    shape = (len(x), -1, shared.size // 2, 2)
+    shape = (len(x), -1, size // 2, 2)
     source, target = (torch.view_as_complex(t[:, :turning].view(shape)) for t in (x, out))
     torch.mul(source, turn, out=target)
     out[:, turning:] = x[:, turning:]
@@ -310,33 +323,78 @@ def _pairs(weight: Tensor, size: int) -> Tensor:
     return weight.view(-1, 2, size // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def _projection(attention: nn.Module, x: Tensor, shared: _Pass) -> Tensor:
-    """Projects x [N, D] to queries, keys and values [N, (H + 2K) E] in one product.
+@dataclass(frozen=True)
+class LayerWeights:
+    """The matrices of a decoder layer, put together so that each input is multiplied once.
 
-    Queries are scaled by E^-1/2; queries and keys are in the order of ``_pairs``. With norms of
-    queries and keys (Qwen3) the scale goes into the norm's weight, for a norm undoes a scale that
-    comes before it.
+    The outputs of ``qkv`` are queries, keys and values. Queries are scaled by E^-1/2; queries and
+    keys are in the order of ``_pairs``. With norms of queries and keys (Qwen3) the scale goes into
+    the norm's weight, for a norm undoes a scale that comes before it.
+
+    qkv: [(H + 2K) E, D].
+    bias: [(H + 2K) E] or None.
+    norms: [E], weights of the norms of queries and of keys, or None.
+    gate_up: [2 F, D], for F hidden numbers of the MLP.
     """
-    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    scale = shared.size**-0.5
-    size = shared.size
-    normed = hasattr(attention, "q_norm")
 
-    def joined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.cat([_pairs(torch.cat([q if normed else q * scale, k]), size), v])
+    qkv: Tensor
+    bias: Tensor | None
+    norms: tuple[Tensor, Tensor] | None
+    gate_up: Tensor
 
-    bias = None if parts[0].bias is None else joined(*(part.bias for part in parts))
-    weight = joined(*(part.weight for part in parts))
-    projected = of_enough_rows(lambda rows: F.linear(rows, weight, bias), x)
-    if not normed:
-        return projected
-    q, k, v = projected.view(len(x), -1, size).split(
-        [shared.query_heads, shared.kv_heads, shared.kv_heads], 1
+    @classmethod
+    def of(cls, layer: Any, size: int) -> LayerWeights:
+        """Puts the weights of a layer of transformers together. size: E."""
+        attention = layer.self_attn
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        scale = size**-0.5
+        normed = hasattr(attention, "q_norm")
+
+        def joined(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return torch.cat([_pairs(torch.cat([q if normed else q * scale, k]), size), v])
+
+        return cls(
+            joined(*(part.weight for part in parts)),
+            None if parts[0].bias is None else joined(*(part.bias for part in parts)),
+            (
+                (
+                    _pairs(attention.q_norm.weight, size) * scale,
+                    _pairs(attention.k_norm.weight, size),
+                )
+                if normed
+                else None
+            ),
+            torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
+        )
+
+
+def project(
+    layer: Any, weights: LayerWeights, x: Tensor, query_heads: int, kv_heads: int, size: int
+) -> Tensor:
+    """Projects a layer's input x [N, D] to queries, keys and values [N, (H + 2K) E]."""
+    projected = of_enough_rows(
+        lambda rows: F.linear(rows, weights.qkv, weights.bias), norm(layer.input_layernorm, x)
     )
-    eps = attention.q_norm.variance_epsilon
-    q = _RmsNorm.apply(q.contiguous(), _pairs(attention.q_norm.weight, size) * scale, eps)
-    k = _RmsNorm.apply(k.contiguous(), _pairs(attention.k_norm.weight, size), eps)
+    if weights.norms is None:
+        return projected
+    q, k, v = projected.view(len(x), -1, size).split([query_heads, kv_heads, kv_heads], 1)
+    attention = layer.self_attn
+    q = _RmsNorm.apply(q.contiguous(), weights.norms[0], attention.q_norm.variance_epsilon)
+    k = _RmsNorm.apply(k.contiguous(), weights.norms[1], attention.k_norm.variance_epsilon)
     return torch.cat([q, k, v], 1).view(len(x), -1)
+
+
+def finish(layer: Any, weights: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+    """Does the rest of a layer after its attention; returns [N, D].
+
+    x: [N, D], the layer's input.
+    attended: [N, H E], outputs of the attention.
+    """
+    x = x + of_enough_rows(layer.self_attn.o_proj, attended)
+    gate_and_up = of_enough_rows(
+        lambda rows: F.linear(rows, weights.gate_up), norm(layer.post_attention_layernorm, x)
+    )
+    return x + of_enough_rows(layer.mlp.down_proj, _SwiGlu.apply(gate_and_up))
 
 
 def _layer(layer: nn.Module, x: Tensor, shared: _Pass, kept_tokens: Tensor | None) -> Tensor:
@@ -346,19 +404,13 @@ def _layer(layer: nn.Module, x: Tensor, shared: _Pass, kept_tokens: Tensor | Non
         needs only those that predict an action.
     Returns [M or N, D].
     """
-    attention = layer.self_attn
-    mlp = layer.mlp
-    projected = _projection(attention, _norm(layer.input_layernorm, x), shared)
+    weights = LayerWeights.of(layer, shared.size)
+    projected = project(layer, weights, x, shared.query_heads, shared.kv_heads, shared.size)
     attended = _Attention.apply(projected, shared)
     if kept_tokens is not None:
         x = x.index_select(0, kept_tokens)
         attended = attended.index_select(0, kept_tokens)
-    x = x + of_enough_rows(attention.o_proj, attended)
-    weight = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-    gate_and_up = of_enough_rows(
-        lambda rows: F.linear(rows, weight), _norm(layer.post_attention_layernorm, x)
-    )
-    return x + of_enough_rows(mlp.down_proj, _SwiGlu.apply(gate_and_up))
+    return finish(layer, weights, x, attended)
 
 
 def of_enough_rows(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -370,7 +422,8 @@ def of_enough_rows(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return product(x) if lacking <= 0 else product(F.pad(x, (0, 0, 0, lacking)))[: len(x)]
 
 
-def _norm(module: nn.Module, x: Tensor) -> Tensor:
+def norm(module: Any, x: Tensor) -> Tensor:
+    """Returns the RMS norm of x [N, D] with the weight of a module of transformers."""
     return _RmsNorm.apply(x, module.weight, module.variance_epsilon)
 
 
@@ -392,33 +445,45 @@ def install(model: nn.Module) -> None:
         layer.forward = partial(_dispatch, layer, layer.forward)
 
 
-def forward(model: nn.Module, ids: Tensor, layout: FlatLayout) -> Tensor:
+def turns(model: Any, positions: Tensor, like: Tensor) -> Tensor:
+    """Returns the rotations complex64[N, 1, E/2] of positions int64[N]; see ``turned``.
+
+    like: any tensor with the dtype and on the device of the model's hidden states.
+    """
+    base = model.model
+    cos, sin = base.rotary_emb(like, positions[None])
+    half = cos.shape[-1] // 2
+    return torch.complex(cos[0, :, None, :half].float(), sin[0, :, None, :half].float())
+
+
+def forward(
+    model: nn.Module, ids: Tensor, layout: FlatLayout, kept: list[Tensor] | None = None
+) -> Tensor:
     """Returns the last hidden states [M, D] of the predicting tokens, after the final norm.
 
     model: a causal language model on which ``install`` was called.
     ids: int64[N], all prompts, then all completions.
     layout: see ``FlatLayout``; its ``predicting`` has M entries.
+    kept: gets the prompts' keys and values of each layer; see ``_Pass``.
     """
     base = model.model
     config = model.config
     x = base.embed_tokens(ids)
-    cos, sin = base.rotary_emb(x[None], layout.positions[None])
-    size = cos.shape[-1]
+    turn = turns(model, layout.positions, x[None])
     heads = (config.num_attention_heads, config.num_key_value_heads)
     blocks = (
         [layout.prompts] if layout.completions is None else [layout.prompts, layout.completions]
     )
     shared = _Pass(
-        turn=torch.complex(
-            cos[0, :, None, : size // 2].float(), sin[0, :, None, : size // 2].float()
-        ),
+        turn=turn,
         gathers=tuple(_gather(block, *heads) for block in blocks),
         members=layout.members,
         query_heads=heads[0],
         kv_heads=heads[1],
-        size=size,
+        size=2 * turn.shape[-1],
+        kept=kept,
     )
     for layer in base.layers[:-1]:
         x = layer(x, shared, None)
     x = base.layers[-1](x, shared, layout.predicting)
-    return _norm(base.norm, x)
+    return norm(base.norm, x)

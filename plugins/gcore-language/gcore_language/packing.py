@@ -38,6 +38,9 @@ Layout = Literal["flat", "shared", "padded"]
 FLAT_ROW_TOKENS = 256
 #: To a multiple of this many tokens ``steady`` batches pad the rows of their attention.
 _STEADY_TOKENS = 16
+#: Most keys of such a row. A library sums the products of more keys in blocks, and where a block
+#: ends depends on how far the row is padded: seen from 193 keys on, with MKL and AVX-512.
+STEADY_KEYS = 192
 #: Most attention probabilities of one head in a flat micro-batch.
 _FLAT_SCORES = 2**21
 #: Longest row of the shared layout: its mask is the square of it.
@@ -154,10 +157,14 @@ def micro_batches(
     steady: see ``build``.
     """
     batch_rows: list[list[Sample]] = []
+    fill = _Fill()
     for row in rows_of(samples, layout, budget_tokens):
-        if batch_rows and not _fits([*batch_rows, row], layout, budget_tokens):
+        fuller = fill.plus(row)
+        if batch_rows and not fuller.fits(layout, budget_tokens, steady=steady):
             yield build(batch_rows, layout, device, steady=steady)
             batch_rows = []
+            fuller = _Fill().plus(row)
+        fill = fuller
         batch_rows.append(row)
     if batch_rows:
         yield build(batch_rows, layout, device, steady=steady)
@@ -169,20 +176,34 @@ def steady_batches(
     """Yields ``steady`` batches that together hold every sample exactly once; see ``build``.
 
     A record's layout follows from its own length, so that it is the same in any company: flat where
-    the model can and the record is short, else padded.
+    the model can and the record is short, else padded. A flat batch ends before its longest prompt
+    and its longest completion together would have more than ``STEADY_KEYS`` keys.
 
     layouts: those that may be used; "shared" only stands in for padded.
     """
     short = [
         sample
         for sample in samples
-        if "flat" in layouts and len(sample.prompt) + sample.fed <= FLAT_ROW_TOKENS
+        if "flat" in layouts and is_steady(len(sample.prompt), sample.fed)
     ]
     chosen = {sample.index for sample in short}
     long = [sample for sample in samples if sample.index not in chosen]
     yield from micro_batches(short, "flat", budget_tokens, device, steady=True)
     layout: Layout = "padded" if "padded" in layouts else "shared"
     yield from micro_batches(long, layout, budget_tokens, device, steady=True)
+
+
+def steady_width(tokens: int) -> int:
+    """Returns to how many tokens a row of so many is padded in a ``steady`` batch."""
+    return _rounded(tokens, _STEADY_TOKENS)
+
+
+def is_steady(prompt: int, fed: int) -> bool:
+    """Returns whether rows with so long prompts and completions may share a steady flat batch.
+
+    prompt, fed: tokens of the longest prompt, and of the longest completion that are fed.
+    """
+    return steady_width(prompt) + steady_width(fed) <= STEADY_KEYS
 
 
 def rows_of(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> list[list[Sample]]:
@@ -240,22 +261,59 @@ def _rows(samples: Sequence[Sample], layout: Layout, budget_tokens: int) -> Iter
     limit = min(budget_tokens, _SHARED_ROW_TOKENS) if layout == "shared" else budget_tokens
     for group in group_samples(samples):
         row: list[Sample] = []
+        width = prompt = len(group[0].prompt)
         for sample in group:
-            if row and width_of([*row, sample]) > limit:
+            fed = sample.fed
+            if row and width + fed > limit:
                 yield row
                 row = []
+                width = prompt
             row.append(sample)
+            width += fed
         yield row
 
 
-def _fits(rows: Sequence[Sequence[Sample]], layout: Layout, budget_tokens: int) -> bool:
-    if layout != "flat":
-        return len(rows) * max(map(width_of, rows)) <= budget_tokens
-    # flat has no padding among tokens, but its attention pads records to the longest one
-    fed = max(s.fed for row in rows for s in row)
-    prompt = max(len(row[0].prompt) for row in rows)
-    scores = sum(map(len, rows)) * fed * (prompt + fed)
-    return sum(map(width_of, rows)) <= budget_tokens and scores <= _FLAT_SCORES
+@dataclass(frozen=True)
+class _Fill:
+    """The sizes of a batch to which rows are being added.
+
+    rows, records: how many there are.
+    tokens: of all rows, without padding.
+    widest: tokens of the longest row.
+    prompt: tokens of the longest prompt.
+    fed: tokens of the longest completion that go through the model.
+    """
+
+    rows: int = 0
+    records: int = 0
+    tokens: int = 0
+    widest: int = 0
+    prompt: int = 0
+    fed: int = 0
+
+    def plus(self, row: Sequence[Sample]) -> _Fill:
+        """Returns the sizes with one more row."""
+        prompt = len(row[0].prompt)
+        fed = [sample.fed for sample in row]
+        width = prompt + sum(fed)
+        return _Fill(
+            self.rows + 1,
+            self.records + len(row),
+            self.tokens + width,
+            max(self.widest, width),
+            max(self.prompt, prompt),
+            max(self.fed, *fed),
+        )
+
+    def fits(self, layout: Layout, budget_tokens: int, *, steady: bool) -> bool:
+        """Returns whether a batch may have these sizes; see ``micro_batches``."""
+        if layout != "flat":
+            return self.rows * self.widest <= budget_tokens
+        if steady and not is_steady(self.prompt, self.fed):
+            return False
+        # flat has no padding among tokens, but its attention pads records to the longest one
+        scores = self.records * self.fed * (self.prompt + self.fed)
+        return self.tokens <= budget_tokens and scores <= _FLAT_SCORES
 
 
 @dataclass(frozen=True)

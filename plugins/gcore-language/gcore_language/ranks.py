@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 from gcore_language.exact_sums import sum_of
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum of values, sum of weights)
@@ -44,13 +47,25 @@ class Ranks:
         self._met = self.count > 1 or (always_meet and not dist.is_initialized())
         if not self._met:
             return
-        # ranks that share a directory are on one machine: gloo may keep to the loopback interface
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        alone = self.count == 1
-        path = Path(context.rendezvous) / f"{context.role}.store"
-        store = dist.HashStore() if alone else dist.FileStore(str(path), self.count)
+        store = self._store(context)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.count)
+
+    def _store(self, context: WorkerContext) -> dist.Store:
+        """Makes what the ranks meet in, and has gloo use the interface that they share."""
+        if context.meeting_address:
+            host, _, port = context.meeting_address.rpartition(":")
+            # NCCL looks for interfaces by itself; it takes this word too where it is set.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(host))
+            return dist.TCPStore(
+                host, int(port), self.count, is_master=self.rank == 0, wait_for_workers=False
+            )
+        # ranks that share a directory are on one machine: gloo may keep to the loopback interface
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if self.count == 1:
+            return dist.HashStore()
+        path = Path(context.rendezvous) / f"{context.role}.store"
+        return dist.FileStore(str(path), self.count)
 
     def sum(self, values: list[float]) -> list[float]:
         """Sums element by element over the ranks that speak."""
@@ -110,3 +125,25 @@ class Ranks:
         if self._met:
             dist.destroy_process_group()
             self._met = False
+
+
+def interface_towards(host: str) -> str:
+    """Returns the name of the network interface over which this machine reaches a host.
+
+    Raises ConfigError when there is no way to the host.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # of a datagram socket: it sends nothing
+            own = probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(
+            f"the ranks cannot meet at {host}: {error.strerror}",
+            where="launcher",
+            todo="check that this node reaches it: ip route get <address>",
+        ) from error
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in addresses):
+            return str(name)
+    raise ConfigError(f"no interface has the address {own}", where="launcher")

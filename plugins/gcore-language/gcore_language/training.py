@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
+from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError, NonFiniteLoss, TrainingError
+from gcore_core.contract.errors import ConfigError, ContractError, NonFiniteLoss, TrainingError
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.sentinel import Finding
@@ -33,7 +34,7 @@ from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
 from gcore_language.exported import diagnose_export
-from gcore_language.images import Images
+from gcore_language.images import GRID, Images
 from gcore_language.lineage import check_terms
 from gcore_language.lockstep import sizes_in_lockstep
 from gcore_language.packing import (
@@ -493,6 +494,30 @@ class LanguageTrainer:
         stages but the last.
         """
         return self._at_start.by_record()
+
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        """Returns float32[A] of each record's actions; see ``ScoresLogprobs``.
+
+        All ranks call it at the same time. Records with images are refused with ContractError,
+        since columns do not hold the images. With pipeline stages too every rank gets them.
+        """
+        if any(GRID in columns for columns in records):
+            raise ContractError(
+                "log-probs of records with images are asked for without their images.",
+                where="logprobs",
+            )
+        placed = [
+            (place, TrainRecord(ordinal=place, sample=0, minibatch=0, columns=columns))
+            for place, columns in enumerate(records)
+        ]
+        batches: list[Batch | None] = list(self.pack([placed])[0])
+        count = int(self._engine.ranks.max([len(batches)])[0])
+        batches += [None] * (count - len(batches))
+        scored = AtStart(records=len(records))
+        for batch, logp in zip(batches, self._engine.logprobs(batches, "policy"), strict=True):
+            if batch is not None and logp is not None:
+                scored.add(batch, logp)
+        return [np.zeros(0, np.float32) if own is None else own.logp for own in scored.by_record()]
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""

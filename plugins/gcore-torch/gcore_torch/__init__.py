@@ -26,7 +26,15 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         factory="gcore_torch.trainer:TorchTrainer",
         config=TorchTrainerConfig,
         capabilities=frozenset(
-            {"images", "logprobs.compared", "save.background", "sharding", "weights.device"}
+            {
+                "images",
+                "logprobs",
+                "logprobs.compared",
+                "save.background",
+                "sharding",
+                "sharding.nodes",
+                "weights.device",
+            }
         ),
         needs=_NEEDS,
         preload=_PRELOAD,

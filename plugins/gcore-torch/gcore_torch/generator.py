@@ -24,7 +24,7 @@ from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_image
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
 from gcore_language.models import choose_device, load_model, refuse_engine
-from gcore_language.packing import Sample, micro_batches
+from gcore_language.packing import Sample, is_steady, micro_batches
 from gcore_language.policy import Policy, check_layouts
 from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer, refuse_images
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
@@ -37,14 +37,16 @@ from gcore_core.contract.records import ABORTED, FINISHED, TRUNCATED, TensorSpec
 from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
-from gcore_torch.decoder import FusedDecoder, make_decoder
+from gcore_torch.decoder import Decoder, FusedDecoder, make_decoder
 from gcore_torch.other_heads import changed_head, heads
 from gcore_torch.sampling import choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
 from gcore_torch.steady import NEAR, SteadyScorer, can_be_steady
+from gcore_torch.steady_decoder import SteadyDecoder
 
 _SEED_MASK = 2**64 - 1
 _SCORE_TOKENS = 16384
+_TRIAL_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,9 @@ class TorchGenerator:
             self._steady = SteadyScorer(self._model, self._device, context.role)
         self._held: list[Finished] = []  # finished samples that are not scored yet
         tolerance = 1e-3 if config.dtype == "float32" else 0.5
-        self._decoder = make_decoder(self._model, config.decoder, config.max_batch, tolerance)
+        self._usual = make_decoder(self._model, config.decoder, config.max_batch, tolerance)
+        self._exact = self._make_exact()  # decodes with the trainer's bits, short records alone
+        self._decoder: Decoder = self._usual  # of the samples that run
         self._tensors = named_tensors(self._model)
         self._rows = _Rows(config.max_batch, config.max_new_tokens)
         self._queue: list[_Waiting] = []
@@ -184,6 +188,13 @@ class TorchGenerator:
             context.role, self._tensors, discard=config.sleep == "discard"
         )
         self._scorer: Policy | None = None
+
+    def _make_exact(self) -> SteadyDecoder | None:
+        """Returns the decoder with the trainer's bits, if there is one for this model here."""
+        if self._steady is None or not isinstance(self._usual, FusedDecoder):
+            return None
+        decoder = SteadyDecoder(self._model, max(self._config.max_batch, _TRIAL_ROWS))
+        return decoder if self._steady.decodes_alike(decoder, len(self._ends)) else None
 
     @property
     def version(self) -> int:
@@ -238,8 +249,8 @@ class TorchGenerator:
         return finished
 
     def _hold(self, finished: list[Finished]) -> list[Finished]:
-        """Returns the finished samples that go out now; a steady run waits until none run."""
-        if self._steady is None:
+        """Returns the finished samples that go out now; those to be scored wait until none run."""
+        if self._steady is None or self._decoder is self._exact:
             return finished
         self._held += finished
         return [] if self._rows.count else self._release()
@@ -271,7 +282,7 @@ class TorchGenerator:
         Those that began under older weights keep what they have.
         """
         rows = self._rows
-        if self._steady is None or not rows.count:
+        if self._steady is None or self._decoder is self._exact or not rows.count:
             return
         indexes = (rows.version[: rows.count] == self.version).nonzero()[0]
         columns = self._columns(indexes)
@@ -303,6 +314,10 @@ class TorchGenerator:
         for waiting in joining:
             by_prompt.setdefault((waiting.prompt.tobytes(), id(waiting.images)), []).append(waiting)
         groups = list(by_prompt.values())
+        if self._exact is not None:  # none runs
+            prompt = max(len(waiting.prompt) for waiting in joining)
+            fed = max(waiting.limit for waiting in joining) - 1
+            self._decoder = self._exact if is_steady(prompt, fed) else self._usual
         self._rows.add([waiting for group in groups for waiting in group], self.version)
         return self._decoder.prefill(
             [group[0].prompt for group in groups],
@@ -333,15 +348,21 @@ class TorchGenerator:
         config = self._config
         uniform = uniforms(rows.seed[: rows.count], rows.length[: rows.count])
         greedy = rows.greedy[: rows.count]
+        temperature = config.temperature
+        is_exact = self._exact is not None and self._decoder is self._exact
+        if is_exact and temperature not in (0, 1):  # divided, as the trainer does
+            divisors = np.where(greedy, 1.0, temperature).astype(np.float32)
+            logits = logits / torch.from_numpy(divisors)[:, None]
+            temperature = 1.0
         tokens, logp, margins = choose(
             logits,
             torch.from_numpy(uniform).to(self._device),
-            config.temperature,
+            temperature,
             torch.from_numpy(greedy).to(self._device) if greedy.any() else None,
             top_p=config.top_p,
             top_k=config.top_k,
         )
-        if self._steady is not None:
+        if self._steady is not None and not is_exact:
             for row in (margins < NEAR).nonzero().flatten().tolist():
                 tokens[row], logp[row], _ = choose(
                     self._steady.next_logits(
@@ -530,7 +551,7 @@ class TorchGenerator:
         No push brings them, and no digest of weights sees them. Rounded to bfloat16 they change
         log-probs of short answers by less than a band.
         """
-        decoder = self._decoder
+        decoder = self._usual
         wrong = decoder.differing_tables() if isinstance(decoder, FusedDecoder) else []
         if wrong:
             raise WeightMismatch(
@@ -561,7 +582,8 @@ class TorchGenerator:
         """
         self._inbox.check_idle()
         self._score_all()
-        self._decoder.release(weights=self._weights.leaves)
+        for decoder in self._decoders():
+            decoder.release(weights=self._weights.leaves)
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)
 
@@ -571,12 +593,16 @@ class TorchGenerator:
         Weights that were discarded are valid again only after a push has brought them.
         """
         self._weights.wake()
-        self._decoder.take_weights()
+        for decoder in self._decoders():
+            decoder.take_weights()
+
+    def _decoders(self) -> list[Decoder]:
+        return [self._usual] if self._exact is None else [self._usual, self._exact]
 
     @property
     def memory_bytes(self) -> int:
         """Bytes that weights and cache take on the device."""
-        return int(self._weights.nbytes) + int(self._decoder.cache_bytes)
+        return int(self._weights.nbytes) + sum(d.cache_bytes for d in self._decoders())
 
     def weight_specs(self) -> list[TensorSpec]:
         """Returns name, shape and dtype of every tensor of a push, as this generator holds it."""
@@ -586,7 +612,7 @@ class TorchGenerator:
     def explain_gaps(self, records: Sequence[Compared]) -> list[Finding]:
         """See ``ExplainsGaps``. Nothing where it holds other weights than sampled the records."""
         chosen = [record for record in records if record.version == self.version]
-        decoder = self._decoder
+        decoder = self._usual
         derived = decoder.differing() if isinstance(decoder, FusedDecoder) else []
         name = f"{self._context.role}.{self._context.rank}"
         model, score = self._model, self.logprobs

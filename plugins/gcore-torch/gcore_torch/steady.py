@@ -2,7 +2,12 @@
 
 A decoder computes a token beside others, and rounds differently beside different ones. That moves
 log-probs by about 1e-6, and now and then a token: where the random number falls that close to the
-edge between two. So in a deterministic run
+edge between two. So a deterministic run samples in one of two ways.
+
+Records of at most ``packing.STEADY_KEYS`` tokens, of models that go through the layout "flat", are
+sampled by a ``SteadyDecoder``. Its logits are those of the trainer's forward pass.
+
+Others are sampled by the usual decoder, and then
 
 * a token that near an edge is drawn again, from logits of a forward pass over its sample alone;
 * the log-probs of finished samples are those of a forward pass over whole samples.
@@ -25,11 +30,15 @@ from gcore_language.policy import Policy, check_layouts
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.errors import ContractError
 from gcore_torch.config import TorchGeneratorConfig
+from gcore_torch.steady_decoder import SteadyDecoder, columns_of
 
 #: A decoder's probabilities may be this far from those of the forward pass. Float32 leaves some
 #: 1e-5; of tokens drawn, about 1 in 5,000 is so near to an edge.
 NEAR = 1e-4
 _TOKENS = 16384
+#: Lengths of the prompts, and the number of actions, with which decoders are tried.
+_TRIAL_PROMPTS = (3, 17, 30)
+_TRIAL_ACTIONS = 19
 
 
 class SteadyScorer:
@@ -50,12 +59,7 @@ class SteadyScorer:
 
         prompt: int[P]. actions: int[A].
         """
-        columns: Columns = {
-            "action_ids": np.append(actions, 0).astype(np.int32),
-            "action_mask": np.ones(len(actions) + 1, np.uint8),
-            "logp": np.zeros(len(actions) + 1, np.float32),
-            "temperature": np.ones((), np.float32),
-        }
+        columns = columns_of(np.append(actions, 0).astype(np.int32))
         (batch,) = self._batches([Sample(index=0, ordinal=0, prompt=prompt, columns=columns)])
         return self._policy.logits(batch)[-1:]
 
@@ -78,6 +82,35 @@ class SteadyScorer:
             ends = np.cumsum([len(records[i]["action_ids"]) for i in batch.index])
             for i, part in zip(batch.index.tolist(), np.split(logp, ends[:-1]), strict=True):
                 records[i]["logp"] = part
+
+    @torch.no_grad()
+    def decodes_alike(self, decoder: SteadyDecoder, vocabulary: int) -> bool:
+        """Returns whether a decoder has this scorer's bits, on random tokens.
+
+        Rows are as many as products that are filled up, and more, and answers longer than the
+        columns to which attention is padded. vocabulary: number of tokens to draw from.
+        """
+        if "flat" not in self._policy.layouts:
+            return False
+        draw = np.random.default_rng(0)
+        prompts = [draw.integers(0, vocabulary, length) for length in _TRIAL_PROMPTS]
+        for repeats in ([1, 0, 0], [5, 3, 12]):
+            rows = [
+                prompt for prompt, count in zip(prompts, repeats, strict=True) for _ in range(count)
+            ]
+            actions = draw.integers(0, vocabulary, (len(rows), _TRIAL_ACTIONS))
+            read = [prompt for prompt, count in zip(prompts, repeats, strict=True) if count]
+            logits = [decoder.prefill(read, [count for count in repeats if count])]
+            logits += [decoder.advance(torch.from_numpy(column)) for column in actions.T[:-1]]
+            decoder.clear()
+            samples = [
+                Sample(index=i, ordinal=0, prompt=prompt, columns=columns_of(answer))
+                for i, (prompt, answer) in enumerate(zip(rows, actions, strict=True))
+            ]
+            (batch,) = self._batches(samples)
+            if not torch.equal(torch.stack(logits, 1).flatten(0, 1), self._policy.logits(batch)):
+                return False
+        return True
 
     def _batches(self, samples: Sequence[Sample]) -> list[Batch]:
         return list(steady_batches(samples, self._policy.layouts, _TOKENS, self._device))

@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gcore_language.alignment import align
+from gcore_language.models import load_model
+from gcore_language.packing import Sample, steady_batches
+from gcore_language.policy import Policy, check_layouts
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
+from gcore_torch.steady_decoder import columns_of
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import SampleRequest
@@ -20,6 +26,7 @@ from tests.support.language_models import drain, make_context, make_requests
 
 #: float32 sums in another order, carried through eight Adam updates.
 TOLERANCE = 2e-5
+CPU = torch.device("cpu")
 
 
 def numbers_of(ranks: int, model: Path, work: Path) -> dict[str, Any]:
@@ -81,6 +88,37 @@ def test_a_record_has_the_same_log_probs_whichever_tiles_are_beside_its_own(
     trainer.close()
 
 
+@pytest.mark.parametrize("lengths", [[(150, 10), (10, 150)], [(80, 80), (20, 30)]])
+def test_a_record_has_the_same_log_probs_beside_longer_prompts_and_answers(
+    lengths: list[tuple[int, int]], model_dirs: dict[str, Path]
+) -> None:
+    """(prompt, actions) of each record. A row of all keys would be summed in several blocks."""
+    model = load_model(str(model_dirs["llama"]), dtype="float32")
+    align(model)
+    policy = Policy(model)
+    check_layouts(policy, CPU, may_flat=True, tolerance=1e-3)
+    draw = np.random.default_rng(0)
+    records = [
+        Sample(
+            index=place,
+            ordinal=place,
+            prompt=draw.integers(0, 16, prompt).astype(np.int32),
+            columns=columns_of(draw.integers(0, 16, actions).astype(np.int32)),
+        )
+        for place, (prompt, actions) in enumerate(lengths)
+    ]
+
+    def logprobs(samples: list[Sample]) -> list[float]:
+        with torch.no_grad():
+            parts = [
+                (int(batch.index[0]), policy(batch)[0].tolist())
+                for batch in steady_batches(samples, policy.layouts, 16384, CPU)
+            ]
+        return [value for _, part in sorted(parts) for value in part]
+
+    assert logprobs(records) == [value for record in records for value in logprobs([record])]
+
+
 def sampled(model: Path, requests: list[SampleRequest], **config: Any) -> dict[Any, Any]:
     """Returns tokens and log-probs of each sample, by (ordinal, sample)."""
     context = make_context(model, role="rollout", deterministic=True)
@@ -113,14 +151,45 @@ def test_a_sample_has_the_same_bits_in_any_company(
         assert sampled(model, some, decoder=decoder) == {key: together[key] for key in keys}
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_short_records_are_decoded_with_the_bits_of_the_forward_pass(
+    family: str, model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need no scores afterwards, and are those that a decoder with scores gives."""
+    model = model_dirs[family]
+    requests = [*make_requests(groups=4, samples=4), *make_requests(1, 2, first=9, greedy=True)]
+    expected = sampled(model, requests, decoder="transformers")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("scored")
+
+    monkeypatch.setattr("gcore_torch.steady.SteadyScorer.rescore", refuse)
+    monkeypatch.setattr("gcore_torch.steady.SteadyScorer.next_logits", refuse)
+    assert sampled(model, requests) == expected
+
+
+def test_a_decoder_with_other_bits_than_the_forward_pass_is_not_taken_for_exact(
+    model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one query for each product, which libraries compute by another kernel."""
+    requests = make_requests(groups=4, samples=4)
+    expected = sampled(model_dirs["llama"], requests)
+    monkeypatch.setattr("gcore_torch.steady_decoder._LEAST_QUERIES", 1)
+    context = make_context(model_dirs["llama"], role="rollout", deterministic=True)
+    generator = TorchGenerator(TorchGeneratorConfig(max_new_tokens=12), context)
+    if generator._exact is not None:
+        pytest.skip("this machine's library has the same bits for one query")
+    assert sampled(model_dirs["llama"], requests) == expected
+
+
 def test_tokens_near_an_edge_are_drawn_from_the_forward_pass(
     model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every token taken for one near an edge, samples are the same: so both draw alike."""
     requests = make_requests(groups=2, samples=2)
-    expected = sampled(model_dirs["llama"], requests)
+    expected = sampled(model_dirs["llama"], requests, decoder="transformers")
     monkeypatch.setattr("gcore_torch.generator.NEAR", 2.0)
-    assert sampled(model_dirs["llama"], requests) == expected
+    assert sampled(model_dirs["llama"], requests, decoder="transformers") == expected
 
 
 def test_a_decoder_that_is_far_off_ends_a_deterministic_run(
@@ -128,7 +197,7 @@ def test_a_decoder_that_is_far_off_ends_a_deterministic_run(
 ) -> None:
     monkeypatch.setattr("gcore_torch.steady.NEAR", 0.0)
     with pytest.raises(ContractError, match="away from the model's"):
-        sampled(model_dirs["llama"], make_requests())
+        sampled(model_dirs["llama"], make_requests(), decoder="transformers")
 
 
 @pytest.mark.parametrize("packing", exact_ranks.PACKINGS)
