@@ -96,7 +96,7 @@ class MegatronEngine:
         # one rank of each replica speaks for it: the first of those that have log-probs
         self.ranks.speaks = last and first_of == (0, 0)
         model_parallel_cuda_manual_seed(context.seed % 2**31 or 1)
-        self._model = build(model, config, self.device)
+        self._model = build(model, config, self.device, deterministic=context.deterministic)
         self._parameters = dict(self._model.named_parameters())
         self._reference = self._load(None if reference is None else reference.directory)
         self._replicated = DistributedDataParallel(

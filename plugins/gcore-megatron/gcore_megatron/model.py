@@ -284,12 +284,20 @@ class PolicyModel(GPTModel):
         return self.output_layer(hidden, weight=weight)[0]
 
 
-def build(model: Architecture, config: MegatronTrainerConfig, device: torch.device) -> PolicyModel:
+def build(
+    model: Architecture,
+    config: MegatronTrainerConfig,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
+) -> PolicyModel:
     """Builds this rank's part of the model, with undefined weights.
 
     Megatron-Core's parallel groups must exist.
+
+    deterministic: whether Megatron-Core chooses operations that repeat bit for bit.
     """
-    transformer = _transformer_config(model, config, device)
+    transformer = _transformer_config(model, config, device, deterministic)
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=model.head_norm)
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
@@ -339,7 +347,7 @@ def _mark_shards(model: PolicyModel) -> None:
 
 
 def _transformer_config(
-    model: Architecture, config: MegatronTrainerConfig, device: torch.device
+    model: Architecture, config: MegatronTrainerConfig, device: torch.device, deterministic: bool
 ) -> TransformerConfig:
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     recompute: dict[str, Any] = {}
@@ -375,6 +383,7 @@ def _transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=config.dtype == "bfloat16",
+        deterministic_mode=deterministic,
         use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,
         # the loss is already normalised: gradients are summed, never averaged

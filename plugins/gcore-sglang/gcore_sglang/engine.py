@@ -50,6 +50,9 @@ _FIRST_S = 2.0
 #: How long SGLang may take to abort samples, and how long after one request comes the next.
 _ABORT_S = 60.0
 _ABORT_AGAIN_S = 0.1
+# SGLang may refuse for so long to forget its cache, and is asked again so soon.
+_FLUSH_S = 10.0
+_FLUSH_AGAIN_S = 0.05
 #: How long SGLang's process may take to be seen ended after a connection broke.
 _GRACE_S = 5.0
 #: Tokens of the context that SGLang keeps for itself, with room to spare.
@@ -375,15 +378,24 @@ class SglangGenerator:
         self._call("/continue_generation", {})
 
     def _forget_cache(self) -> None:
-        """Has SGLang drop keys and values of the old weights. Raises a mismatch if it refuses."""
-        try:
-            self._call("/flush_cache")
-        except Refused as error:
-            raise self._inbox.mismatch(
-                "SGLang kept keys and values of the old weights.",
-                why=str(error),
-                todo="Push all tensors again.",
-            ) from error
+        """Has SGLang drop keys and values of the old weights. Raises a mismatch if it refuses.
+
+        SGLang refuses while it still clears up after a sample that has just ended. So it is asked
+        again, for a while.
+        """
+        give_up_s = time.monotonic() + _FLUSH_S
+        while True:
+            try:
+                self._call("/flush_cache")
+                return
+            except Refused as error:
+                if time.monotonic() > give_up_s:
+                    raise self._inbox.mismatch(
+                        "SGLang kept keys and values of the old weights.",
+                        why=str(error),
+                        todo="Push all tensors again.",
+                    ) from error
+            time.sleep(_FLUSH_AGAIN_S)
 
     def _call(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0

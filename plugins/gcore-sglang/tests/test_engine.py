@@ -212,13 +212,14 @@ def test_a_push_without_cache_flush_would_mix_log_probs_of_two_weights(
 
 
 def test_a_cache_that_sglang_does_not_flush_stops_the_run(
-    opened: Any, directories: dict[str, Path]
+    opened: Any, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It refuses while samples run: here they were let go on in the middle of the push."""
     generator = opened(max_new_tokens=20)
     version, tensors = generator.version, tensors_of(directories["llama"])
     plan = WeightPlan(version + 1, [spec for spec, _ in tensors])
     requests = requests_of((LONG,), 60)
+    monkeypatch.setattr("gcore_sglang.engine._FLUSH_S", 0.0)  # else the samples would have ended
     generator.begin_weights(plan)
     load(generator, tensors)
     generator.submit(requests)
