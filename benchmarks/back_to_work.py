@@ -6,8 +6,8 @@ It takes about eleven minutes, and tells on stderr how far it is. There are two 
 checkpoint after every step.
 
 In the first run each kind of process is killed at the beginning of a step, ``--faults`` times: when
-the processes are ready that take the place of lost ones, or at once for the supervisor and the node
-agent, with which these end. The time from the SIGKILL to the moment at which the trainer next
+the processes are ready that take the place of lost ones, or at once for the node agent, with which
+these end. The time from the SIGKILL to the moment at which the trainer next
 begins to train is told part by part. The parts of one fault add up to its time:
 
     noticed    until the node agent tells that the process has ended
@@ -21,8 +21,12 @@ the repetitions; ``fault_to_training_again_s`` is that of the worst kind, withou
 
 In the second run one process is killed every ``--every`` seconds, the kinds by turns.
 ``effective_training_time_at_a_kill_a_minute`` is the share of its time that was not lost: the steps
-that it made, each counted once and as long as the median of those without a fault, over the time
-that it took. A repetition is the time from one kill to the next.
+that it made, each counted once and as long as one without a fault, over the time that it took. A
+repetition is the time from one kill to the next. How long a step is without a fault is the mean of
+the steps in the second half of the repetition, far from its fault. It is no median, with which a
+run without any fault would lose time: on a machine that is shared a few steps are long, and the
+median is less than what a step takes. And it is no mean of all, since what others do on the machine
+changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -229,7 +233,7 @@ def measure_faults(
     found: dict[str, list[dict[str, float]]] = {}
     plan = [*list(WORKERS) * faults, *[SUPERVISOR] * faults, *[AGENT] * faults]
     for i, victim in enumerate(plan):
-        if victim in WORKERS:
+        if victim != AGENT:
             run.make_steps_until_ready()
         parts = measure_fault(run, victim)
         found.setdefault(victim, []).append(parts)
@@ -247,6 +251,8 @@ def effective_shares(
     """
     run.make_steps_until_ready()
     first = run.next_step()
+    for _ in range(UNDISTURBED):
+        run.next_step()
     killed_unix_s = []
     next_s = time.monotonic()
     for i, victim in enumerate(victims):
@@ -257,16 +263,29 @@ def effective_shares(
         tell(f"kill {i + 1} of {len(victims)}: {victim}; step {run.step} is made")
     times = {step: time_s for step, time_s in run.step_times().items() if step >= first}
     ends = [*killed_unix_s, max(times.values())]
-    undisturbed_s = [
-        times[step] - times[step - 1]
-        for step in times
-        if step - 1 in times and not any(times[step - 1] < end < times[step] for end in ends)
-    ]
-    step_s = statistics.median(undisturbed_s)
+    before_s = _mean_step(times, 0.0, ends[0], 0.0)
     return [
-        (step_s * sum(begin < time_s <= end for time_s in times.values()), end - begin)
+        (
+            _mean_step(times, (begin + end) / 2, end, before_s)
+            * sum(begin < time_s <= end for time_s in times.values()),
+            end - begin,
+        )
         for begin, end in pairwise(ends)
     ]
+
+
+def _mean_step(times: Mapping[int, float], begin: float, end: float, default_s: float) -> float:
+    """Returns the mean seconds of the steps that lie between two times; where there are none, the
+    default.
+
+    times: step -> when it ended.
+    """
+    took_s = [
+        times[step] - times[step - 1]
+        for step in times
+        if step - 1 in times and begin <= times[step - 1] and times[step] <= end
+    ]
+    return statistics.mean(took_s) if took_s else default_s
 
 
 def share_of(rounds: Sequence[tuple[float, float]]) -> float:

@@ -1,7 +1,9 @@
-"""Runs a generator and a trainer of torch in bfloat16 in one process, for what compares them.
+"""Runs a generator and a trainer in bfloat16 in one process, for what compares their log-probs.
 
-The model, the prompts and the settings are those of the quickstart. Both sides are the plugin's own
-backends: every log-prob is one that a run would have compared.
+The trainer is that of torch. The generator is that of torch or that of vLLM; for the second one the
+process must be of an interpreter that has vLLM. The model, the prompts and the settings are those
+of the quickstart. Both sides are the plugins' own backends: every log-prob is one that a run would
+have compared.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -50,40 +53,89 @@ class Sampled:
 
 
 class Replica:
-    """Samples; ``temperature`` is what it samples with, whatever its records say."""
+    """A generator that is given weights and samples.
 
-    def __init__(self, model: Path, number: int, *, temperature: float = 1.0) -> None:
+    Replicas may share one engine: each loads its own weights when the engine holds another's.
+
+    number: of the replica, as records name it.
+    temperature: what it samples with, whatever its records say.
+    """
+
+    def __init__(self, engine: Engine, number: int, *, temperature: float = 1.0) -> None:
         self.number = number
-        config = TorchGeneratorConfig(
-            dtype="bfloat16", max_new_tokens=14, max_batch=1024, temperature=temperature
-        )
-        self.generator = TorchGenerator(
-            config, WorkerContext(role="rollout", rank=number, model={"path": str(model)})
-        )
+        self._engine = engine
+        self._temperature = temperature
+        self._weights: Weights = []
 
-    def push(self, version: int, weights: Weights) -> None:
-        """Gives it weights, as a run does."""
-        plan = WeightPlan(version, [spec for spec, _ in weights])
+    def push(self, weights: Weights) -> None:
+        """Gives it weights; the engine gets them before it samples the next time."""
+        self._weights = weights
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        """Returns the records of all requests, sorted by (ordinal, sample)."""
+        self._engine.hold(self._weights)
+        self._engine.sample_at(self._temperature)
+        done = self._engine.run(requests)
+        return [Sampled(replica=self.number, finished=record) for record in done]
+
+
+class Engine:
+    """The generator of torch or of vLLM.
+
+    plugin: "torch" or "vllm".
+    """
+
+    def __init__(self, plugin: str, model: Path) -> None:
+        self.generator: Any = _GENERATORS[plugin](
+            WorkerContext(role="rollout", model={"path": str(model)})
+        )
+        self._held: Weights | None = None
+        self._pushes = 0
+
+    def hold(self, weights: Weights) -> None:
+        """Has it hold weights, by a push as a run does it."""
+        if self._held is weights:
+            return
+        self._pushes += 1  # its versions only go up, whatever versions replicas have
+        plan = WeightPlan(self._pushes, [spec for spec, _ in weights])
         self.generator.begin_weights(plan)
         self.generator.load_weights(weights)
         self.generator.commit_weights(plan)
+        self._held = weights
 
-    def zero(self) -> str:
-        """Zeroes one tensor of the weights that it holds; returns its name."""
-        tensors = self.generator._tensors
-        name = next(name for name in tensors if "down_proj" in name)
-        with torch.no_grad():
-            tensors[name].zero_()
-        return name
+    def sample_at(self, temperature: float) -> None:
+        """Sets the temperature of what is submitted next."""
+        self.generator._config = replace(self.generator._config, temperature=temperature)
 
-    def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+    def run(self, requests: Sequence[SampleRequest]) -> list[Finished]:
         """Returns the records of all requests, sorted by (ordinal, sample)."""
         self.generator.submit(requests)
         done: list[Finished] = []
         while len(done) < len(requests):
             done += self.generator.step()
-        done.sort(key=lambda record: (record.request.ordinal, record.request.sample))
-        return [Sampled(replica=self.number, finished=record) for record in done]
+        return sorted(done, key=lambda one: (one.request.ordinal, one.request.sample))
+
+
+def _torch(context: WorkerContext) -> Any:
+    config = TorchGeneratorConfig(dtype="bfloat16", max_new_tokens=14, max_batch=1024)
+    return TorchGenerator(config, context)
+
+
+def _vllm(context: WorkerContext) -> Any:
+    from gcore_vllm.config import VllmGeneratorConfig
+    from gcore_vllm.engine import VllmGenerator
+
+    config = VllmGeneratorConfig(dtype="bfloat16", max_new_tokens=14, kv_cache_gib=0.1)
+    return VllmGenerator(config, context)
+
+
+_GENERATORS = {"torch": _torch, "vllm": _vllm}
+
+
+def zeroed(weights: Weights) -> Weights:
+    """Returns the weights with one tensor zeroed."""
+    name = next(spec.name for spec, _ in weights if "down_proj" in spec.name)
+    return [(spec, np.zeros_like(a) if spec.name == name else a) for spec, a in weights]
 
 
 class Pair:
@@ -145,6 +197,22 @@ class Pair:
         place = ordinal * 1031 % len(self._rows)  # all rows, not in the order of the file
         row = self._rows[place]
         return Prompt(row=place, text=row["prompt"], fields={"answer": row["answer"]})
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Has the trainer compute in float32, with the weights as they are pushed: rounded."""
+        engine = self.trainer._engine
+        config = engine._config
+        exact = {name: tensor.detach().clone() for name, tensor in engine._tensors.items()}
+        engine._config = replace(config, dtype="float32")
+        for tensor in engine._tensors.values():
+            tensor.data.copy_(tensor.data.to(torch.bfloat16))
+        try:
+            yield
+        finally:
+            engine._config = config
+            for name, tensor in engine._tensors.items():
+                tensor.data.copy_(exact[name])
 
     def compare(self, sampled: Sequence[Sampled], step: int) -> list[Compared]:
         """Returns records beside the log-probs that the policy gives their actions.

@@ -148,9 +148,9 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
     service = Service("supervisor")
     service.add(HELLO, hello)
     service.add(FAILED, failed)
-    async with LocalLauncher().site(job.names(), service, job.directory / "logs") as site:
+    async with LocalLauncher().site(job.where(), service, job.directory / "logs") as site:
         spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
-        await site.agent.call(SPAWN, SpawnRequest([spec]))
+        await site.home_node.agent.call(SPAWN, SpawnRequest([spec]))
         await has_started.wait()
         if failures:
             raise RuntimeError(f"{engine}: {failures[0]}")

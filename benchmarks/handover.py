@@ -57,8 +57,10 @@ class Producer:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._writer = StoreWriter(site.store, AGENT, site.secret, site.agent, OWNER)
-        self._reader = StoreReader(site.store, AGENT, site.secret)
+        self._writer = StoreWriter(
+            site.home_node.store, AGENT, site.secret, site.home_node.agent, OWNER
+        )
+        self._reader = StoreReader(site.home_node.store, AGENT, site.secret)
         self._payload, self._copy = (np.full(NBYTES, value, np.uint8) for value in (1, 2))
         self._digest = 0
         self._step = 0
@@ -73,7 +75,7 @@ class Producer:
 
     async def call(self, step: int = 0) -> None:
         """Makes one small call to the agent."""
-        await self._site.agent.call(RELEASE, ReleaseRequest(OWNER, {0: (0, step)}))
+        await self._site.home_node.agent.call(RELEASE, ReleaseRequest(OWNER, {0: (0, step)}))
 
     async def memcpy(self) -> None:
         """Copies the payload between two warm buffers."""
@@ -116,7 +118,7 @@ async def measure(rounds: int) -> dict[str, list[float]]:
     seconds_of_part: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = LocalConfig(store_gib=0.5)
-        async with LocalLauncher(config).site([], Service("supervisor"), Path(folder)) as site:
+        async with LocalLauncher(config).site({}, Service("supervisor"), Path(folder)) as site:
             producer = Producer(site)
             for i in range(rounds + 2):
                 for parts in (["memcpy", "hand_over", "verify"], ["in_place"], ["in_place_hashed"]):

@@ -26,6 +26,7 @@ QUEUEING = "plugins/gcore-queueing/gcore_queueing"
 SIM = "plugins/gcore-sim/gcore_sim"
 SENTINEL = "plugins/gcore-sentinel/gcore_sentinel"
 MUSEUM = "plugins/gcore-museum/gcore_museum"
+NODES = "plugins/gcore-nodes/gcore_nodes"
 GENERATORS = ("plugins/gcore-vllm/gcore_vllm", "plugins/gcore-sglang/gcore_sglang")
 TRAINERS = ("plugins/gcore-megatron/gcore_megatron", "plugins/gcore-deepspeed/gcore_deepspeed")
 QUICKSTART = ("recipes/quickstart.yaml", "recipes/quickstart", ALGORITHMS, *TORCH)
@@ -95,6 +96,21 @@ BENCHMARKS = (
     Benchmark(name="house", measures=(CORE, "plugins"), minutes=0.5),
     Benchmark(name="startup", measures=(CORE,), minutes=0.5),
     Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=11),
+    Benchmark(
+        name="machines",
+        measures=(
+            CORE,
+            NODES,
+            *QUICKSTART,
+            QUICKSTART_RUNS,
+            "benchmarks/machines_inside.py",
+            "benchmarks/bulk_rates.py",
+            "benchmarks/weight_push.py",
+            "tests/support/machines.py",
+            "tests/support/remote_shell.py",
+        ),
+        minutes=25,
+    ),
     Benchmark(
         name="rewards",
         measures=("plugins/gcore-rewards/gcore_rewards", "benchmarks/math_verify_cases.json"),
@@ -183,13 +199,28 @@ BENCHMARKS = (
             "gcore_core/contract/sentinel.py",
             "gcore_core/controllers/watching.py",
             "plugins/gcore-sentinel/gcore_sentinel",
+            GENERATORS[0],
             *QUICKSTART,
             QUICKSTART_RUNS,
             "benchmarks/bf16_pair.py",
             "benchmarks/sentinel_trials.py",
         ),
-        commands=(f"{SCRIPT} --parts sentinel",),
-        minutes=9,
+        commands=(f"{ENGINES} --engines vllm", f"{SCRIPT} --parts sentinel"),
+        minutes=11,
+    ),
+    Benchmark(
+        name="proved_engines",
+        of="proved",
+        measures=(
+            CORE,
+            *QUICKSTART,
+            QUICKSTART_RUNS,
+            *GENERATORS,
+            *TRAINERS,
+            "benchmarks/same_bits.py",
+        ),
+        commands=(ENGINES, f"{SCRIPT} --parts engines"),
+        minutes=20,
     ),
     Benchmark(
         name="proved_museum",

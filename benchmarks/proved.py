@@ -1,7 +1,8 @@
 """Measures what is promised of a run that is to repeat, and of a run with a fault in it.
 
-    python benchmarks/proved.py [--json] [--check] [--parts hashes time sentinel museum]
-                                [--steps 30] [--cases ...] [--minutes 6]
+    python benchmarks/proved.py [--json] [--check] [--parts hashes time engines sentinel museum]
+                                [--steps 30] [--cases ...] [--minutes 6] [--generators ...]
+                                [--engines ...]
 
 The parts hashes and time run the quickstart as a person does, with ``run.deterministic=true``.
 
@@ -12,15 +13,26 @@ hashes: 24 runs that differ in what must leave no trace: number of controllers, 
 
 time: ``deterministic_time_over_default`` is the median, over rounds that run both ways one after
     the other, of the ratio of seconds from the end of the first step to the end of the last. It
-    needs a machine on which nothing else runs. ``deterministic_cpu_over_default``, of the processor
-    time of all processes from start to end, does not.
+    needs a machine on which nothing else runs. The same ratios of processor time, of all processes
+    (``deterministic_cpu_over_default``), of the trainer and of the generator, need less of that.
 
-sentinel: how the sequential test does on a pair of torch in bfloat16, in one process on one core
-    (``sentinel_trials.py``). ``false_alarms_in_1e7_healthy_bf16_tokens`` counts alarms, each of
-    which would have ended a healthy run; ``healthy_bf16_tokens_sampled`` says how many of these
-    tokens were sampled in the ``--minutes`` that this may take. The others are drawn anew from
-    them. ``detection_delay_tokens_median`` is over all planted faults and versions, in tokens of
-    the replica that is wrong. A fault that was not found counts with all of its tokens.
+engines: what the deterministic modes of other engines give, off and on, each in its own venv
+    (``same_bits.py``). Of generators: shares of greedy samples that have the same bits alone as in
+    a batch, and in another place of it, and of drawn ones that are drawn again. Of a run with torch
+    as the other half: hashes of two equal runs, hashes of one and two replicas or ranks, and the
+    largest difference of a log-prob. A mode that does not start has 0 at ``..._starts``, and its
+    reason is on stderr.
+
+sentinel: how the sequential test does in bfloat16 on torch with torch, and on vLLM with torch
+    (``sentinel_trials.py``), each in a process on one core, at the same time. The second needs the
+    venv of vLLM; ``--generators torch`` does without. ``false_alarms_in_1e7_healthy_bf16_tokens``
+    counts the alarms of both, each of which would have ended a healthy run; each pair has an equal
+    share of the tokens. ``healthy_bf16_tokens_sampled`` says how many of these tokens were sampled
+    in the ``--minutes`` that this may take, ``..._sampled_vllm`` how many of those by vLLM. The
+    others are drawn anew from them. ``detection_delay_tokens_median`` is over all planted faults,
+    versions and pairs, in tokens of the replica that is wrong. A fault that was not found counts
+    with all of its tokens. ``spot_check_...`` say what the trainer's log-probs in float32 would
+    show that those in bfloat16 do not.
 
 museum: all exhibits of gcore-museum, each a fault that was reported in public, in a run of its own.
     ``real_faults_found_within_one_step`` counts the faults whose run ended with an error of ours
@@ -35,7 +47,6 @@ import argparse
 import os
 import random
 import re
-import resource
 import signal
 import statistics
 import subprocess
@@ -45,8 +56,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from engine_pairs import interpreter
 from quickstart_runs import (
     RECIPE,
     finished_rows,
@@ -61,8 +73,25 @@ from report import Claim, add_options, publish, repeated
 from gcore_core.config.plan import load_plan
 from gcore_core.run.export import weights_sha256
 
+if TYPE_CHECKING:
+    import sentinel_trials  # with torch, which the other parts do without
+
+ROOT = Path(__file__).parents[1]
 SEED = 7
+#: Seeds of the sentinel's policies, of their teaching and of their prompts. The shipped tables have
+#: others.
+SENTINEL_SEEDS = (7, 1)
+#: Healthy tokens that the sentinels judge, over all pairs.
+SENTINEL_TOKENS = 10_000_000
 WAIT_S = 3600.0
+#: Metric, in seconds of processor time since a run began -> its word in the claims of part time.
+PROCESSOR_S = {
+    "cpu_seconds": "cpu",
+    "cpu_seconds/policy.0": "trainer_cpu",
+    "cpu_seconds/rollout.0": "generator_cpu",
+}
+#: Those of the part engines.
+ENGINES = ("torch", "vllm", "sglang", "megatron", "deepspeed")
 #: Processes that are killed, or stopped, in turn.
 VICTIMS = ("rollout.0", "controller.0", "policy.0", "scorer.0")
 
@@ -262,46 +291,115 @@ def measure_hashes(runs: Runs, args: argparse.Namespace) -> list[Claim]:
 
 def measure_time(runs: Runs, args: argparse.Namespace) -> list[Claim]:
     """Runs both ways in turn and compares what they take."""
-    rounds: list[dict[bool, tuple[float, float]]] = []
+    rounds: list[dict[bool, dict[str, float]]] = []
     for number in range(args.rounds):
-        took: dict[bool, tuple[float, float]] = {}
+        took: dict[bool, dict[str, float]] = {}
         for way in (True, False) if number % 2 else (False, True):
-            before_s = _children_s()
             rows = runs.run(f"time-{number}-{way}", f"run.deterministic={str(way).lower()}")
-            took[way] = (wall_s(rows), _children_s() - before_s)
+            first, last = rows[1]["metrics"], rows[-1]["metrics"]
+            took[way] = {name: last[name] - first[name] for name in PROCESSOR_S}
+            took[way]["wall"] = wall_s(rows)
         rounds.append(took)
 
-    def ratio(which: int) -> Callable[[Sequence[dict[bool, tuple[float, float]]]], float]:
-        return lambda some: statistics.median(t[True][which] / t[False][which] for t in some)
+    def ratio(name: str) -> Callable[[Sequence[dict[bool, dict[str, float]]]], float]:
+        return lambda some: statistics.median(t[True][name] / t[False][name] for t in some)
 
+    wall = repeated(
+        "deterministic_time_over_default", rounds, ratio("wall"), "of wall time", 1.15, "<="
+    )
     return [
-        repeated("deterministic_time_over_default", rounds, ratio(0), "of wall time", 1.15, "<="),
-        repeated("deterministic_cpu_over_default", rounds, ratio(1), "of processor time"),
+        wall,
+        *(
+            repeated(
+                f"deterministic_{short}_over_default", rounds, ratio(name), "of processor time"
+            )
+            for name, short in PROCESSOR_S.items()
+        ),
     ]
+
+
+def measure_engines(runs: Runs, args: argparse.Namespace) -> list[Claim]:
+    """Measures other engines in few steps, of which each has a push."""
+    import same_bits
+
+    steps = min(args.steps, 4)
+    model = runs.policy(SEED)
+    folder = runs.directory("")
+    claims: list[Claim] = same_bits.measure(folder, args.engines, steps, SEED, args.set, model)
+    return claims
 
 
 def measure_sentinel(runs: Runs, args: argparse.Namespace) -> list[Claim]:
-    """Has the sentinel judge healthy log-probs and planted faults."""
-    import sentinel_trials  # with torch, which the other parts do without
+    """Has the sentinel judge healthy log-probs and planted faults, of every pair."""
+    from sentinel_trials import CAUSES  # with torch, which the other parts do without
 
-    models = [runs.policy(seed) for seed in sentinel_trials.SEEDS]
-    trials = sentinel_trials.plant(models[0])
-    healthy = sentinel_trials.Healthy()
-    healthy.sample(models, args.minutes)
-    healthy.draw()
-    told = sum(t.found and t.cause == sentinel_trials.CAUSES[t.fault] for t in trials)
+    models = [runs.policy(seed) for seed in SENTINEL_SEEDS]
+    outcomes = _try_pairs(runs, args, models)
+    trials = [trial for outcome in outcomes.values() for trial in outcome.trials]
+    told = sum(t.found and t.cause == CAUSES[t.fault] for t in trials)
+    records = sum(outcome.records for outcome in outcomes.values())
+    measured_s = sum(outcome.measured_s for outcome in outcomes.values())
+    alarms = sum(outcome.alarms for outcome in outcomes.values())
+    sampled = {generator: outcome.sampled for generator, outcome in outcomes.items()}
     claims = [
-        Claim("false_alarms_in_1e7_healthy_bf16_tokens", healthy.alarms, "alarms", 0, "<="),
-        Claim("healthy_bf16_tokens_sampled", healthy.sampled, "tokens"),
-        Claim("healthy_log_e_max", healthy.highest, "nats"),
+        Claim("false_alarms_in_1e7_healthy_bf16_tokens", alarms, "alarms", 0, "<="),
+        Claim("healthy_bf16_tokens_sampled", sum(sampled.values()), "tokens"),
+        *(
+            Claim(f"healthy_bf16_tokens_sampled_{generator}", count, "tokens")
+            for generator, count in sampled.items()
+        ),
+        Claim("healthy_log_e_max", max(o.highest for o in outcomes.values()), "nats"),
         _delay("detection_delay_tokens_median", trials),
-        Claim("planted_faults_told", told / len(trials), "of faults and versions"),
-        Claim("sentinel_us_per_record", 1e6 * healthy.measured_s / healthy.records, "us"),
+        Claim("planted_faults_told", told / len(trials), "of faults, versions and pairs"),
+        Claim("sentinel_us_per_record", 1e6 * measured_s / records, "us"),
     ]
-    for fault in sentinel_trials.CAUSES:
-        some = [trial for trial in trials if trial.fault == fault]
-        claims.append(_delay("detection_delay_tokens_" + re.sub(r"\W+", "_", fault), some))
+    for generator, outcome in outcomes.items():
+        for spot in outcome.spots:
+            end = f"{spot.precision}_{generator}"
+            claims += [
+                Claim(f"spot_check_slope_{end}", spot.slope_errors, "standard errors"),
+                Claim(f"spot_check_kl_by_slope_{end}", spot.kl_by_slope, "nats"),
+                Claim(f"spot_check_kl_by_mean_{end}", spot.kl_by_mean, "nats"),
+            ]
+        for fault in CAUSES:
+            some = [trial for trial in outcome.trials if trial.fault == fault]
+            word = re.sub(r"\W+", "_", fault)
+            claims.append(_delay(f"detection_delay_tokens_{word}_{generator}", some))
     return claims
+
+
+def _try_pairs(
+    runs: Runs, args: argparse.Namespace, models: Sequence[Path]
+) -> dict[str, sentinel_trials.Outcome]:
+    """Tries all pairs at the same time; returns what came out of each, by generator.
+
+    Each has a process and one thread. That of vLLM is of the interpreter of its venv.
+    """
+    import sentinel_trials
+
+    script = Path(__file__).with_name("sentinel_trials.py")
+    tokens = SENTINEL_TOKENS // len(args.generators)
+    started = {}
+    for generator in args.generators:
+        python = sys.executable if generator == "torch" else interpreter(generator)
+        out = runs.directory(f"sentinel-{generator}.json")
+        words = ["--generator", generator, "--out", str(out)]
+        words += ["--minutes", str(args.minutes), "--tokens", str(tokens), *map(str, models)]
+        # The venv of an engine has no sentinel, and this checkout's is the one that is measured.
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "plugins" / "gcore-sentinel"),
+        }
+        process = subprocess.Popen([python, str(script), *words], env=environment)
+        started[generator] = process, out
+    for generator, (process, _) in started.items():
+        if process.wait():
+            sys.exit(f"{script.name} --generator {generator} ended with {process.returncode}")
+    return {
+        generator: sentinel_trials.Outcome.read(out.read_text())
+        for generator, (_, out) in started.items()
+    }
 
 
 def _delay(name: str, trials: Sequence[Any]) -> Claim:
@@ -327,16 +425,11 @@ def measure_museum(runs: Runs, args: argparse.Namespace) -> list[Claim]:
     ]
 
 
-def _children_s() -> float:
-    """Returns the processor time of all processes that this one started and that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 #: Part -> what measures it. A part takes the runs and the arguments, and returns claims.
 PARTS: dict[str, Callable[[Runs, argparse.Namespace], list[Claim]]] = {
     "hashes": measure_hashes,
     "time": measure_time,
+    "engines": measure_engines,
     "sentinel": measure_sentinel,
     "museum": measure_museum,
 }
@@ -348,8 +441,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5, help="of part time")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[])
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument(
         "--minutes", type=float, default=6.0, help="of part sentinel, to sample healthy tokens in"
+    )
+    parser.add_argument(
+        "--generators",
+        nargs="+",
+        choices=("torch", "vllm"),
+        default=["torch", "vllm"],
+        help="of part sentinel: whose pairs with torch are tried; vllm needs its venv",
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="in every run")
     parser.add_argument("--keep", type=Path, help="folder for the runs; they stay there")

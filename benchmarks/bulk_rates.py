@@ -1,0 +1,306 @@
+"""Measures how fast an agent pulls content from another node, against bare blocking sockets.
+
+    python benchmarks/bulk_rates.py [--json] [--rounds 7] [--mib 256] [--streams 2] [--host ADDRESS]
+                                    [--at COMMAND]
+
+The sender is a process of its own; ``--at`` is put in front of its command, as in
+``--at "ip netns exec node.2"``, and ``--host`` is its address as both sides see it. Each round
+moves the same bytes in six ways, one after the other:
+
+bare_plain: one TCP connection. The sender calls ``sendfile`` until all is sent, the reader
+    ``recv_into`` with warm memory. Nothing is checked.
+read_plain: ``BulkClient.read`` from ``tcp:`` into warm memory. A keyed BLAKE2b of every piece is
+    made and checked.
+pull_plain: ``SlabService.fetch`` from ``tcp:``. It takes a slab with fresh pages, reads into it as
+    before, and compares the xxh3 of the whole with the reference's.
+bare_tls: one connection of TLS 1.3, ``sendall`` and ``recv_into``.
+read_tls, pull_tls: as for plain, from ``tls:``.
+
+Of each it tells GB/s (the median of the rounds) and the CPU seconds for one GB on both sides.
+read_plain_over_bare and so on are medians of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import mmap
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gcore_core.contract.records import Ref
+from gcore_core.runtime.process.agent import process_usage
+from gcore_core.runtime.rpc import tls
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.store.bulk import STREAMS, BulkClient, StoredContent
+from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
+
+MEMORY = Path("/dev/shm")
+PIECE_BYTES = 1 << 20
+WAYS = ("bare_plain", "read_plain", "pull_plain", "bare_tls", "read_tls", "pull_tls")
+SERVED = ("bare_plain", "plain", "bare_tls", "tls")
+
+
+class Order(msgspec.Struct):
+    """What the sender is told: where it serves, what it has, and the run's secrets."""
+
+    host: str
+    nbytes: int
+    directory: str
+    secret: bytes
+    identity: bytes
+
+
+class Sent(msgspec.Struct):
+    """What the sender answers: port of each way, reference of each pulled content."""
+
+    pid: int
+    ports: dict[str, int]
+    refs: dict[str, Ref]
+
+
+# -- the sender ------------------------------------------------------------------------------------
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def serve_bare(order: Order, port: int, file: Path, is_tls: bool) -> None:
+    """Sends the file to everybody who connects."""
+    listener = socket.create_server((order.host, port))
+    context = tls.contexts(order.identity).server if is_tls else None
+    descriptor = os.open(file, os.O_RDONLY)
+    memory = memoryview(mmap.mmap(descriptor, order.nbytes, prot=mmap.PROT_READ))
+
+    def run() -> None:
+        while True:
+            sock, _ = listener.accept()
+            if context is not None:
+                sock = context.wrap_socket(sock, server_side=True)
+                for start in range(0, order.nbytes, PIECE_BYTES):
+                    sock.sendall(memory[start : start + PIECE_BYTES])
+            else:
+                sent = 0
+                while sent < order.nbytes:
+                    sent += os.sendfile(sock.fileno(), descriptor, sent, order.nbytes - sent)
+            sock.recv(1)  # the reader has all
+            sock.close()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+async def send() -> None:
+    """Is the sending process: reads its order from standard input, and ends with it."""
+    order = msgspec.json.decode(sys.stdin.readline(), type=Order)
+    directory = Path(order.directory)
+    content = np.random.default_rng(0).integers(0, 256, order.nbytes, np.uint8)
+    sent = Sent(os.getpid(), {}, {})
+    for way in SERVED:
+        is_tls = way.endswith("tls")
+        port = sent.ports[way] = free_port(order.host)
+        if way.startswith("bare"):
+            file = directory / "bare"
+            file.write_bytes(content.data)
+            serve_bare(order, port, file, is_tls)
+            continue
+        node = f"sender.{way}"
+        spec = StoreSpec(
+            node=node,
+            directory=str(directory / node),
+            spill=str(directory / "spill"),
+            budget_bytes=4 * order.nbytes,
+        )
+        address = f"{'tls' if is_tls else 'tcp'}:{order.host}:{port}"
+        slabs = SlabService(spec, order.secret, {node: address}, order.identity)
+        network, service = InlineNetwork(), Service(node)
+        slabs.register(service)
+        await network.view(node).serve(node, service)
+        slabs.open()
+        agent = network.view("writer").peer(node)
+        writer = StoreWriter(Path(spec.directory), node, order.secret, agent, "writer")
+        (sent.refs[way],) = await writer.put_blobs(0, frozenset({0}), [content])
+    print(msgspec.json.encode(sent).decode(), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+# -- the reader ------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads from a sender in each of the ways."""
+
+    def __init__(self, order: Order, sent: Sent, directory: Path, streams: int) -> None:
+        self._order = order
+        self._sent = sent
+        self._context = tls.contexts(order.identity).client
+        self._memory = memoryview(mmap.mmap(-1, order.nbytes))
+        self._memory[:] = bytes(order.nbytes)
+        spec = StoreSpec(
+            node="reader",
+            directory=str(directory / "reader"),
+            spill=str(directory / "spill"),
+            budget_bytes=2 * order.nbytes + (1 << 20),
+            bulk_streams=streams,
+        )
+        addresses = {
+            f"sender.{way}": f"{'tls' if way == 'tls' else 'tcp'}:{order.host}:{port}"
+            for way, port in sent.ports.items()
+        }
+        self._slabs = SlabService(spec, order.secret, addresses, order.identity)
+        self._slabs.register(Service("reader"))
+        self._client = BulkClient(addresses, order.secret, order.identity, streams)
+
+    async def read(self, way: str) -> None:
+        if way.startswith("bare"):
+            await asyncio.to_thread(self._read_bare, way)
+            return
+        kind, _, way = way.partition("_")
+        ref = self._sent.refs[way]
+        if kind == "read":
+            await self._client.read(ref.node, StoredContent(ref), self._memory, lambda: None)
+            return
+        self._slabs.clear()  # or it would be read once
+        await self._slabs.fetch(ref, Call(lambda: None))
+
+    def _read_bare(self, way: str) -> None:
+        sock = socket.create_connection((self._order.host, self._sent.ports[way]))
+        if way == "bare_tls":
+            sock = self._context.wrap_socket(sock)
+        got = 0
+        while got < self._order.nbytes:
+            nbytes = sock.recv_into(self._memory[got : got + PIECE_BYTES])
+            if not nbytes:
+                raise ConnectionError(f"the sender ended after {got} bytes")
+            got += nbytes
+        sock.close()
+
+    def close(self) -> None:
+        self._client.close()
+        self._slabs.close()
+
+
+async def rounds_of(reader: Reader, sent: Sent, n_rounds: int, nbytes: int) -> dict[str, Any]:
+    """Measures all ways in turns; the first round is not counted."""
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    cpu: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    for number in range(n_rounds + 1):
+        for way in WAYS:
+            sender_s, _ = process_usage(sent.pid)
+            own_s = time.process_time()
+            began_s = time.perf_counter()
+            await reader.read(way)
+            wall_s = time.perf_counter() - began_s
+            if number:
+                seconds[way].append(wall_s)
+                spent_s = process_usage(sent.pid)[0] - sender_s, time.process_time() - own_s
+                cpu[way].append(spent_s)
+    gb = nbytes / 1e9
+    figures: dict[str, Any] = {}
+    for way in WAYS:
+        figures[f"{way}_gb_per_s"] = gb / statistics.median(seconds[way])
+        figures[f"{way}_sender_cpu_s_per_gb"] = statistics.median(s for s, _ in cpu[way]) / gb
+        figures[f"{way}_reader_cpu_s_per_gb"] = statistics.median(r for _, r in cpu[way]) / gb
+    for way in ("read_plain", "pull_plain", "read_tls", "pull_tls"):
+        pairs = zip(seconds[f"bare_{way.partition('_')[2]}"], seconds[way], strict=True)
+        figures[f"{way}_over_bare"] = statistics.median(bare / own for bare, own in pairs)
+    return figures
+
+
+def measure(
+    identity: bytes,
+    host: str = "127.0.0.1",
+    at: Sequence[str] = (),
+    nbytes: int = 256 << 20,
+    n_rounds: int = 7,
+    streams: int = STREAMS,
+) -> dict[str, float]:
+    """Returns rates, CPU seconds and ratios by name, as the head of this file explains them.
+
+    identity: PEM of a key and its certificate.
+    host: address of the sender.
+    at: words in front of the sender's command, which take it to another node.
+    nbytes: size of the content.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="g-core-bulk-", dir=MEMORY))
+    secret = secrets.token_bytes(32)
+    order = Order(host, nbytes, str(directory), secret, identity)
+    command = [*at, sys.executable, str(Path(__file__).resolve()), "--send"]
+    sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert sender.stdin is not None and sender.stdout is not None
+    try:
+        sender.stdin.write(msgspec.json.encode(order) + b"\n")
+        sender.stdin.flush()
+        sent = msgspec.json.decode(sender.stdout.readline(), type=Sent)
+
+        async def run() -> dict[str, float]:
+            reader = Reader(order, sent, directory, streams)
+            try:
+                return await rounds_of(reader, sent, n_rounds, nbytes)
+            finally:
+                reader.close()
+
+        return asyncio.run(run())
+    finally:
+        sender.stdin.close()
+        sender.wait(30)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def make_identity() -> bytes:
+    """Makes a key and a certificate with the openssl program."""
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 7 -subj /CN=run"
+    command = ["openssl", *words.split(), "-keyout", "-", "-out", "-"]
+    return subprocess.run(command, check=True, capture_output=True).stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--send", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=256, help="size of the content")
+    parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--host", default="127.0.0.1", help="address of the sender")
+    parser.add_argument("--at", default="", help="command that takes the sender to its node")
+    arguments = parser.parse_args()
+    if arguments.send:
+        asyncio.run(send())
+        return
+    figures = measure(
+        make_identity(),
+        arguments.host,
+        shlex.split(arguments.at),
+        arguments.mib << 20,
+        arguments.rounds,
+        arguments.streams,
+    )
+    if arguments.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name}: {value:.2f}")
+
+
+if __name__ == "__main__":
+    main()
