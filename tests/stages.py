@@ -75,7 +75,7 @@ STAGES = (
     ),
     Stage(
         name="processes",
-        budget_min=14,
+        budget_min=17,
         commands=(PYTEST + " tests/gpu tests/integration tests/oracles",),
     ),
     Stage(

@@ -1,7 +1,8 @@
 """Every benchmark still runs on the present code: each in the shortest form that it has.
 
-Those of more than ten seconds are slow: `tox run -e full` runs them. engine_pairs and
-engine_overhead run with torch alone here; the stage `engines` runs pairs of real engines.
+Those of more than ten seconds are slow: `tox run -e full` runs them. engine_pairs,
+engine_overhead and proved_engines run with torch alone here; the stage `engines` runs pairs of real
+engines.
 """
 
 from __future__ import annotations
@@ -112,6 +113,17 @@ def _policies_used_the_same_groups(values: Mapping[str, float]) -> bool:
     )
 
 
+def _four_nodes_are_as_one(values: Mapping[str, float]) -> bool:
+    """Whether weights are equal, a push comes once, a cut is noticed and nothing is left."""
+    return (
+        values["quickstart_weights_compared"] == 1
+        and values["push_receivers_verified"] == 4
+        and 1 <= values["push_bytes_per_node_over_model"] < 2
+        and values["link_cut_noticed_s"] > 0
+        and values["left_behind_on_any_node"] == 0
+    )
+
+
 SMALL = (
     "controller.config.prompts=4",
     "advantage.config.group_size=2",
@@ -133,6 +145,12 @@ SMALL = (
             "back_to_work",
             *("--faults", "1", "--kills", "1", "--every", "1"),
             fact=lambda values: 0 < values["fault_to_training_again_s"] < math.inf,
+            slow=True,
+        ),
+        short(
+            "machines",
+            "--short",
+            fact=_four_nodes_are_as_one,
             slow=True,
         ),
         short("handover", "--rounds", "3", fact=_sizes_are_those_of_rates, repeats=True),
@@ -190,8 +208,20 @@ SMALL = (
             slow=True,
         ),
         short(
+            "proved_engines",
+            *("--parts", "engines", "--engines", "torch", "--steps", "2", "--set", *SMALL),
+            fact=lambda values: (
+                values["torch_generator_on_same_in_a_batch"] == 1
+                and values["torch_generator_on_same_in_another_place"] == 1
+                and values["torch_generator_on_hashes_two_runs"] == 1
+                and values["torch_generator_on_hashes_2_replicas"] == 1
+                and values["torch_generator_on_logprob_gap_max"] == 0
+            ),
+            slow=True,
+        ),
+        short(
             "proved_sentinel",
-            *("--parts", "sentinel", "--minutes", "0.2", "--set", *SMALL),
+            *("--parts", "sentinel", "--minutes", "0.2", "--generators", "torch", "--set", *SMALL),
             fact=lambda values: values["healthy_bf16_tokens_sampled"] > 0,
             slow=True,
         ),
@@ -290,7 +320,11 @@ def test_a_benchmark_measures_its_claims(
     assert len(values) == len(result["claims"])
     assert any("interval" in claim for claim in result["claims"]) or not repeats
     assert fact(values), values
-    committed = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())
+    path = BENCHMARKS / "results" / f"{name}.json"
+    assert path.exists() == (name not in NOT_MEASURED_YET), f"see NOT_MEASURED_YET for {name}"
+    if not path.exists():
+        return
+    committed = json.loads(path.read_text())
     assert kinds_of(values) & kinds_of(claim["name"] for claim in committed["claims"])
 
 
@@ -308,6 +342,9 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
     low, high = claim.get("interval", (0.0, 0.0))
     assert math.isfinite(low) and math.isfinite(high) and low <= high, claim
 
+
+#: benchmarks without a committed result
+NOT_MEASURED_YET = {"machines", "proved_engines", "proved_time"}
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {

@@ -12,7 +12,7 @@ import pytest
 from gcore_core.config.plan import load_plan
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError
-from gcore_core.run.initial_placement import place
+from gcore_core.run.initial_placement import find_nodes, place
 from tests.support import runs
 
 WORKS = '''
@@ -106,4 +106,4 @@ def test_a_missing_library_is_told_before_anything_starts(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     plan = load_plan(Path("job.yaml"), [])
     with pytest.raises(ConfigError, match=r"pip install 'gcore-placement\[nvml\]'"):
-        place(plan)
+        place(plan, find_nodes(plan))

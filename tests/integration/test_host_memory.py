@@ -9,7 +9,7 @@ import pytest
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import PlacementError
 from gcore_core.run.host_memory import host_memory
-from gcore_core.run.initial_placement import place
+from gcore_core.run.initial_placement import find_nodes, place
 
 RECIPE = Path(__file__).parents[2] / "recipes/judge.yaml"
 DEVICES = ["cluster.devices=2", "roles.rollout.slots=2", "roles.judge.slots=2"]
@@ -28,13 +28,13 @@ def models(tmp_path: Path) -> dict[str, dict[str, str]]:
 
 def test_memory_kept_on_the_host_is_reported(models: dict[str, dict[str, str]]) -> None:
     plan = load_plan(RECIPE, DEVICES)
-    placed = place(plan)
+    placed = place(plan, find_nodes(plan))
     gib = sum(
         {"rollout": 3, "judge": 1}.get(role, 0) * len(workers)
         for role, workers in placed.workers.items()
     )
     told = host_memory(plan, placed, models, host_bytes=64 << 30)
-    assert told == f"generators that sleep keep {gib}.00 of 64.00 GiB of the memory of node0"
+    assert told == f"generators that sleep keep {gib}.00 of 64.00 GiB of the memory of this machine"
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_memory_of_each_role(
@@ -43,9 +43,9 @@ def test_weights_that_do_not_fit_are_refused_with_the_memory_of_each_role(
     plan = load_plan(RECIPE, DEVICES)
     with pytest.raises(
         PlacementError,
-        match=r"would keep \d.00 GiB of weights in the memory of node0, which has 2.00 GiB",
+        match=r"would keep \d.00 GiB of weights in the memory of this machine, which has 2.00 GiB",
     ) as caught:
-        host_memory(plan, place(plan), models, host_bytes=2 << 30)
+        host_memory(plan, place(plan, find_nodes(plan)), models, host_bytes=2 << 30)
     assert "rollout: " in str(caught.value) and "judge: " in str(caught.value)
     assert "config.sleep: discard" in str(caught.value)
 
@@ -55,4 +55,4 @@ def test_generators_that_discard_weights_keep_none_on_the_host(
 ) -> None:
     discard = [f"roles.{role}.config.sleep=discard" for role in ("rollout", "judge")]
     plan = load_plan(RECIPE, [*DEVICES, *discard])
-    assert host_memory(plan, place(plan), models, host_bytes=1) == ""
+    assert host_memory(plan, place(plan, find_nodes(plan)), models, host_bytes=1) == ""

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from gcore_core.testing.installed import InstalledPlugins
+from tests.integration.test_sentinel_runs import late
 from tests.support import runs
 
 REPOSITORY = Path(__file__).parents[2]
@@ -90,6 +91,47 @@ def test_the_program_trains_on_records_one_version_old(
     batches = [json.loads(line) for line in (tmp_path / "batches.jsonl").read_text().splitlines()]
     ordinals = [sorted({ordinal for ordinal, _ in batch}) for batch in batches]
     assert ordinals == [list(range(4 * step, 4 * step + 4)) for step in range(4)]
+
+
+def run_late(
+    environment: dict[str, str], directory: Path, fault: str, **sections: object
+) -> subprocess.CompletedProcess[str]:
+    """Runs fakes one step ahead; replica 1 has a fault from version 3 on."""
+    job = late(directory, fault, objective={"use": "algorithms/ppo_clip"}, **sections)
+    job["controller"] = {**job["controller"], "use": "one-step"}
+    (directory / "trouble.py").write_text(runs.TROUBLE)
+    (directory / "job.yaml").write_text(json.dumps(job))
+    return g_core(directory, environment, "run", "job.yaml")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_both_sides_score_canaries_after_each_push(
+    environment: dict[str, str], tmp_path: Path, shards: int
+) -> None:
+    """The records are a version old, so that none of them can be compared itself."""
+    controller = {"shards": shards}
+    done = run_late(environment, tmp_path / "watched", "unpushed", controller=controller)
+    output = done.stdout + done.stderr
+    assert done.returncode == 6, output[-3000:]
+    assert "step 3: rollout.1 and the trainer disagree about log-probs since step 3" in output
+    assert "cause: rollout.1 holds weights of version 2 in 2 of 2 tensors: old weights" in output
+    # Its own save had not begun, and that of the step before is whole.
+    saved = sorted(path.name for path in (tmp_path / "watched").glob("runs/*/001/checkpoints/s*"))
+    assert saved[-1:] == ["step-000002"], saved
+    blind = {"controller": controller, "sentinel": {"canaries": 0}}
+    done = run_late(environment, tmp_path / "blind", "unpushed", **blind)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def test_canaries_of_a_healthy_run_give_no_alarm(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = run_late(environment, tmp_path, "none")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    (metrics,) = tmp_path.glob("runs/*/001/metrics.jsonl")
+    rows = [json.loads(line)["metrics"] for line in metrics.read_text().splitlines()]
+    seen = [row.get("sentinel/canary_actions", 0) for row in rows[1:]]
+    assert seen[0] == 0 and min(seen[1:]) > 0, seen  # the first step's records are fresh
 
 
 @pytest.mark.parametrize(

@@ -397,6 +397,34 @@ def test_metrics_have_each_step_once_after_a_restart_and_after_a_resume(tmp_path
     assert (run.directory / "ends.txt").read_text() == "''\n"
 
 
+@pytest.mark.parametrize("every", [0, 4])
+def test_a_run_that_goes_on_evaluates_the_steps_of_one_that_was_not_disturbed(
+    every: int, tmp_path: Path
+) -> None:
+    """None is evaluated because the run goes on from it, and none twice."""
+    steps = 12
+    changes = {
+        "run": {"steps": steps, "deterministic": True},
+        "checkpoint": {"every": 2, "restarts": 1},
+        "evaluation": {"every": every, "prompts": 4, "data": {"use": "fake"}},
+    }
+    job = runs.job(**changes)
+    job["roles"]["rollout"] = {"use": "trouble/evaluated"}
+    with runs.running(tmp_path, job) as run:
+        run.read_until(f" 7/{steps} ")
+        os.kill(run.pids()["policy.0"], signal.SIGKILL)
+        found = run.read_until("the run goes on from step")
+        assert run.wait() == 0, run.output
+    first = int(found.split()[-1])
+    evaluated = [int(row["step"]) for row in run.metrics() if row["evaluation"]]
+    due = range(0, steps + 1, every or steps)
+    assert evaluated == list(due)
+    drawn = [int(line) for line in (tmp_path / "evaluated.txt").read_text().split()]
+    again = [step for step in due if step > first and drawn.count(step) == 2]
+    assert sorted(set(drawn)) == list(due)
+    assert len(drawn) == len(due) + len(again), "one that was made before was made again"
+
+
 def test_a_run_is_not_resumed_with_another_configuration(tmp_path: Path) -> None:
     run = killed_at(tmp_path, 2)
     done = resume(run, "run.seed=4")

@@ -89,7 +89,10 @@ ANSWERS = {
         """,
     ],
     "command": ["print((directory / 'metrics.jsonl').read_text())\nreturn 0"],
-    "launcher": ["return self._local.site(names, supervisor, logs)"],
+    "launcher": [
+        "return await self._local.nodes(devices)",
+        "return self._local.site(where, supervisor, logs)",
+    ],
     "generator": [
         """
         from gcore_core.testing import fake

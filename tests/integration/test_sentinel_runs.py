@@ -35,6 +35,11 @@ class Late(fake.FakeGenerator):
         self._older = self._logits.copy()
         super().begin_weights(plan)
 
+    def logprobs(self, records):
+        if self._fault == "unpushed" and self.version >= 3:
+            self._logits = self._older  # after the push was verified
+        return super().logprobs(records)
+
     def submit(self, requests):
         if self._fault == "old" and self.version >= 2:
             self._logits = self._older
@@ -51,7 +56,9 @@ class Late(fake.FakeGenerator):
 def gcore_generators():
     yield p.GeneratorProvider(
         summary="-", factory="late:Late", config=LateConfig,
-        capabilities=frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"}),
+        capabilities=frozenset(
+            {"weights.push", "weights.fingerprint", "determinism", "abort", "logprobs"}
+        ),
     )
 '''  # noqa: E501
 

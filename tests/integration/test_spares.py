@@ -114,6 +114,8 @@ def test_nothing_is_left_of_a_run_that_ends_with_processes_that_were_kept_ready(
         assert not store.exists()
         assert list(run.private.iterdir()) == []
     assert not (run.path / "logs" / "processes.json").exists()
+    assert "lease" not in (run.path / "logs" / "supervisor.log").read_text(), "an end is no loss"
+    assert "its lease ends" not in (run.path / "logs" / "agent.0.log").read_text()
 
 
 def test_nothing_is_left_when_an_agent_is_killed_beside_stopped_workers_that_were_forked(
@@ -181,25 +183,155 @@ def test_a_run_that_goes_back_keeps_its_agent_and_forks_every_worker(
     assert steps(run) == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("lost", ["alone", "with its agent"])
-def test_a_killed_supervisor_is_started_again_and_the_run_goes_on(
-    lost: str, still: list[float], tmp_path: Path
+def forked(run: runs.Run, before: dict[str, int]) -> dict[str, int]:
+    """Waits until every worker was started anew; returns worker -> its parent."""
+    workers = before.keys() - {"agent.0"}
+    while any(run.pids()[name] == before[name] for name in workers):
+        time.sleep(0.02)
+    return {name: psutil.Process(run.pids()[name]).ppid() for name in workers}
+
+
+def test_a_killed_supervisor_is_replaced_and_takes_over_its_agent_with_what_is_ready(
+    still: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config()) as run:
+        log = halted(run, tmp_path)
+        servers = {int(pid) for pid in re.findall(r"spare\.\w+ \(pid (\d+)\) is ready", log)}
+        store, before = run.store(), run.pids()
+        watched = runs.Watched([before[name] for name in before.keys() - {"agent.0"}])
+        os.kill(run.supervisor(), signal.SIGKILL)
+        run.read_until("the supervisor ended with signal SIGKILL; it is started again")
+        assert watched.all_end_within(20), "nobody supervises them"
+        run.read_until("starting ")
+        assert set(forked(run, before).values()) == servers
+        assert run.pids()["agent.0"] == before["agent.0"]
+        (tmp_path / "go on").touch()
+        assert run.wait() == 0, run.output
+        assert not store.exists()
+        assert list(run.private.iterdir()) == []
+    assert run.weights() == still
+    assert steps(run) == list(range(1, STEPS + 1))
+    assert not (run.path / "logs" / "processes.json").exists()
+
+
+def test_a_supervisor_that_is_killed_again_and_again_keeps_its_agent(
+    still: list[float], tmp_path: Path
+) -> None:
+    """The second one has taken over an agent that is not its child."""
+    (tmp_path / "halt rollout").touch()
+    job = config("never")
+    job["checkpoint"]["restarts"] = 2
+    with runs.running(tmp_path, job) as run:
+        wait_for(tmp_path / "at rollout")
+        agent = run.pids()["agent.0"]
+        for _ in range(2):
+            before = run.pids()
+            os.kill(run.supervisor(), signal.SIGKILL)
+            run.read_until("the supervisor ended with signal SIGKILL; it is started again")
+            forked(run, before)
+        assert run.pids()["agent.0"] == agent
+        (tmp_path / "go on").touch()
+        assert run.wait() == 0, run.output
+        assert list(run.private.iterdir()) == []
+    assert run.weights() == still
+    assert steps(run) == list(range(1, STEPS + 1))
+
+
+def test_an_agent_that_was_taken_over_is_replaced_when_it_is_lost(
+    still: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "halt rollout").touch()
     with runs.running(tmp_path, config("never")) as run:
         wait_for(tmp_path / "at rollout")
-        watched = runs.Watched(list(run.pids().values()))
-        store, agent = run.store(), run.pids()["agent.0"]
-        if lost == "with its agent":  # which takes no leave
-            os.kill(agent, signal.SIGSTOP)
+        before = run.pids()
         os.kill(run.supervisor(), signal.SIGKILL)
-        if lost == "with its agent":
-            os.kill(agent, signal.SIGKILL)
         run.read_until("the supervisor ended with signal SIGKILL; it is started again")
+        forked(run, before)
+        watched = runs.Watched([before["agent.0"]])
+        os.kill(before["agent.0"], signal.SIGKILL)
+        run.read_until("the run goes on from step")
         assert watched.all_end_within(20)
         (tmp_path / "go on").touch()
         assert run.wait() == 0, run.output
+        assert list(run.private.iterdir()) == []
+    assert run.weights() == still
+    assert steps(run) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("agent", ["killed", "stopped"])
+def test_a_killed_supervisor_whose_agent_is_no_use_starts_another_one(
+    agent: str, still: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config("never")) as run:
+        wait_for(tmp_path / "at rollout")
+        pids, store = run.pids(), run.store()
+        watched = runs.Watched(list(pids.values()))
+        os.kill(pids["agent.0"], signal.SIGSTOP)  # it takes no leave
+        os.kill(run.supervisor(), signal.SIGKILL)
+        if agent == "killed":
+            os.kill(pids["agent.0"], signal.SIGKILL)
+        run.read_until("the supervisor ended with signal SIGKILL; it is started again")
+        assert watched.all_end_within(30)
+        (tmp_path / "go on").touch()
+        assert run.wait() == 0, run.output
         assert not store.exists()
+        assert list(run.private.iterdir()) == []
+    assert run.weights() == still
+    assert steps(run) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["both at once", "their terminal is closed", "supervisor first", "the process before it first"],
+)
+def test_nothing_is_left_when_the_supervisor_and_the_process_before_it_are_killed(
+    how: str, tmp_path: Path
+) -> None:
+    """Nobody tells the agent to end, and nobody is left who could wait for it."""
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config()) as run:
+        halted(run, tmp_path)
+        guard, supervisor = run.process.pid, run.supervisor()
+        pids = run.pids()
+        servers = runs.children(pids["agent.0"])
+        watched, store = runs.Watched([*pids.values(), *servers]), run.store()
+        os.kill(pids["rollout.0"], signal.SIGSTOP)  # it reads no lifeline
+        match how:
+            case "both at once":
+                os.killpg(guard, signal.SIGKILL)
+            case "their terminal is closed":  # the kernel tells the group; the agent has its own
+                os.killpg(guard, signal.SIGHUP)
+            case "supervisor first":
+                os.kill(guard, signal.SIGSTOP)  # so that it starts no other one
+                os.kill(supervisor, signal.SIGKILL)
+                wait_for(run.path / "logs" / "agent.0.log", "its lease ends in")
+                os.kill(guard, signal.SIGKILL)
+            case _:
+                os.kill(guard, signal.SIGKILL)
+        run.process.wait()
+        assert watched.all_end_within(10), "before the end of the lease, which nobody can take"
+        assert not store.exists()
+        assert list(run.private.iterdir()) == []
+        assert not (run.path / "logs" / "processes.json").exists()
+
+
+def test_an_agent_whose_lease_nobody_takes_ends_and_the_run_goes_on_with_another(
+    still: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config(), "launcher.config.lease_s=0.5") as run:
+        halted(run, tmp_path)
+        pids = run.pids()
+        watched = runs.Watched([*pids.values(), *runs.children(pids["agent.0"])])
+        os.kill(run.process.pid, signal.SIGSTOP)  # so that it starts no other supervisor
+        os.kill(run.supervisor(), signal.SIGKILL)
+        assert watched.all_end_within(20)
+        os.kill(run.process.pid, signal.SIGCONT)
+        run.read_until("the supervisor ended with signal SIGKILL; it is started again")
+        (tmp_path / "go on").touch()
+        assert run.wait() == 0, run.output
         assert list(run.private.iterdir()) == []
     assert run.weights() == still
     assert steps(run) == list(range(1, STEPS + 1))

@@ -63,6 +63,7 @@ TIMEOUT_S = 900.0
 #: Every case has these settings.
 COMMON = (
     "run.deterministic=true",
+    "controller.config.tiles=8",  # another number has other last bits
     "cluster.devices=2",
     "plugins=[]",  # observers draw pictures and change nothing
     "evaluation.show=8",

@@ -15,8 +15,10 @@ import json
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import BuiltinImporter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +34,7 @@ from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
 from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.launching import ALIVE
 from gcore_core.contract.lineage import check_receipt, check_seal
 from gcore_core.contract.records import Header, Prompt, RunFacts, StepReport
 from gcore_core.contract.scorer import Score, ScoredRecord
@@ -47,7 +50,8 @@ from gcore_core.run.comparison import compare
 from gcore_core.run.export import export, weights_sha256
 from gcore_core.runtime.messages import HeldReply, TrainReply, Versions
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.rpc import sockets, tls
+from gcore_core.runtime.rpc.service import Service
 from gcore_core.runtime.shells.checked_rewards import KnownRow, check_known
 from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.opened_records import check_prompts
@@ -397,9 +401,40 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
     "Processes": {
         "address in use": lambda w: taken(),
         "address that others can reach": lambda w: sockets.check_free("tcp:0.0.0.0:5000"),
+        "address of every network": lambda w: sockets.check_free("tls:0.0.0.0:5000", b"PEM"),
+        "TLS without a certificate": lambda w: sockets.check_free("tls:127.0.0.1:5000"),
+        "address of another machine": lambda w: sockets.check_free("tls:192.0.2.7:5000", b"PEM"),
+        "malformed identity": lambda w: tls.contexts(b"PEM"),
+        "another run's certificate": lambda w: asyncio.run(another_run()),
+        "no package for TLS": lambda w: without_cryptography(),
         "socket path too long": lambda w: sockets.check_free("unix:/" + "x" * 120),
     },
 }
+
+
+async def another_run() -> None:
+    """Calls a process that has the certificate of another run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        addresses = {"agent.1": f"tls:127.0.0.1:{probe.getsockname()[1]}"}
+    networks = [sockets.RpcNetwork(addresses, b"s", identity=tls.make_identity()) for _ in "12"]
+    try:
+        await networks[0].serve("agent.1", Service("agent.1"))
+        await networks[1].peer("agent.1").call(ALIVE, None)
+    finally:
+        for network in networks:
+            await network.close()
+
+
+def without_cryptography() -> None:
+    """As where only the core is installed: the interpreter finds no module of the package."""
+    with (
+        mock.patch.object(sys, "meta_path", [BuiltinImporter]),
+        mock.patch.dict(sys.modules),
+    ):
+        for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+            del sys.modules[name]
+        tls.make_identity()
 
 
 def alarmed() -> None:
@@ -515,8 +550,6 @@ def old_run(world: World) -> Path:
 
 
 def taken() -> None:
-    import socket
-
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.errors import PluginBroken
-from gcore_core.controllers.placement.gauge import Gauge
+from gcore_core.contract.placement import Device
+from gcore_core.controllers.placement.gauge import Gauge, NodeGauge
 from gcore_core.runtime.messages import METER, MeterReply, MeterRequest
 from gcore_core.runtime.process.metering import Metering
 
@@ -34,8 +35,18 @@ class Agent:
         return MeterReply(*self._readings.pop(0))
 
 
-async def shares(agent: Agent, rollouts: int = 1) -> dict[int, float]:
-    gauge = Gauge(agent, "my:Meter", WORKERS)  # type: ignore[arg-type]
+def node(agent: Agent, first: int = 0) -> NodeGauge:
+    """Returns a node with WORKERS, whose first device is the run's number ``first``."""
+    devices = {
+        name: [Device(index=first + number, kind="cpu", number=number) for number in numbers]
+        for name, numbers in WORKERS.items()
+    }
+    return NodeGauge(agent, devices)  # type: ignore[arg-type]
+
+
+async def shares(*agents: Agent, rollouts: int = 1) -> dict[int, float]:
+    nodes = [node(agent, first=2 * number) for number, agent in enumerate(agents)]
+    gauge = Gauge("my:Meter", nodes)
     for _ in range(rollouts):
         gauge.begin()
         await asyncio.sleep(0)
@@ -53,6 +64,13 @@ def test_the_share_is_of_the_time_between_both_readings() -> None:
 def test_a_share_is_at_most_one_and_only_of_devices_read_twice() -> None:
     agent = Agent(({0: 1.0}, 100.0), ({0: 9.0, 1: 7.5}, 104.0))
     assert asyncio.run(shares(agent)) == {0: 1.0}
+
+
+def test_each_node_numbers_its_own_devices_and_has_its_own_clock() -> None:
+    one = Agent(({0: 1.0, 1: 7.0}, 100.0), ({0: 3.0, 1: 7.5}, 104.0))
+    other = Agent(({0: 0.0, 1: 0.0}, 5000.0), ({0: 1.0, 1: 2.0}, 5002.0))
+    assert asyncio.run(shares(one, other)) == pytest.approx({0: 0.5, 1: 0.125, 2: 0.5, 3: 1.0})
+    assert other.requests == [MeterRequest("my:Meter", WORKERS)] * 2
 
 
 def test_only_the_latest_rollout_counts() -> None:

@@ -28,7 +28,7 @@ async def shell_of(directory: Path, restored: list[int]) -> GeneratorShell:
     network = InlineNetwork()
     spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
     service = Service("agent.0")
-    SlabService(spec, SECRET, network.view("agent.0").peer).register(service)
+    SlabService(spec, SECRET).register(service)
     await network.view("agent.0").serve("agent.0", service)
     view = network.view("rollout.0")
     writer = StoreWriter(directory, "agent.0", SECRET, view.peer("agent.0"), "rollout.0")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,21 @@ class Asks:
 class Bench:
     """Two nodes: on the first, records with media and their scorer; on the second, the judge."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, sockets: Path) -> None:
         self._directory, self.network, self.judge = directory, InlineNetwork(), Looker()
+        self._sockets = sockets
+        self.stores: list[SlabService] = []
         self.scorer_view: InlineView = self.network.view("scorer.0")
 
     async def open(self) -> None:
-        for node in ("agent.0", "agent.1"):
+        bulk = {node: f"unix:{self._sockets}/{node}" for node in ("agent.0", "agent.1")}
+        for node in bulk:
             place = self._directory / node
             place.mkdir()
             spec = StoreSpec(node=node, directory=str(place), spill=str(place / "spill"))
-            await self._serve(node, SlabService(spec, SECRET, self.network.view(node).peer))
+            self.stores.append(SlabService(spec, SECRET, bulk))
+            await self._serve(node, self.stores[-1])
+            self.stores[-1].open()
         view = self.network.view("judge.0")
         settings = GeneratorSettings(run=Run(), batch_s=0.0)
         writer = StoreWriter(
@@ -124,10 +130,13 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> Bench:
-    bench = Bench(tmp_path)
-    await bench.open()
-    return bench
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as sockets:  # paths must be short
+        bench = Bench(tmp_path, Path(sockets))
+        await bench.open()
+        yield bench
+        for store in bench.stores:
+            store.close()
 
 
 async def test_a_judge_on_another_node_gets_identical_images_outside_of_messages(

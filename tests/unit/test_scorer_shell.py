@@ -48,7 +48,7 @@ class Bench:
         spec = StoreSpec(
             node="node0", directory=str(self.directory), spill=str(self.directory / "spill")
         )
-        SlabService(spec, SECRET, network.view("agent.0").peer).register(service)
+        SlabService(spec, SECRET).register(service)
         await network.view("agent.0").serve("agent.0", service)
         agent = network.view("rollout.0").peer("agent.0")
         writer = StoreWriter(self.directory, "node0", SECRET, agent, "rollout.0")

@@ -59,5 +59,5 @@ def test_every_test_file_belongs_to_exactly_one_stage() -> None:
         assert len(holding) == 1, f"{path} belongs to {holding}"
 
 
-def test_the_budgets_are_48_minutes_in_all() -> None:
-    assert sum(stage.budget_min for stage in STAGES) == 48
+def test_the_budgets_fit_into_the_55_minutes_of_a_change() -> None:
+    assert sum(stage.budget_min for stage in STAGES) <= 55

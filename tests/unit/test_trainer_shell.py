@@ -44,6 +44,8 @@ class Ranked(fake.FakeTrainer):
 
 
 class NoRecords:
+    node = "agent.0"
+
     async def records(self, items: Sequence[Any]) -> list[Any]:
         return []
 

@@ -14,7 +14,7 @@ from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sentinel import Finding, SentinelContext, on_grid
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.controllers.watching import evidence_of, held_otherwise, likeliest, summed
-from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, HeldReply
+from gcore_core.runtime.messages import CanaryRequest, DiagnoseRequest, GroupNumbers, HeldReply
 from gcore_core.runtime.shells.compared_records import ComparedRecords
 
 
@@ -150,3 +150,34 @@ def test_what_the_store_does_with_a_record_afterwards_does_not_matter(sentinel: 
     for used in records:
         used.columns["logp"][:] = 7.0
     assert kept.by_shard([{1}]) == [[GroupNumbers(1, 0, 4, [2.0, 2.0])]]
+
+
+class Scores:
+    """A trainer whose log-probs of an action are its number."""
+
+    def logprobs(self, records: Any) -> list[np.ndarray]:
+        return [record["action_ids"].astype(np.float32) for record in records]
+
+
+def test_canaries_are_beginnings_of_records_one_of_each_prompt() -> None:
+    def record(ordinal: int, sample: int, actions: int, **columns: Any) -> TrainRecord:
+        own: dict[str, np.ndarray] = {
+            "prompt_ids": np.arange(3, dtype=np.int32),
+            "action_ids": np.arange(actions, dtype=np.int32),
+            "logp": np.zeros(actions, np.float32),
+            "temperature": np.array(0.5, np.float32),
+        }
+        return TrainRecord(
+            ordinal=ordinal, sample=sample, minibatch=0, columns=own, fresh=False, **columns
+        )
+
+    kept = ComparedRecords(cast(Any, Scores()), Band(None, SentinelContext()))
+    with_image = record(3, 0, 4, media={"pixels": np.zeros(1)})
+    kept.keep(6, [record(1, 0, 600), record(1, 1, 5), record(2, 0, 0), with_image, record(4, 0, 2)])
+    shown = kept.canaries(CanaryRequest(7, 4, 1))
+    assert [one.key for one in shown] == [(1, 0, 7, -1, 7), (4, 0, 7, -1, 7)]
+    assert [len(one.ids[1]) for one in shown] == [512, 2]
+    assert shown[1].logps == [[0.0, 1.0], [0.0, 1.0]] and shown[1].temperature == 0.5
+    assert len(kept.canaries(CanaryRequest(7, 1, 2))) == 1  # a rank's share of one
+    kept.keep(7, [])  # a step without records: the last ones are asked about again
+    assert len(kept.canaries(CanaryRequest(8, 4, 1))) == 2

@@ -18,13 +18,12 @@ from gcore_core.builtin.placement import Even
 from gcore_core.contract.algorithms import GroupScalars, Work
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec, reference_to
-from gcore_core.contract.launching import Site
+from gcore_core.contract.launching import Guard, NodeFacts, Servable, Site
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.runtime.process.launchers import InlineLauncher
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher
 from gcore_core.testing import (
     ActionAdvantageContract,
     AdvantageContract,
@@ -849,6 +848,11 @@ class AugmentsAtRandom(CleanDataset):
 # -- launchers -------------------------------------------------------------------------------------
 
 
+def with_node(site: Site, **changed: Any) -> Site:
+    """Returns the site with something of its only node changed."""
+    return replace(site, nodes={site.home: replace(site.home_node, **changed)})
+
+
 class CleanLauncher(LauncherContract):
     caught_by: ClassVar[tuple[str, ...]] = ()
     Backend: ClassVar[type[InlineLauncher]] = InlineLauncher
@@ -864,12 +868,12 @@ class LeavesItsFilesBehind(CleanLauncher):
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
         async def site(
-            self, names: list[str], supervisor: Service, logs: Path
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path
         ) -> AsyncIterator[Site]:
-            async with super().site(names, supervisor, logs) as site:
+            async with super().site(where, supervisor, logs) as site:
                 store = logs / "store"
                 store.mkdir(exist_ok=True)
-                yield replace(site, store=store)
+                yield with_node(site, store=store)
 
 
 class OneSecretForAll(CleanLauncher):
@@ -878,9 +882,9 @@ class OneSecretForAll(CleanLauncher):
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
         async def site(
-            self, names: list[str], supervisor: Service, logs: Path
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path
         ) -> AsyncIterator[Site]:
-            async with super().site(names, supervisor, logs) as site:
+            async with super().site(where, supervisor, logs) as site:
                 yield replace(site, secret=b"the same secret for everyone")
 
 
@@ -890,25 +894,50 @@ class OneAddressForAll(CleanLauncher):
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
         async def site(
-            self, names: list[str], supervisor: Service, logs: Path
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path
         ) -> AsyncIterator[Site]:
-            async with super().site(names, supervisor, logs) as site:
-                yield replace(site, addresses=dict.fromkeys(names, "inline:here"))
+            async with super().site(where, supervisor, logs) as site:
+                yield replace(site, views={site.home: dict.fromkeys(where, "inline:here")})
 
 
 class ItsAgentIsNotThere(CleanLauncher):
     caught_by = (
-        "test_the_agent_of_a_site_answers",
+        "test_the_agents_of_a_site_answer",
         "test_the_agent_of_a_site_reads_a_meter",
     )
 
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
         async def site(
-            self, names: list[str], supervisor: Service, logs: Path
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path
         ) -> AsyncIterator[Site]:
-            async with super().site(names, supervisor, logs) as site:
-                yield replace(site, agent=site.network.peer("agent.1"))
+            async with super().site(where, supervisor, logs) as site:
+                yield with_node(site, agent=site.network.peer("agent.1"))
+
+
+class TwoNodesOfOneName(CleanLauncher):
+    caught_by = ("test_it_says_which_nodes_there_are",)
+
+    class Backend(InlineLauncher):
+        async def nodes(self, devices: int | str) -> list[NodeFacts]:
+            nodes = await super().nodes(devices)
+            return [*nodes, replace(nodes[0], devices=())]
+
+
+class PutsAllOnOneNode(CleanLauncher):
+    caught_by = ("test_every_process_is_where_it_was_to_be",)
+
+    class Backend(InlineLauncher):
+        async def nodes(self, devices: int | str) -> list[NodeFacts]:
+            nodes = await super().nodes(devices)
+            return [*nodes, NodeFacts(name="agent.1", devices=())]
+
+        @contextlib.asynccontextmanager
+        async def site(
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path
+        ) -> AsyncIterator[Site]:
+            async with super().site(where, supervisor, logs) as site:
+                yield replace(site, where=dict.fromkeys(where, site.home))
 
 
 class MeetsInPublic(CleanLauncher):
@@ -917,10 +946,25 @@ class MeetsInPublic(CleanLauncher):
     class Backend(InlineLauncher):
         @contextlib.asynccontextmanager
         async def site(
-            self, names: list[str], supervisor: Service, logs: Path
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path
         ) -> AsyncIterator[Site]:
-            async with super().site(names, supervisor, logs) as site:
-                site.meeting.chmod(0o755)
+            async with super().site(where, supervisor, logs) as site:
+                site.home_node.meeting.chmod(0o755)
+                yield site
+
+
+class HandsOnWhatAKilledSupervisorLeft(CleanLauncher):
+    caught_by = ("test_the_site_of_a_killed_supervisor_is_taken_over",)
+
+    class Backend(InlineLauncher):
+        @contextlib.asynccontextmanager
+        async def guarded_site(
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard
+        ) -> AsyncIterator[Site]:
+            is_second = bool(guard.remembered())
+            async with LocalLauncher().guarded_site(where, supervisor, logs, guard) as site:
+                if is_second:
+                    (site.home_node.store / "left").touch()
                 yield site
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
@@ -50,7 +51,10 @@ class ForgetsToCountASkippedStep(Clean):
 
 
 class ComparesAfterTheUpdate(Clean):
-    caught_by = ("test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",)
+    caught_by = (
+        "test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",
+        "test_log_probs_of_given_actions_are_those_of_the_weights_it_holds",
+    )
 
     class Backend(FakeTrainer):
         def start_logprobs(self) -> list[StartLogprobs]:
@@ -67,6 +71,33 @@ class ComparesTheFirstStepForEver(Clean):
         def start_logprobs(self) -> list[StartLogprobs]:
             self._first = self._first or super().start_logprobs()
             return self._first
+
+
+class ScoresWithTheWeightsItBeganWith(Clean):
+    caught_by = ("test_log_probs_of_given_actions_are_those_of_the_weights_it_holds",)
+
+    class Backend(FakeTrainer):
+        def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+            logp = fake.log_softmax(fake.initial_logits(0))
+            return [logp[record["action_ids"]] for record in records]
+
+
+class GivesBackTheLogProbsOfTheRecord(Clean):
+    caught_by = ("test_log_probs_of_given_actions_are_those_of_the_weights_it_holds",)
+
+    class Backend(FakeTrainer):
+        def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+            return [record["logp"] for record in records]
+
+
+class LearnsWhileItScores(Clean):
+    caught_by = ("test_log_probs_of_given_actions_are_those_of_the_weights_it_holds",)
+
+    class Backend(FakeTrainer):
+        def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+            scored = super().logprobs(records)
+            self._logits = self._logits * np.float32(0.999)
+            return scored
 
 
 class MovesWithoutAdvantages(Clean):
@@ -166,6 +197,25 @@ class TrainsTheFirstMinibatchOnly(Clean):
 class RanksDoNotMeet(Clean):
     provider = replace(Clean.provider, capabilities=frozenset({"save.background", "sharding"}))
     caught_by = ("test_two_ranks_train_as_one",)
+
+
+class NeedsADirectory(FakeTrainer):
+    """Is made in processes of their own, so it has a name of its own."""
+
+    def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        if context.ranks > 1 and not context.rendezvous:
+            raise FileNotFoundError("there is no directory to meet in")
+
+
+class MeetsInADirectoryOnly(Clean):
+    provider = replace(
+        Clean.provider,
+        factory=f"{__name__}:NeedsADirectory",
+        capabilities=frozenset({"save.background", "sharding", "sharding.nodes"}),
+    )
+    caught_by = ("test_two_ranks_train_as_one", "test_ranks_meet_at_an_address")
+    Backend = NeedsADirectory
 
 
 class ForgetsTheVersion(Clean):
