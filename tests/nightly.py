@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # where it is run as a script
 
 from tests import parts  # noqa: E402
-from tests.engines import whole  # noqa: E402
+from tests.engines import every_test  # noqa: E402
 from tests.parts import CODE, Part  # noqa: E402
 
 RECIPES = ("quickstart", "judge", "digits")
@@ -76,7 +76,7 @@ PARTS = (
         name="venvs-kept",
         budget_min=15,
         command="{python} tests/engines/suites.py --create",
-        runs=whole.PINS,
+        runs=every_test.PINS,
     ),
     Part(
         name="elastic",
@@ -84,8 +84,8 @@ PARTS = (
         command="{python} -m pytest -q tests/integration/test_elastic.py",
         runs=INTEGRATION,
     ),
-    *(part for part in whole.PARTS if part.name.endswith("-elastic")),
-    *whole.PAIRS,
+    *(part for part in every_test.PARTS if part.name.endswith("-elastic")),
+    *every_test.PAIRS,
     Part(
         name="fuzz",
         budget_min=12,

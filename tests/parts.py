@@ -1,6 +1,6 @@
 """Long test runs, part by part: what has passed on this code is not run again.
 
-nightly.py and engines/whole.py say which parts there are. A part that is over is written to a
+nightly.py and engines/every_test.py say which parts there are. A part that is over is written to a
 result, with the digest of the files that it tests. A part that passed is kept until one of these
 files changes; ``--fresh`` runs everything. A part that fails, or takes twice its budget, does not
 end the others, and a run that was cut off loses one part.

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests import learning, nightly, parts
-from tests.engines import whole
+from tests.engines import every_test
 from tests.parts import Part
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_a_part_that_takes_twice_its_budget_is_ended(checkout: Parts) -> None:
 
 @pytest.mark.parametrize(
     ("script", "listed"),
-    [("tests/nightly.py", nightly.PARTS), ("tests/engines/whole.py", whole.PARTS)],
+    [("tests/nightly.py", nightly.PARTS), ("tests/engines/every_test.py", every_test.PARTS)],
 )
 def test_the_list_has_every_part_and_runs_none(
     script: str, listed: tuple[Part, ...], tmp_path: Path
@@ -121,11 +121,11 @@ def test_each_file_with_tests_of_an_engine_is_a_part() -> None:
         for file in ROOT.glob("plugins/*/tests/test_*.py")
         if "mark.engine" in file.read_text()
     }
-    assert {word for p in whole.PARTS for word in p.words() if word in files} == files
+    assert {word for p in every_test.PARTS for word in p.words() if word in files} == files
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
-@pytest.mark.parametrize("long", [nightly.PARTS, whole.PARTS])
+@pytest.mark.parametrize("long", [nightly.PARTS, every_test.PARTS])
 def test_what_a_part_runs_is_in_the_checkout(long: tuple[Part, ...]) -> None:
     for pattern in {pattern for p in long for pattern in p.runs}:
         found = subprocess.run(
@@ -140,12 +140,12 @@ def test_all_pairs_all_recipes_and_all_files_of_commands_are_there(
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import engine_pairs
 
-    assert {part.command.split()[-1] for part in whole.PAIRS} == set(engine_pairs.ALL)
-    for long in (nightly.PARTS, whole.PARTS):
+    assert {part.command.split()[-1] for part in every_test.PAIRS} == set(engine_pairs.ALL)
+    for long in (nightly.PARTS, every_test.PARTS):
         assert len(long) == len({p.name for p in long})
     recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
     assert set(nightly.RECIPES) == recipes == set(learning.BARS)
-    for p in (*nightly.PARTS, *whole.PARTS):
+    for p in (*nightly.PARTS, *every_test.PARTS):
         for word in p.words():
             if word.startswith(("tests/", "benchmarks/")):
                 file, _, test = word.partition("::")

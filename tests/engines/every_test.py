@@ -1,6 +1,6 @@
 """Every test of every engine, the slow ones too, and all nine pairs.
 
-    python tests/engines/whole.py [PART ...] [--fresh] [--list] [--result FILE]
+    python tests/engines/every_test.py [PART ...] [--fresh] [--list] [--result FILE]
 
 `tox run -e engines` runs it, in venvs that it makes anew. Each file of an engine plugin's tests is
 a part of its own, so a run that was cut off goes on where it stopped (tests/parts.py).
