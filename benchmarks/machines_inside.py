@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
-from gcore_nodes.launcher import CommandLauncher
 from weight_push import BUCKET_BYTES, ModelConfig
 
 from gcore_core.contract.factories import FactorySpec

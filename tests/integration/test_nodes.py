@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
-from gcore_nodes.launcher import CommandLauncher
 
 from gcore_core.contract.errors import ConfigError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Site

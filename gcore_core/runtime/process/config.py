@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +33,50 @@ class LocalConfig:
             raise ValueError(f"store_gib must be positive, not {self.store_gib}")
         if not self.lease_s > 0:
             raise ValueError(f"lease_s must be positive, not {self.lease_s}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachinesConfig:
+    """Holds the settings that all launchers for several machines have.
+
+    port: first of a row of ports that processes use on each host; one for each process of the run,
+        and two more. Nothing else may listen there.
+    address: a network, such as 10.0.0.0/16; each host's own address in it is used. Default: the
+        address that the host's name stands for.
+    private: networks that nobody else is on. In these, content of the store is sent in plain,
+        checked and not encrypted, and so is what ranks of one trainer on several hosts send each
+        other, unchecked. Messages are encrypted everywhere. Default: none.
+    devices: devices of each host that are used. Default: all.
+    socket_dir: where a private directory of sockets is made, on each host; its path must be short.
+        Default: the host's directory for temporary files.
+    store_gib: shared memory on each host for what generators make; when it is used up, they wait.
+        Default: half of what is free.
+    spill_after_s: how long nothing may be freed in a full store before more of it is made on disk.
+    spill_dir: where on disk, on each host. Default: in the run's directory.
+    start_s: how long a host may take to answer, and an agent to start.
+    patience_s: when a host gives no sign of life for so long, its agent ends with all that it has
+        started, and the run has lost the host.
+    """
+
+    port: int = 29400
+    address: str | None = None
+    private: list[str] = field(default_factory=list)
+    devices: int | None = None
+    socket_dir: str | None = None
+    store_gib: float | None = None
+    spill_after_s: float = 5.0
+    spill_dir: str | None = None
+    start_s: float = 60.0
+    patience_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not 1024 <= self.port <= 65000:
+            raise ValueError(f"port must be from 1024 to 65000, not {self.port}")
+        for network in (*self.private, *([self.address] if self.address else [])):
+            ipaddress.ip_network(network, strict=False)
+        for name in ("devices", "store_gib", "start_s", "patience_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, not {value}")
+        if self.patience_s < 4:
+            raise ValueError(f"patience_s must be at least 4, not {self.patience_s}")

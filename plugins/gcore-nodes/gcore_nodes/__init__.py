@@ -17,6 +17,6 @@ def gcore_launchers() -> Iterable[LauncherProvider]:
     yield LauncherProvider(
         name="command",
         summary="several machines, reached by a command such as ssh, srun or kubectl exec",
-        factory="gcore_nodes.launcher:CommandLauncher",
+        factory="gcore_nodes.command_launcher:CommandLauncher",
         config=CommandConfig,
     )

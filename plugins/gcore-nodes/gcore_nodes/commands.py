@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shlex
-import signal
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,6 +13,7 @@ import msgspec
 from gcore_core import __version__
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.launching import MachineFacts
+from gcore_core.kits.machines import end_command
 
 _FACTS = ("-m", "gcore_core.runtime.process.facts")
 _TAIL_LINES = 3  # of what a command wrote, shown when it fails
@@ -139,10 +138,3 @@ def _other_version(version: str, executable: str) -> str:
 def _tail(output: bytes) -> str:
     lines = (line for line in output.decode("utf-8", "replace").splitlines() if line.strip())
     return "\n".join(deque(lines, maxlen=_TAIL_LINES))
-
-
-async def end_command(process: asyncio.subprocess.Process) -> None:
-    """Kills a command with all that it has started on this machine, and waits for its end."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.launching import MachineFacts
+from gcore_core.runtime.process.facts import MachineFacts
 
 _LAST_PORT = 65535
 

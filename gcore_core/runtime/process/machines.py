@@ -1,13 +1,14 @@
-"""The launcher ``nodes/command``: one node agent on each host, started through a command.
+"""Opens sites on several machines: one node agent on each, joined by TLS.
 
-    facts     {command} python -m gcore_core.runtime.process.facts      all hosts at once
-    placement                                                            the core's matter
-    agents    {command} python -m gcore_core.runtime.process.agent --stdin
-    closing   the end of each agent's standard input, then of its command
+    facts       each machine says what it has, before a process of the run is there
+    placement   the core's matter
+    agents      started all at once, with the run's secret and its certificate
+    leases      held over the network, until the site closes
+    closing     the end of what each agent was started with, which ends the agent
 
-The run's secret and its certificate come to an agent by standard input, so they are in no argument,
-no environment variable and no file. The machine that this runs on, *home*, always has an agent too:
-one without devices where it is not among the hosts.
+How machines are found and how an agent is started on one differs between launchers; a subclass of
+``MachinesLauncher`` says it. All else is here. The machine that this runs on, *home*, always has an
+agent too: one without devices where it is not among the machines.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
 from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
 from gcore_core.contract.placement import Device
-from gcore_core.kits.launching import (
-    HOLD_LEASE,
-    RECORD,
-    AgentSpec,
-    HoldLease,
-    MachineFacts,
-    RpcNetwork,
-    StoreSpec,
-    allow_open_files,
-    clear_up,
-    end_hung,
-    machine_facts,
-    machine_identity,
-    make_identity,
-    spawn_over_input,
+from gcore_core.runtime.messages import HOLD_LEASE, HoldLease
+from gcore_core.runtime.process.addresses import (
+    Addresses,
+    address_towards,
+    assign,
+    lies_in,
+    own_address,
 )
-from gcore_nodes.addresses import Addresses, address_towards, assign, lies_in, own_address
-from gcore_nodes.commands import ask_facts, command_for, end_command
-from gcore_nodes.config import CommandConfig
-from gcore_nodes.hosts import Host, find_hosts
+from gcore_core.runtime.process.agent import AgentSpec, end_hung
+from gcore_core.runtime.process.config import MachinesConfig
+from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
+from gcore_core.runtime.process.leftovers import RECORD, clear_up
+from gcore_core.runtime.process.spawn import allow_open_files, spawn_over_input
+from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.runtime.rpc.tls import make_identity
+from gcore_core.runtime.store.server import StoreSpec
 
-_AGENT = ("-m", "gcore_core.runtime.process.agent")
+#: What starts an agent, behind an interpreter; it reads its spec from standard input.
+AGENT = ("-m", "gcore_core.runtime.process.agent")
 _ENDS_S = 15.0  # agents have so long to end their workers and themselves
 _HUNG_ENDS_S = 5.0
 _AGAIN_S = 0.5  # between two tries to hold a lease
@@ -60,11 +61,93 @@ _TAIL_LINES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Node:
+class Host:
+    """A machine that a launcher has found.
+
+    name: by which a person knows it, and by which the launcher finds it again. Where it is a name
+        or an address of the network, others reach the machine there.
+    facts: what it says of itself.
+    slots: how many of its devices the run may use; None: ``MachinesConfig.devices`` says it.
+    """
+
+    name: str
+    facts: MachineFacts
+    slots: int | None = None
+
+
+class StartedAgent(Protocol):
+    """Holds what an agent was started with, which may be a command that leads to its machine.
+
+    command: shown to a person when the agent does not come up.
+    returncode: how it ended; None: it has not.
+    """
+
+    command: str
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> Any:
+        """Waits until it has ended."""
+
+    def close(self) -> None:
+        """Ends the agent's standard input, and so the agent with all that it has started."""
+
+    async def kill(self) -> None:
+        """Ends by force what is on this machine, and waits for its end."""
+
+
+class AgentCommand:
+    """An agent that was started through a command on this machine."""
+
+    def __init__(self, process: asyncio.subprocess.Process, words: Sequence[str]) -> None:
+        self.process = process
+        self.command = shlex.join(words)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.returncode
+
+    async def wait(self) -> int:
+        return await self.process.wait()
+
+    def close(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    async def kill(self) -> None:
+        await end_command(self.process)
+
+
+async def start_by_command(words: Sequence[str], spec: AgentSpec, log: Path) -> AgentCommand:
+    """Starts an agent through a command, which may lead to another machine.
+
+    Raises ConfigError when the command cannot be started.
+    """
+    try:
+        process = await spawn_over_input(list(words), spec, log)
+    except OSError as error:
+        raise ConfigError(
+            f"{words[0]} cannot be started: {error.strerror}",
+            where="launcher.config.command",
+            todo="install it, or write its whole path",
+        ) from error
+    return AgentCommand(process, words)
+
+
+async def end_command(process: asyncio.subprocess.Process) -> None:
+    """Kills a command with all that it has started on this machine, and waits for its end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
     """One machine of the run.
 
     name: of its agent.
-    host: as the job has it; "" for home where it is not among the hosts.
+    host: as the launcher calls it; "" for home where it is not among the hosts.
     address: by which others reach it.
     devices: those that the run may use.
     is_home: the supervisor runs there.
@@ -85,27 +168,46 @@ class _Node:
 class _Agent:
     """A node agent that was started.
 
-    process: the command that leads to it.
-    command: its words.
     log: what it writes, on this machine.
     """
 
-    node: _Node
+    node: Machine
     spec: AgentSpec
-    process: asyncio.subprocess.Process
-    command: list[str]
+    started: StartedAgent
     log: Path
 
 
-class CommandLauncher:
-    """Starts one node agent on each host, through a command; see ``CommandConfig``."""
+class MachinesLauncher(ABC):
+    """Starts one node agent on each machine and joins them; a subclass finds the machines."""
 
-    def __init__(self, config: CommandConfig) -> None:
+    def __init__(self, config: MachinesConfig, python: str = sys.executable) -> None:
+        """python: the interpreter of the agent on home."""
         self._config = config
-        self._python = config.python or sys.executable
+        self._python = python
+
+    @abstractmethod
+    def hosts(self) -> AbstractAsyncContextManager[list[Host]]:
+        """Finds the machines of the run, in order.
+
+        What leads to them is held until this is left. It is entered for ``nodes`` and again for
+        each site, where agents are started before it is left. Two machines must differ. Raises
+        ConfigError, naming the machine, where one cannot be used.
+        """
+
+    @abstractmethod
+    async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
+        """Starts the agent of another machine than this one.
+
+        It gets its spec by standard input, whose end is its lifeline (``agent --stdin``).
+
+        host: name of the machine.
+        spec: has the run's secret. It must not be in an argument, the environment, a file or a log.
+        log: a file on this machine, to which what the agent writes is appended.
+        """
 
     async def nodes(self, devices: int | str) -> list[NodeFacts]:
-        nodes = await self._survey()
+        async with self.hosts() as hosts:
+            nodes = self._machines(hosts)
         return [
             NodeFacts(
                 name=node.name,
@@ -120,7 +222,14 @@ class CommandLauncher:
     async def site(
         self, where: Mapping[str, str], supervisor: Servable, logs: Path
     ) -> AsyncIterator[Site]:
-        nodes = await self._survey()
+        async with self.hosts() as hosts, self._opened(hosts, where, supervisor, logs) as site:
+            yield site
+
+    @contextlib.asynccontextmanager
+    async def _opened(
+        self, hosts: Sequence[Host], where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AsyncIterator[Site]:
+        nodes = self._machines(hosts)
         home = next(node for node in nodes if node.is_home)
         allow_open_files(len(where) + len(nodes) + 1)
         with self._home_directory() as directory:
@@ -174,27 +283,26 @@ class CommandLauncher:
 
     # -- which machines there are ------------------------------------------------------------------
 
-    async def _survey(self) -> list[_Node]:
-        """Asks every host what it has. Raises ConfigError."""
+    def _machines(self, hosts: Sequence[Host]) -> list[Machine]:
+        """Returns the machines of the run; home is the last where it is not a host.
+
+        Raises ConfigError.
+        """
         config = self._config
-        hosts = find_hosts(config.hosts)
-        names = [host.name for host in hosts]
-        answers = await ask_facts(config.command, names, self._python, config.start_s)
-        _check_distinct(names, answers)
         here = machine_identity()
         nodes = [
-            _Node(
+            Machine(
                 name=f"agent.{index}",
                 host=host.name,
-                facts=facts,
-                address=own_address(host.name, facts, config.address),
-                devices=_devices(host, facts, config.devices),
-                is_home=facts.machine == here,
+                facts=host.facts,
+                address=own_address(host.name, host.facts, config.address),
+                devices=_devices(host, config.devices),
+                is_home=host.facts.machine == here,
             )
-            for index, (host, facts) in enumerate(zip(hosts, answers, strict=True))
+            for index, host in enumerate(hosts)
         ]
         if not any(node.is_home for node in nodes):
-            home = _Node(
+            home = Machine(
                 name=f"agent.{len(nodes)}",
                 host="",
                 facts=machine_facts(),
@@ -223,7 +331,7 @@ class CommandLauncher:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _meeting(self, node: _Node, home_directory: str) -> str:
+    def _meeting(self, node: Machine, home_directory: str) -> str:
         """Returns the directory for sockets on a node. Names differ, as hosts may share files."""
         if node.is_home:
             return home_directory
@@ -232,7 +340,7 @@ class CommandLauncher:
 
     def _spec(
         self,
-        node: _Node,
+        node: Machine,
         meeting: str,
         addresses: Addresses,
         secret: bytes,
@@ -271,7 +379,7 @@ class CommandLauncher:
 
     async def _start(
         self,
-        nodes: Sequence[_Node],
+        nodes: Sequence[Machine],
         specs: Sequence[AgentSpec],
         network: RpcNetwork,
         logs: Path,
@@ -284,25 +392,17 @@ class CommandLauncher:
         Raises the error of the first host whose agent does not start.
         """
 
-        async def start(node: _Node, spec: AgentSpec) -> None:
-            words = (self._python, *_AGENT)
-            command = list(words)
-            if not node.is_home:
-                command = command_for(self._config.command, node.host, words)
+        async def start_one(node: Machine, spec: AgentSpec) -> None:
             log = logs / f"{node.name}.log"
-            try:
-                process = await spawn_over_input(command, spec, log)
-            except OSError as error:
-                raise ConfigError(
-                    f"{command[0]} cannot be started: {error.strerror}",
-                    where="launcher.config.command",
-                    todo="install it, or write its whole path",
-                ) from error
-            agent = _Agent(node, spec, process, command, log)
+            if node.is_home:
+                started: StartedAgent = await start_by_command((self._python, *AGENT), spec, log)
+            else:
+                started = await self.start(node.host, spec, log)
+            agent = _Agent(node, spec, started, log)
             agents.append(agent)
             await self._up(agent, network.peer(node.name), holding)
 
-        parts = (start(node, spec) for node, spec in zip(nodes, specs, strict=True))
+        parts = (start_one(node, spec) for node, spec in zip(nodes, specs, strict=True))
         results = await asyncio.gather(*parts, return_exceptions=True)
         for error in results:
             if error is not None:
@@ -317,7 +417,7 @@ class CommandLauncher:
         else:
             answer = asyncio.get_running_loop().create_future()
             holding.append(asyncio.ensure_future(_hold(peer, answer)))
-        ended = asyncio.ensure_future(agent.process.wait())
+        ended = asyncio.ensure_future(agent.started.wait())
         waited: list[asyncio.Future[Any]] = [answer, ended]
         try:
             await asyncio.wait(
@@ -333,14 +433,14 @@ class CommandLauncher:
             ended.cancel()
 
     def _not_up(self, agent: _Agent, answer: asyncio.Future[None]) -> WorkerError:
-        code = agent.process.returncode
+        code = agent.started.returncode
         tail = _tail(agent.log)
         if code is not None:
             return WorkerError(
                 f"its node agent ended with {code} before it was up",
                 where=str(agent.node),
                 why="\n".join(tail) or "it wrote nothing",
-                todo=f"its log: {agent.log}; its command: {shlex.join(agent.command)}",
+                todo=f"its log: {agent.log}; its command: {agent.started.command}",
             )
         cause = answer.exception() if answer.done() else None
         ports = f"{self._config.port} and those after it"
@@ -381,44 +481,31 @@ async def _end_hung(agent: _Agent) -> None:
     its kernel wakes it then; else its lease runs out.
     """
     if agent.node.is_home:
-        await end_hung(agent.process)
+        assert isinstance(agent.started, AgentCommand)
+        await end_hung(agent.started.process)
     else:
         await _end(agent, _HUNG_ENDS_S)
 
 
 async def _end(agent: _Agent, within_s: float) -> None:
     """Has an agent end, and its command with it; kills the command when that takes too long."""
-    if agent.process.stdin is not None:
-        agent.process.stdin.close()
+    agent.started.close()
     try:
-        await asyncio.wait_for(agent.process.wait(), within_s)
+        await asyncio.wait_for(agent.started.wait(), within_s)
     except TimeoutError:
-        await end_command(agent.process)
+        await agent.started.kill()
 
 
 # -- devices ---------------------------------------------------------------------------------------
 
 
-def _check_distinct(names: Sequence[str], answers: Sequence[MachineFacts]) -> None:
-    """Raises ConfigError when two names are one machine."""
-    by_machine: dict[str, str] = {}
-    for name, facts in zip(names, answers, strict=True):
-        other = by_machine.setdefault(facts.machine, name)
-        if other != name:
-            raise ConfigError(
-                f"{other} and {name} are one machine, {facts.host}",
-                where="launcher.config.hosts",
-                todo="name it once; an agent uses all devices of its host",
-            )
-
-
-def _devices(host: Host, facts: MachineFacts, devices: int | None) -> tuple[Device, ...]:
+def _devices(host: Host, devices: int | None) -> tuple[Device, ...]:
     """Returns the devices of a host that the run may use. Raises ConfigError for too many.
 
     A host without GPUs may have more devices than cores: each is a process then.
     """
     wish = host.slots or devices
-    found = facts.devices
+    found = host.facts.devices
     if wish is None:
         return tuple(Device(index=device.index, kind=device.kind) for device in found)
     kind = found[0].kind if found else "cpu"
@@ -431,7 +518,7 @@ def _devices(host: Host, facts: MachineFacts, devices: int | None) -> tuple[Devi
     return tuple(Device(index=index, kind=kind) for index in range(wish))
 
 
-def _deal(nodes: Sequence[_Node], devices: int | str) -> list[tuple[Device, ...]]:
+def _deal(nodes: Sequence[Machine], devices: int | str) -> list[tuple[Device, ...]]:
     """Returns the devices of each node that the run uses, those of the first hosts first.
 
     devices: how many in all; "auto": all. Raises ConfigError when there are fewer.

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from gcore_nodes import addresses as module
-from gcore_nodes.addresses import assign, own_address
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.launching import MachineFacts, machine_facts
+from gcore_core.runtime.process import addresses as module
+from gcore_core.runtime.process.addresses import assign, own_address
+from gcore_core.runtime.process.facts import MachineFacts, machine_facts
 
 NODES = {"agent.0": ("10.0.0.1", "/tmp/a"), "agent.1": ("10.0.0.2", "/tmp/b")}
 WHERE = {"supervisor": "agent.0", "rollout.0": "agent.1", "rollout.1": "agent.1"}
