@@ -16,6 +16,7 @@ Worker: one worker, for a launcher that runs several in a process.
 process_usage: CPU seconds and memory of a process.
 spawn_process, read_spec: both ends of starting a process with a spec.
 spawn_over_input: starts one by a command that may lead to another machine.
+input_of: what such a process reads from its standard input.
 MachineFacts, machine_facts, machine_identity: what a machine says of itself.
 HOLD_LEASE, HoldLease: asks a remote agent to live on, for as long as the stream stands.
 RECORD, clear_up: what an agent that was lost has left, and its end.
@@ -42,6 +43,7 @@ from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.spawn import (
     SHARED_MEMORY,
     allow_open_files,
+    input_of,
     read_spec,
     spawn_over_input,
     spawn_process,
@@ -54,6 +56,7 @@ from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
 
 __all__ = [
+    "input_of",
     "spawn_over_input",
     "machine_identity",
     "machine_facts",

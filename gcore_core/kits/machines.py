@@ -8,6 +8,7 @@ Host: a machine that a launcher has found.
 StartedAgent: what an agent was started with.
 AgentCommand, start_by_command: an agent that a command leads to.
 AGENT: what starts an agent, behind an interpreter.
+FACTS, read_facts: what prints a machine's facts, behind an interpreter, and how they are read.
 end_command: kills a command with all that it has started.
 """
 
@@ -16,21 +17,25 @@ from __future__ import annotations
 from gcore_core.runtime.process.config import MachinesConfig
 from gcore_core.runtime.process.machines import (
     AGENT,
+    FACTS,
     AgentCommand,
     Host,
     MachinesLauncher,
     StartedAgent,
     end_command,
+    read_facts,
     start_by_command,
 )
 
 __all__ = [
     "AGENT",
+    "FACTS",
     "AgentCommand",
     "Host",
     "MachinesConfig",
     "MachinesLauncher",
     "StartedAgent",
     "end_command",
+    "read_facts",
     "start_by_command",
 ]

@@ -31,6 +31,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
+from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
 from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
 from gcore_core.contract.placement import Device
@@ -51,13 +54,17 @@ from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.rpc.tls import make_identity
 from gcore_core.runtime.store.server import StoreSpec
 
+#: What prints a machine's facts, behind an interpreter.
+FACTS = ("-m", "gcore_core.runtime.process.facts")
 #: What starts an agent, behind an interpreter; it reads its spec from standard input.
 AGENT = ("-m", "gcore_core.runtime.process.agent")
 _ENDS_S = 15.0  # agents have so long to end their workers and themselves
 _HUNG_ENDS_S = 5.0
 _AGAIN_S = 0.5  # between two tries to hold a lease
 _TAIL_BYTES = 4096
-_TAIL_LINES = 3
+_TAIL_LINES = 3  # of what a command wrote, shown when it fails
+_FACTS_LIMIT_BYTES = 1 << 20
+_NOT_FOUND = 127  # what a shell, ssh and env answer for a command that is not there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +211,10 @@ class MachinesLauncher(ABC):
         spec: has the run's secret. It must not be in an argument, the environment, a file or a log.
         log: a file on this machine, to which what the agent writes is appended.
         """
+
+    async def start_home(self, spec: AgentSpec, log: Path) -> AgentCommand:
+        """Starts the agent of this machine, as a child of this process."""
+        return await start_by_command((self._python, *AGENT), spec, log)
 
     async def nodes(self, devices: int | str) -> list[NodeFacts]:
         async with self.hosts() as hosts:
@@ -395,7 +406,7 @@ class MachinesLauncher(ABC):
         async def start_one(node: Machine, spec: AgentSpec) -> None:
             log = logs / f"{node.name}.log"
             if node.is_home:
-                started: StartedAgent = await start_by_command((self._python, *AGENT), spec, log)
+                started: StartedAgent = await self.start_home(spec, log)
             else:
                 started = await self.start(node.host, spec, log)
             agent = _Agent(node, spec, started, log)
@@ -439,7 +450,7 @@ class MachinesLauncher(ABC):
             return WorkerError(
                 f"its node agent ended with {code} before it was up",
                 where=str(agent.node),
-                why="\n".join(tail) or "it wrote nothing",
+                why=tail or "it wrote nothing",
                 todo=f"its log: {agent.log}; its command: {agent.started.command}",
             )
         cause = answer.exception() if answer.done() else None
@@ -447,7 +458,7 @@ class MachinesLauncher(ABC):
         return WorkerError(
             f"its node agent is started, and does not answer at {agent.spec.public}",
             where=str(agent.node),
-            why=f"{cause}".splitlines()[-1] if cause else "\n".join(tail[-1:]),
+            why=f"{cause}".splitlines()[-1] if cause else tail.rpartition("\n")[2],
             todo=f"let the hosts reach each other at ports {ports}; its log: {agent.log}",
         )
 
@@ -494,6 +505,54 @@ async def _end(agent: _Agent, within_s: float) -> None:
         await asyncio.wait_for(agent.started.wait(), within_s)
     except TimeoutError:
         await agent.started.kill()
+
+
+# -- facts -----------------------------------------------------------------------------------------
+
+
+def read_facts(code: int, out: bytes, err: bytes) -> tuple[MachineFacts | None, str]:
+    """Reads what a machine has answered to ``FACTS``.
+
+    Returns its facts, or else what is wrong with the machine.
+
+    code: how the command ended.
+    out, err: what it has written. A login may print lines before the facts.
+    """
+    if code:
+        return None, _failure(code, _shown(err))
+    lines = out[-_FACTS_LIMIT_BYTES:].splitlines()
+    try:
+        facts = msgspec.json.decode(lines[-1] if lines else b"", type=MachineFacts)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        fields = {}
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, IndexError):
+            fields = msgspec.json.decode(lines[-1], type=dict)
+        version = fields.get("version")
+        if version is not None and version != __version__:
+            return None, _other_version(version, f"{fields.get('executable')}")
+        shown = _shown(out) or _shown(err) or "nothing"
+        return None, f"it did not answer with its facts but with: {shown}"
+    if facts.version != __version__:
+        return None, _other_version(facts.version, facts.executable)
+    return facts, ""
+
+
+def _failure(code: int, tail: str) -> str:
+    """Says how a command ended, with the last lines of what it wrote."""
+    if code == _NOT_FOUND:
+        tail += "\nthe interpreter is not there: set launcher.config.python"
+    elif "No module named" in tail:
+        tail += "\nthat interpreter has no gcore-core: install it there"
+    return f"the command ended with {code}: {tail}" if tail else f"the command ended with {code}"
+
+
+def _other_version(version: str, executable: str) -> str:
+    return f"it has gcore-core {version} ({executable}), here it is {__version__}"
+
+
+def _shown(output: bytes) -> str:
+    lines = (line for line in output.decode("utf-8", "replace").splitlines() if line.strip())
+    return "\n".join(deque(lines, maxlen=_TAIL_LINES))
 
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -545,10 +604,9 @@ def _only(addresses: Mapping[str, str], name: str) -> dict[str, str]:
     return {name: addresses[name]} if name in addresses else {}
 
 
-def _tail(log: Path) -> list[str]:
+def _tail(log: Path) -> str:
     """Returns the last lines of a log."""
     try:
-        content = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+        return _shown(log.read_bytes()[-_TAIL_BYTES:])
     except OSError:
-        return []
-    return list(deque((line for line in content.splitlines() if line.strip()), maxlen=_TAIL_LINES))
+        return ""

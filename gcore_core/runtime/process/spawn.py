@@ -189,7 +189,6 @@ async def spawn_over_input(
     spec: a msgspec struct, with the run's secret; it is in neither argv nor the environment.
     log: the file to which the command's output is appended.
     """
-    content = msgspec.msgpack.encode(spec)
     with open(log, "ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -201,9 +200,15 @@ async def spawn_over_input(
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(_LENGTH.pack(len(content)) + content)
+        process.stdin.write(input_of(spec))
         await process.stdin.drain()
     return process
+
+
+def input_of(spec: Any) -> bytes:
+    """Returns what a process that is started with ``--stdin`` reads first."""
+    content = msgspec.msgpack.encode(spec)
+    return _LENGTH.pack(len(content)) + content
 
 
 def read_spec(description: str, spec: type[T]) -> tuple[T, int]:

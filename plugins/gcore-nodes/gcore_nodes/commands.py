@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shlex
-from collections import deque
 from collections.abc import Sequence
 
-import msgspec
-
-from gcore_core import __version__
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.launching import MachineFacts
-from gcore_core.kits.machines import end_command
-
-_FACTS = ("-m", "gcore_core.runtime.process.facts")
-_TAIL_LINES = 3  # of what a command wrote, shown when it fails
-_FACTS_LIMIT_BYTES = 1 << 20
-_NOT_FOUND = 127  # what a shell, ssh and env answer for a command that is not there
+from gcore_core.kits.machines import FACTS, end_command, read_facts
 
 
 def check_template(template: str) -> None:
@@ -51,7 +41,7 @@ async def ask_facts(
 
     Raises ConfigError that names each host that cannot be used, with the command that was tried.
     """
-    commands = [command_for(template, host, (python, *_FACTS)) for host in hosts]
+    commands = [command_for(template, host, (python, *FACTS)) for host in hosts]
     answers = await asyncio.gather(*(_ask(command, timeout_s) for command in commands))
     faults = [
         (host, command, fault)
@@ -98,43 +88,4 @@ async def _ask(command: list[str], timeout_s: float) -> tuple[MachineFacts | Non
     finally:
         if process.returncode is None:
             await end_command(process)
-    if process.returncode:
-        return None, _failure(process.returncode, _tail(err))
-    return _read(out, _tail(err))
-
-
-def _failure(code: int, tail: str) -> str:
-    """Says how a command ended, with the last lines of what it wrote."""
-    if code == _NOT_FOUND:
-        tail += "\nthe interpreter is not there: set launcher.config.python"
-    elif "No module named" in tail:
-        tail += "\nthat interpreter has no gcore-core: install it there"
-    return f"the command ended with {code}: {tail}" if tail else f"the command ended with {code}"
-
-
-def _read(out: bytes, tail: str) -> tuple[MachineFacts | None, str]:
-    """Reads the last line of what a host has printed; a login may print others before it."""
-    lines = out[-_FACTS_LIMIT_BYTES:].splitlines()
-    try:
-        facts = msgspec.json.decode(lines[-1] if lines else b"", type=MachineFacts)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        fields = {}
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, IndexError):
-            fields = msgspec.json.decode(lines[-1], type=dict)
-        version = fields.get("version")
-        if version is not None and version != __version__:
-            return None, _other_version(version, f"{fields.get('executable')}")
-        shown = _tail(out) or tail or "nothing"
-        return None, f"it did not answer with its facts but with: {shown}"
-    if facts.version != __version__:
-        return None, _other_version(facts.version, facts.executable)
-    return facts, ""
-
-
-def _other_version(version: str, executable: str) -> str:
-    return f"it has gcore-core {version} ({executable}), here it is {__version__}"
-
-
-def _tail(output: bytes) -> str:
-    lines = (line for line in output.decode("utf-8", "replace").splitlines() if line.strip())
-    return "\n".join(deque(lines, maxlen=_TAIL_LINES))
+    return read_facts(process.returncode or 0, out, err)
