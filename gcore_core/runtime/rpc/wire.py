@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ import msgspec
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.launching import Traffic
+from gcore_core.runtime.rpc import keepalive
 from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, encode
 
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
@@ -115,20 +115,11 @@ class Connection(asyncio.BufferedProtocol):
     def end_in_silence(self, silence_s: float) -> None:
         """Has the kernel end the stream when the machine at its other end gives no sign of life.
 
-        The kernel there gives such signs, also for a process that is stopped or busy. It does so
-        when it is asked (keepalive, where nothing is sent) and when it gets what was sent.
-
         silence_s: for so long; 0: as long as the kernel likes. Unix sockets are left alone.
         """
         stream = self._transport.get_extra_info("socket")
-        if not silence_s or stream is None or stream.family == socket.AF_UNIX:
-            return
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-            asked_every_s = max(1, int(silence_s / 4))
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, asked_every_s)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, asked_every_s)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
+        if silence_s and stream is not None:
+            keepalive.end_in_silence(stream, silence_s)
 
     def admit(self, received: Callable[[Any], None]) -> None:
         """Greetings are over: messages may be long."""

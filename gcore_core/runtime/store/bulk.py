@@ -59,6 +59,7 @@ from gcore_core.contract.errors import (
 )
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.rpc import tls
+from gcore_core.runtime.rpc.keepalive import end_in_silence
 from gcore_core.runtime.rpc.retry import PATIENT
 from gcore_core.runtime.rpc.service import RemoteFailure, decoded, encode, from_wire, to_wire
 
@@ -285,14 +286,7 @@ def _set_up(sock: socket.socket) -> None:
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, int(_SILENCE_S)),
-        (socket.TCP_KEEPINTVL, 10),
-        (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, int(2 * _SILENCE_S * 1000)),
-    ):
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    end_in_silence(sock, 2 * _SILENCE_S)
 
 
 def _shut(sock: socket.socket) -> None:
