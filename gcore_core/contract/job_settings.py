@@ -117,6 +117,8 @@ class Cluster:
     """What the run may occupy."""
 
     devices: int | str = "auto"
+    # A run that has lost machines, and does not fit on the others, waits so long for them.
+    wait_s: float = _positive(default=600.0)
 
 
 @dataclass
@@ -197,8 +199,9 @@ class Role(Choice):
     """One of ``roles``: a backend and where it runs."""
 
     slots: int = _at_least(1, default=1)
-    # Replicas that stay awake where a placement policy moves devices.
-    least: int = _at_least(1, default=1)
+    # Replicas that stay awake where a placement policy moves devices, and that a run which has lost
+    # machines goes on with. None: 1 of a generator, all of others.
+    least: int | None = field(default=None, metadata={LIMIT: Limit(at_least=1)})
     follows: str | None = None
     python: str | None = None
     model: dict[str, Any] = _open()

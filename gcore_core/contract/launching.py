@@ -321,3 +321,36 @@ class AdoptingLauncher(Launcher, Protocol):
         before this returns, while what its agent has ready for later stays. The supervisor answers
         there only afterwards, so nothing of the attempt before reaches it.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundNodes:
+    """Says which machines a run may use now, and which of those that it names are missing.
+
+    nodes: in order. A machine has the same name whichever others are missing.
+    missing: host -> why it cannot be used.
+    refusal: why the run must not use just these nodes; "": it may.
+    """
+
+    nodes: list[NodeFacts]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
+
+
+@runtime_checkable
+class ElasticLauncher(Launcher, Protocol):
+    """A launcher whose run may go on with fewer machines than it names. It is optional.
+
+    ``find_nodes`` is called in place of ``nodes``. ``site`` then opens a site on the nodes that it
+    returned the last time, and asks no other machine.
+    """
+
+    async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
+        """Returns the machines that the run may use now.
+
+        devices: as for ``nodes``. Where a machine is missing it is an upper bound.
+        again: the run goes on from a checkpoint, so it had all machines once. Otherwise it begins,
+            and a name that is wrong must not make it smaller: unless the job says that fewer will
+            do, a missing machine is a ConfigError, as in ``nodes``.
+        Raises ConfigError for what waiting does not mend.
+        """

@@ -7,21 +7,25 @@ between generators, the lead asks it again before each step (``gcore_core.contro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import meter_of, replica_slots
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.factories import build, import_attribute
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.launching import Launcher, NodeFacts
 from gcore_core.contract.metering import Meter
 from gcore_core.contract.placement import Device, Need, Partition, PlacementPolicy, Window
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
 from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import PlacementFacts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,28 +120,37 @@ def find_nodes(plan: Plan) -> list[NodeFacts]:
     """Asks the job's launcher which machines there are. Raises what it raises."""
     launcher: Launcher = build(plan.factory("launcher"))
     devices = plan.settings.cluster.devices
-    # In a thread of its own: where this is called, as in a notebook, an event loop may be running.
+    return run_apart(lambda: launcher.nodes(devices))
+
+
+def run_apart(made: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs a coroutine in a thread of its own.
+
+    Where this is called, as in a notebook, an event loop may be running.
+    """
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(launcher.nodes(devices))).result()
+        return thread.submit(lambda: asyncio.run(made())).result()
 
 
-def place(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
+def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | None = None) -> Placed:
     """Asks the policy where workers go. Raises PlacementError naming the role that does not fit.
 
     nodes: the machines of the run.
+    slots: of each role; None: those of the job.
     """
     roles = plan.settings.roles
+    sizes = _replica_sizes(plan)
     needs = {
         role: Need(
             kind=plan.provided[f"roles.{role}"].kind,
             follows=node.follows or "",
-            size=replica_slots(plan.objects[f"roles.{role}"]),
-            least=node.least,
+            size=sizes[role],
+            least=node.least or 1,
             sleeps="sleep" in plan.provided[f"roles.{role}"].spec.capabilities,
         )
         for role, node in roles.items()
     }
-    slots = {role: node.slots for role, node in roles.items()}
+    slots = slots or _slots(plan)
     window = Window(devices=_numbered(nodes), slots=slots, needs=needs)
     policy: PlacementPolicy = build(plan.factory("placement"))
     provider = plan.provided["placement"].reference
@@ -173,6 +186,73 @@ def place(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
         sleeps=sleeps,
         resting=resting,
     )
+
+
+def place_on_fewer(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
+    """Places as ``place`` does; roles that do not fit give up replicas.
+
+    A generator keeps as many as ``roles.<name>.least`` says, another role all of them unless that
+    is set. No role has a slot less than it must.
+    Raises PlacementError where the least do not fit: that of the job's own slots.
+    """
+    try:
+        return place(plan, nodes)
+    except PlacementError as refused:
+        slots = _fewest_slots(plan, nodes)
+        if slots is None:
+            raise refused
+    sizes = _replica_sizes(plan)
+    wanted = _slots(plan)
+    # From the least that fits up, one replica of each role in turn, while it still fits.
+    growing = [role for role in wanted if slots[role] < wanted[role]]
+    while growing:
+        for role in list(growing):
+            more = {**slots, role: slots[role] + sizes[role]}
+            if more[role] <= wanted[role] and _fits(plan, nodes, more):
+                slots = more
+            else:
+                growing.remove(role)
+    return place(plan, nodes, slots)
+
+
+def _fewest_slots(plan: Plan, nodes: Sequence[NodeFacts]) -> dict[str, int] | None:
+    """Returns the slots of each role with which the job fits, as few as may be; None: it does not.
+
+    Roles whose replicas hold nothing between two steps give up theirs first: only where that is not
+    enough do others.
+    """
+    sizes = _replica_sizes(plan)
+    slots = _slots(plan)
+    kinds = {role: plan.provided[f"roles.{role}"].kind for role in slots}
+    for is_generator in (True, False):
+        for role, node in plan.settings.roles.items():
+            least = node.least or (1 if kinds[role] == "generator" else None)
+            if least is not None and (kinds[role] == "generator") == is_generator:
+                slots[role] = min(slots[role], least * sizes[role])
+        if _fits(plan, nodes, slots):
+            return slots
+    return None
+
+
+def _fits(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int]) -> bool:
+    n_replicas = slots.get(ROLLOUT, 0) // _replica_sizes(plan).get(ROLLOUT, 1)
+    is_owned = plan.settings.controller.replicas == "owned"
+    if is_owned and n_replicas < plan.settings.controller.shards:
+        return False
+    try:
+        place(plan, nodes, slots)
+    except PlacementError:
+        return False
+    return True
+
+
+def _slots(plan: Plan) -> dict[str, int]:
+    return {role: node.slots for role, node in plan.settings.roles.items()}
+
+
+def _replica_sizes(plan: Plan) -> dict[str, int]:
+    """Returns role -> the slots that one replica takes together."""
+    return {role: replica_slots(plan.objects[f"roles.{role}"]) for role in plan.settings.roles}
 
 
 def _numbered(nodes: Sequence[NodeFacts]) -> tuple[Device, ...]:

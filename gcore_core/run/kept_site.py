@@ -77,8 +77,12 @@ class KeptSite:
             self._site = await self._stack.enter_async_context(self._opened())
         return self._site
 
+    def place(self, job: Job) -> None:
+        """Has the next site opened for a job that is placed anew. The present one is closed."""
+        self._job = job
+
     def _opened(self) -> AbstractAsyncContextManager[Site]:
-        launcher: Launcher = build(self._job.plan.factory("launcher"))
+        launcher: Launcher = self._job.launcher or build(self._job.plan.factory("launcher"))
         where = self._job.where()
         logs = self._job.directory / "logs"
         if self._guard is not None and isinstance(launcher, AdoptingLauncher):
@@ -89,21 +93,24 @@ class KeptSite:
         """Whether a process is the agent of one of the site's nodes."""
         return self._site is not None and process in self._site.nodes
 
-    async def clear(self, *, agent_is_lost: bool) -> None:
+    async def clear(self, *, is_kept: bool) -> bool:
         """Ends every worker of an attempt that has failed, and empties the store.
 
-        The site is closed where that does not succeed, where an agent is lost, and where the
-        workers are part of this process.
+        Returns whether the site is still open. It is closed where that does not succeed, and where
+        the workers are part of this process.
+
+        is_kept: whether the site is to stay open.
         """
         self._switch.current = None
         site, self._site = self._site, None
-        if site is not None and site.has_processes and not agent_is_lost:
+        if site is not None and site.has_processes and is_kept:
             try:
                 async with asyncio.timeout(_CLEAR_S):
                     agents = (node.agent for node in site.nodes.values())
                     await asyncio.gather(*(agent.call(CLEAR, Nothing()) for agent in agents))
                 self._site = site
-                return
+                return True
             except (GcoreError, OSError, TimeoutError) as error:
                 log.warning("the node agents are not kept: %r", error)
         await self._stack.aclose()
+        return False

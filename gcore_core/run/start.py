@@ -10,18 +10,20 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from gcore_core.config import checks
-from gcore_core.config.plan import load_plan
+from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.factories import build
+from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.run import directory as run_directory
 from gcore_core.run import environment, summary
 from gcore_core.run.checkpoint_service import newest
@@ -30,9 +32,10 @@ from gcore_core.run.consumed import check_data
 from gcore_core.run.display import Display, open_display
 from gcore_core.run.guard import Begun, GuardLink, guarded
 from gcore_core.run.host_memory import host_memory
-from gcore_core.run.initial_placement import find_nodes, place
+from gcore_core.run.initial_placement import Placed, place_on_fewer, run_apart
 from gcore_core.run.jobs import Job
 from gcore_core.run.kept_site import KeptSite
+from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
 from gcore_core.run.make_model import make_model
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
@@ -48,6 +51,8 @@ def prepare(
     display_of: Any,
     resume: Path | None = None,
     guard: GuardLink | None = None,
+    *,
+    again: bool = False,
 ) -> tuple[Job, Display]:
     """Does everything that comes before the first process.
 
@@ -56,6 +61,7 @@ def prepare(
     display_of: makes the display, given the number of steps and whether the run evaluates.
     resume: the directory of the run that goes on.
     guard: started this process in the place of one that was killed, or may do so later.
+    again: it did so now. The run had its machines once, so it goes on with those that are left.
     """
     if resume is not None and not (guard and guard.remembered()):
         # A supervisor that was killed may have left processes that still write into the run's
@@ -69,7 +75,12 @@ def prepare(
     rows = {"train": len(dataset)}
     if "evaluation.data" in plan.provided:
         rows["evaluation"] = len(build(plan.factory("evaluation.data")))
-    placed = place(plan, find_nodes(plan))
+    launcher: Launcher = build(plan.factory("launcher"))
+    # One that takes a killed one's place may wait for machines, and says so.
+    waits = again and isinstance(launcher, ElasticLauncher)
+    display: Display | None = _displayed(plan, display_of) if waits else None
+    found = _found(plan, launcher, display)
+    placed = found.placed
     check_parts(plan)
     run = plan.settings.run
     resumed = None if resume is None else newest(resume)
@@ -77,7 +88,7 @@ def prepare(
         check_same(resumed, plan, rows["train"])
     directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
     check_data(directory, dataset, resumed=resume is not None)
-    display: Display = display_of(run.steps, plan.settings.evaluation.every > 0)
+    display = display or _displayed(plan, display_of)
     for note in resumed.notes if resumed else ():
         display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
@@ -87,15 +98,44 @@ def prepare(
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
             models[role] = models[node.follows]
+    _say_changes(plan, {}, found, display)
     if placed.note:
         display.note(placed.note)
     kept_weights = host_memory(plan, placed, models)
     if kept_weights:
         display.note(kept_weights)
     job = Job(
-        plan=plan, directory=directory, models=models, rows=rows, placed=placed, resumed=resumed
+        plan=plan,
+        directory=directory,
+        models=models,
+        rows=rows,
+        placed=placed,
+        resumed=resumed,
+        launcher=launcher,
+        missing=found.missing,
     )
     return job, display
+
+
+def _displayed(plan: Plan, display_of: Any) -> Display:
+    display: Display = display_of(plan.settings.run.steps, plan.settings.evaluation.every > 0)
+    return display
+
+
+def _found(plan: Plan, launcher: Launcher, display: Display | None) -> PlacedOn:
+    """Finds the machines of a run and places it there.
+
+    display: of a run that goes on with those that are left, and waits for more where it must; None:
+        it begins.
+    """
+    if display is None or not isinstance(launcher, ElasticLauncher):
+        return run_apart(lambda: place_first(plan, launcher))
+    say = display.note
+    try:
+        return run_apart(lambda: place_again(plan, launcher, say, partial(place_on_fewer, plan)))
+    except BaseException:
+        display.finish()
+        raise
 
 
 def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]:
@@ -117,7 +157,7 @@ def run_guarded(file: Path, overrides: Sequence[str] = (), resume: Path | None =
     def supervise(again: Path | None, guard: GuardLink) -> int:
         if again is None:
             return run_file(file, overrides, resume, guard)
-        return run_file(again / run_files.CONFIG, (), again, guard)
+        return run_file(again / run_files.CONFIG, (), again, guard, again=True)
 
     return guarded(supervise)
 
@@ -127,6 +167,8 @@ def run_file(
     overrides: Sequence[str] = (),
     resume: Path | None = None,
     guard: GuardLink | None = None,
+    *,
+    again: bool = False,
 ) -> int:
     """Runs a job to its end and returns the exit code.
 
@@ -134,13 +176,14 @@ def run_file(
 
     guard: starts this process again when it is killed; it is told when the run's directory is
         known.
+    again: this process takes the place of one that was killed.
     """
     job = None
     display = None
     signals = Signals()
     with signals.handled():
         try:
-            job, display = prepare(file, overrides, _display_of, resume, guard)
+            job, display = prepare(file, overrides, _display_of, resume, guard, again=again)
             if guard is not None:
                 restarts = job.plan.settings.checkpoint.restarts
                 guard.tell(Begun(str(job.directory.resolve()), restarts))
@@ -213,8 +256,13 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
                         log.exception("the run goes on from its newest checkpoint")
                         display.note(str(error))  # first: to clear up after a lost node takes long
                         works = False
-                        await place.clear(agent_is_lost=place.has_agent(error.where))
+                        # A machine that was lost is taken back only when a site is opened.
+                        keeps = not job.missing and not place.has_agent(error.where)
+                        is_open = await place.clear(is_kept=keeps)
                         job = _resumed(job, display)
+                        if not is_open:
+                            job = await _placed_again(job, display)
+                            place.place(job)
 
 
 def _resumed(job: Job, display: Display) -> Job:
@@ -224,6 +272,44 @@ def _resumed(job: Job, display: Display) -> Job:
         display.note(note)
     display.note(f"the run goes on from step {resumed.step}")
     return replace(job, resumed=resumed)
+
+
+async def _placed_again(job: Job, display: Display) -> Job:
+    """Returns the job on the machines that are left, and says which have come and gone.
+
+    Raises ConfigError where they are not enough for too long.
+    """
+    if not isinstance(job.launcher, ElasticLauncher):
+        return job
+    fit = partial(_fitted, job.plan, job.models)
+    now = await place_again(job.plan, job.launcher, display.note, fit)
+    _say_changes(job.plan, job.missing, now, display)
+    return replace(job, placed=now.placed, missing=now.missing)
+
+
+def _fitted(
+    plan: Plan, models: Mapping[str, Mapping[str, Any]], nodes: Sequence[NodeFacts]
+) -> Placed:
+    """Places a job on machines. Raises PlacementError, also where a machine has too little memory
+    for generators that sleep.
+    """
+    placed = place_on_fewer(plan, nodes)
+    host_memory(plan, placed, models)
+    return placed
+
+
+def _say_changes(
+    plan: Plan, missing_before: Mapping[str, str], now: PlacedOn, display: Display
+) -> None:
+    """Says which machines have come and gone, and how many slots each role has then."""
+    lines = changes(missing_before, now.missing)
+    for line in lines:
+        display.note(line)
+    if lines:
+        slots = now.placed.window.slots
+        roles = plan.settings.roles.items()
+        told = [f"{role} {slots[role]} of {node.slots}" for role, node in roles]
+        display.note(f"slots: {', '.join(told)}")
 
 
 @contextlib.contextmanager
