@@ -327,7 +327,7 @@ class AdoptingLauncher(Launcher, Protocol):
 class FoundNodes:
     """Says which machines a run may use now, and which of those that it names are missing.
 
-    nodes: in order. A machine has the same name whichever others are missing.
+    nodes: in order.
     missing: host -> why it cannot be used.
     refusal: why the run must not use just these nodes; "": it may.
     """

@@ -24,7 +24,7 @@ from gcore_core.testing.contracts.launcher import LauncherContract
 from tests.support.machines import SHELL, Machine, machines
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-PATIENCE_S = 6.0
+PATIENCE_S = 8.0
 #: For what takes long only on a machine that is busy.
 LONG_S = 60.0
 
@@ -163,8 +163,7 @@ def test_a_cut_link_ends_the_agent_though_its_input_stays_open(
                 pass
         assert time.monotonic() - started_s < PATIENCE_S
         await asyncio.to_thread(wait_until, lambda: not agents_on(two[1]))
-        # Of its end, two seconds may be its workers' grace.
-        assert time.monotonic() - started_s < PATIENCE_S + 5
+        assert time.monotonic() - started_s < PATIENCE_S
 
     visit(launcher(*two), logs, look)
     assert [line for line in two[1].processes() if "gcore_core" in line] == []

@@ -88,6 +88,27 @@ class AdoptedProcess:
         os.close(self._handle)
 
 
+async def hold_lease(agent: Peer, is_held: asyncio.Future[bool], again_s: float = 0.0) -> None:
+    """Holds an agent's lease until cancelled.
+
+    is_held: set as soon as it is known whether the lease is held.
+    again_s: a lease that is lost, or cannot be had, is asked for again so many seconds later, over
+        another connection. 0: it is not, and this returns.
+    """
+    while True:
+        try:
+            async for _ in agent.stream(HOLD_LEASE, HoldLease(os.getpid())):
+                if not is_held.done():
+                    is_held.set_result(True)
+        except GcoreError as error:
+            if not again_s and not is_held.done():
+                log.warning("the lease of the node agent cannot be had: %s", error)
+                is_held.set_result(False)
+        if not again_s:
+            return
+        await asyncio.sleep(again_s)
+
+
 @contextlib.asynccontextmanager
 async def lease_held(agent: Peer) -> AsyncIterator[asyncio.Future[bool]]:
     """Holds an agent's lease inside the block; yields whether it is held, as soon as that is known.
@@ -95,18 +116,7 @@ async def lease_held(agent: Peer) -> AsyncIterator[asyncio.Future[bool]]:
     An agent that ends meanwhile is no error here: whoever waits for its workers is told.
     """
     is_held = asyncio.get_running_loop().create_future()
-
-    async def hold() -> None:
-        try:
-            async for _ in agent.stream(HOLD_LEASE, HoldLease(os.getpid())):
-                if not is_held.done():
-                    is_held.set_result(True)
-        except GcoreError as error:
-            if not is_held.done():
-                log.warning("the lease of the node agent cannot be had: %s", error)
-                is_held.set_result(False)
-
-    holding = asyncio.ensure_future(hold())
+    holding = asyncio.ensure_future(hold_lease(agent, is_held))
     try:
         yield is_held
     finally:

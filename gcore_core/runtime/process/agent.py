@@ -59,6 +59,7 @@ from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spares import Process, Spares, environment_of
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
+from gcore_core.runtime.rpc.keepalive import noticed_within_s
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import describe_running, note_path
 from gcore_core.runtime.store.mirrors import push_memory
@@ -66,6 +67,7 @@ from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 log = logging.getLogger(__name__)
 GRACE_S = 2.0  # workers that are asked to end have so long before they are killed
+_CLOSE_S = 1.5  # an agent whose connections are cut has closed them, and its store, within these
 _LOOK_S = 1.0  # so often new files in shared memory are looked for, where engines make some
 _STACKS_S = 0.5  # a process that hangs has so long to write its stacks
 _TAIL_LINES = 20  # of a worker's log, shown when it ends
@@ -111,6 +113,19 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     public: str = ""
     lease_s: float = 0.0
     bulk: dict[str, str] = {}
+
+
+def split_patience(patience_s: float) -> tuple[float, float]:
+    """Divides the time within which all on a machine that is cut off has ended.
+
+        silence, until the kernel notices | lease | workers end | the agent ends
+
+    patience_s: at least ``config.LEAST_PATIENCE_S``.
+    Returns (silence_s, lease_s) of its agent.
+    """
+    silence_s = patience_s / 2
+    lease_s = patience_s - noticed_within_s(silence_s) - GRACE_S - _CLOSE_S
+    return silence_s, lease_s
 
 
 class Agent:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
+#: Within it the kernel has noticed, a lease has ended, and workers have: ``agent.split_patience``.
+LEAST_PATIENCE_S = 8.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
@@ -78,5 +81,7 @@ class MachinesConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, not {value}")
-        if self.patience_s < 4:
-            raise ValueError(f"patience_s must be at least 4, not {self.patience_s}")
+        if self.patience_s < LEAST_PATIENCE_S:
+            raise ValueError(
+                f"patience_s must be at least {LEAST_PATIENCE_S:g}, not {self.patience_s}"
+            )

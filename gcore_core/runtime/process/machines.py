@@ -37,7 +37,6 @@ from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
 from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
 from gcore_core.contract.placement import Device
-from gcore_core.runtime.messages import HOLD_LEASE, HoldLease
 from gcore_core.runtime.process.addresses import (
     Addresses,
     address_towards,
@@ -45,7 +44,8 @@ from gcore_core.runtime.process.addresses import (
     lies_in,
     own_address,
 )
-from gcore_core.runtime.process.agent import AgentSpec, end_hung
+from gcore_core.runtime.process.adoption import hold_lease
+from gcore_core.runtime.process.agent import AgentSpec, end_hung, split_patience
 from gcore_core.runtime.process.config import MachinesConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
@@ -75,11 +75,14 @@ class Host:
         or an address of the network, others reach the machine there.
     facts: what it says of itself.
     slots: how many of its devices the run may use; None: ``MachinesConfig.devices`` says it.
+    number: its place among all machines that the run names, which makes the name of its agent;
+        None: its place among those that were found.
     """
 
     name: str
     facts: MachineFacts
     slots: int | None = None
+    number: int | None = None
 
 
 class StartedAgent(Protocol):
@@ -218,7 +221,17 @@ class MachinesLauncher(ABC):
 
     async def nodes(self, devices: int | str) -> list[NodeFacts]:
         async with self.hosts() as hosts:
-            nodes = self._machines(hosts)
+            return self.node_facts(hosts, devices)
+
+    def node_facts(
+        self, hosts: Sequence[Host], devices: int | str, *, at_most: bool = False
+    ) -> list[NodeFacts]:
+        """Returns what ``nodes`` says of these machines. Raises ConfigError.
+
+        hosts: at least one.
+        at_most: fewer devices than are asked for will do.
+        """
+        nodes = self._machines(hosts)
         return [
             NodeFacts(
                 name=node.name,
@@ -226,7 +239,7 @@ class MachinesLauncher(ABC):
                 host=node.host,
                 is_private=lies_in(node.address, self._config.private),
             )
-            for node, dealt in zip(nodes, _deal(nodes, devices), strict=True)
+            for node, dealt in zip(nodes, _deal(nodes, devices, at_most=at_most), strict=True)
         ]
 
     @contextlib.asynccontextmanager
@@ -256,7 +269,7 @@ class MachinesLauncher(ABC):
                 self._config.start_s,
                 identity=identity,
                 public=_only(addresses.public, supervisor.name),
-                silence_s=self._config.patience_s / 2,
+                silence_s=split_patience(self._config.patience_s)[0],
             )
             specs = [
                 self._spec(node, meetings[node.name], addresses, secret, identity, logs.absolute())
@@ -303,7 +316,7 @@ class MachinesLauncher(ABC):
         here = machine_identity()
         nodes = [
             Machine(
-                name=f"agent.{index}",
+                name=f"agent.{index if host.number is None else host.number}",
                 host=host.name,
                 facts=host.facts,
                 address=own_address(host.name, host.facts, config.address),
@@ -314,7 +327,7 @@ class MachinesLauncher(ABC):
         ]
         if not any(node.is_home for node in nodes):
             home = Machine(
-                name=f"agent.{len(nodes)}",
+                name=f"agent.{1 + max(int(node.name.rpartition('.')[2]) for node in nodes)}",
                 host="",
                 facts=machine_facts(),
                 address=address_towards(nodes[0].address, config.port),
@@ -360,6 +373,7 @@ class MachinesLauncher(ABC):
     ) -> AgentSpec:
         config = self._config
         directory = Path(meeting).name
+        silence_s, lease_s = split_patience(config.patience_s)
         budget = (
             node.facts.free_bytes // 2
             if config.store_gib is None
@@ -382,9 +396,8 @@ class MachinesLauncher(ABC):
             meeting=meeting,
             record=str(logs / (RECORD if node.is_home else f"processes.{node.name}.json")),
             is_remote=not node.is_home,
-            # A silent connection ends after the first half of the patience, the lease with both.
-            silence_s=config.patience_s / 2,
-            lease_s=0.0 if node.is_home else config.patience_s / 2,
+            silence_s=silence_s,
+            lease_s=0.0 if node.is_home else lease_s,
             directory=os.getcwd(),
         )
 
@@ -422,12 +435,12 @@ class MachinesLauncher(ABC):
 
     async def _up(self, agent: _Agent, peer: Peer, holding: list[asyncio.Task[None]]) -> None:
         """Waits until an agent answers. Raises WorkerError when it ends, or does not answer."""
-        answer: asyncio.Future[None]
+        answer: asyncio.Future[Any]
         if agent.node.is_home:
             answer = asyncio.ensure_future(peer.call(ALIVE, None, deadline_s=self._config.start_s))
         else:
             answer = asyncio.get_running_loop().create_future()
-            holding.append(asyncio.ensure_future(_hold(peer, answer)))
+            holding.append(asyncio.ensure_future(hold_lease(peer, answer, _AGAIN_S)))
         ended = asyncio.ensure_future(agent.started.wait())
         waited: list[asyncio.Future[Any]] = [answer, ended]
         try:
@@ -443,7 +456,7 @@ class MachinesLauncher(ABC):
             answer.cancel()
             ended.cancel()
 
-    def _not_up(self, agent: _Agent, answer: asyncio.Future[None]) -> WorkerError:
+    def _not_up(self, agent: _Agent, answer: asyncio.Future[Any]) -> WorkerError:
         code = agent.started.returncode
         tail = _tail(agent.log)
         if code is not None:
@@ -461,19 +474,6 @@ class MachinesLauncher(ABC):
             why=f"{cause}".splitlines()[-1] if cause else tail.rpartition("\n")[2],
             todo=f"let the hosts reach each other at ports {ports}; its log: {agent.log}",
         )
-
-
-async def _hold(agent: Peer, held: asyncio.Future[None]) -> None:
-    """Holds the lease of an agent until cancelled, over as many connections as it takes.
-
-    held: set when it is held for the first time.
-    """
-    while True:
-        with contextlib.suppress(GcoreError):
-            async for _ in agent.stream(HOLD_LEASE, HoldLease(os.getpid())):
-                if not held.done():
-                    held.set_result(None)
-        await asyncio.sleep(_AGAIN_S)
 
 
 def _site_node(agent: _Agent, network: RpcNetwork) -> SiteNode:
@@ -577,10 +577,13 @@ def _devices(host: Host, devices: int | None) -> tuple[Device, ...]:
     return tuple(Device(index=index, kind=kind) for index in range(wish))
 
 
-def _deal(nodes: Sequence[Machine], devices: int | str) -> list[tuple[Device, ...]]:
+def _deal(
+    nodes: Sequence[Machine], devices: int | str, *, at_most: bool
+) -> list[tuple[Device, ...]]:
     """Returns the devices of each node that the run uses, those of the first hosts first.
 
-    devices: how many in all; "auto": all. Raises ConfigError when there are fewer.
+    devices: how many in all; "auto": all.
+    at_most: fewer will do. Otherwise ConfigError is raised when there are fewer.
     """
     if str(devices) == "auto":
         return [node.devices for node in nodes]
@@ -589,7 +592,7 @@ def _deal(nodes: Sequence[Machine], devices: int | str) -> list[tuple[Device, ..
     for node in nodes:
         dealt.append(node.devices[:missing])
         missing -= len(dealt[-1])
-    if missing:
+    if missing and not at_most:
         listed = ", ".join(f"{node} has {len(node.devices)}" for node in nodes)
         raise ConfigError(
             f"the run is to have {devices} devices, and its hosts have {int(devices) - missing}",
