@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gcore_core import __version__
-from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
+from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
 from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
 from gcore_core.contract.placement import Device
 from gcore_core.runtime.process.addresses import (
@@ -510,7 +510,7 @@ async def _end(agent: _Agent, within_s: float) -> None:
 # -- facts -----------------------------------------------------------------------------------------
 
 
-def read_facts(code: int, out: bytes, err: bytes) -> tuple[MachineFacts | None, str]:
+def read_facts(code: int, out: bytes, err: bytes) -> MachineFacts | str:
     """Reads what a machine has answered to ``FACTS``.
 
     Returns its facts, or else what is wrong with the machine.
@@ -519,7 +519,7 @@ def read_facts(code: int, out: bytes, err: bytes) -> tuple[MachineFacts | None, 
     out, err: what it has written. A login may print lines before the facts.
     """
     if code:
-        return None, _failure(code, _shown(err))
+        return _failure(code, _shown(err))
     lines = out[-_FACTS_LIMIT_BYTES:].splitlines()
     try:
         facts = msgspec.json.decode(lines[-1] if lines else b"", type=MachineFacts)
@@ -529,12 +529,12 @@ def read_facts(code: int, out: bytes, err: bytes) -> tuple[MachineFacts | None, 
             fields = msgspec.json.decode(lines[-1], type=dict)
         version = fields.get("version")
         if version is not None and version != __version__:
-            return None, _other_version(version, f"{fields.get('executable')}")
+            return _other_version(version, f"{fields.get('executable')}")
         shown = _shown(out) or _shown(err) or "nothing"
-        return None, f"it did not answer with its facts but with: {shown}"
+        return f"it did not answer with its facts but with: {shown}"
     if facts.version != __version__:
-        return None, _other_version(facts.version, facts.executable)
-    return facts, ""
+        return _other_version(facts.version, facts.executable)
+    return facts
 
 
 def _failure(code: int, tail: str) -> str:

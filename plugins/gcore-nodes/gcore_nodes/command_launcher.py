@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.launching import FoundNodes
 from gcore_core.kits.launching import AgentSpec, MachineFacts
 from gcore_core.kits.machines import AGENT, Host, MachinesLauncher, StartedAgent, start_by_command
-from gcore_nodes.commands import ask_facts, command_for
+from gcore_nodes.commands import ask_hosts, check_usable, command_for
 from gcore_nodes.config import CommandConfig
 from gcore_nodes.hosts import find_hosts
 
@@ -30,18 +31,59 @@ class CommandLauncher(MachinesLauncher):
         super().__init__(config, config.python or sys.executable)
         self._command = config.command
         self._hosts = config.hosts
+        self._min_hosts = config.min_hosts
         self._start_s = config.start_s
+        # One that answered a moment ago is not waited for as long as one that nobody has asked.
+        self._again_s = min(config.start_s, 2 * config.patience_s)
+        self._present: list[Host] = []  # those that ``find_nodes`` found
 
     @contextlib.asynccontextmanager
     async def hosts(self) -> AsyncIterator[list[Host]]:
+        if self._present:
+            yield self._present
+        else:
+            present, _ = await self._ask(again=False)
+            yield present
+
+    async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
+        """See ``ElasticLauncher``."""
+        self._present = []
+        present, missing = await self._ask(again=again)
+        least = self._min_hosts or 1
+        refusal = ""
+        if len(present) < least:
+            n_named = len(present) + len(missing)
+            refusal = f"{len(present)} of {n_named} hosts answer, and at least {least} must"
+        if not present:
+            return FoundNodes(nodes=[], missing=missing, refusal=refusal)
+        self._present = present
+        nodes = self.node_facts(present, devices, at_most=bool(missing))
+        return FoundNodes(nodes=nodes, missing=missing, refusal=refusal)
+
+    async def _ask(self, *, again: bool) -> tuple[list[Host], dict[str, str]]:
+        """Asks all hosts; returns those that can be used, and why the others cannot.
+
+        again: as in ``find_nodes``.
+        Raises ConfigError when a run that begins has too few.
+        """
         hosts = find_hosts(self._hosts)
         names = [host.name for host in hosts]
-        answers = await ask_facts(self._command, names, self._python, self._start_s)
-        _check_distinct(names, answers)
-        yield [
-            Host(name=host.name, facts=facts, slots=host.slots)
-            for host, facts in zip(hosts, answers, strict=True)
+        timeout_s = self._again_s if again else self._start_s
+        answers = await ask_hosts(self._command, names, self._python, timeout_s)
+        present = [
+            Host(name=host.name, facts=answer, slots=host.slots, number=number)
+            for number, (host, answer) in enumerate(zip(hosts, answers, strict=True))
+            if isinstance(answer, MachineFacts)
         ]
+        if not again and len(present) < (self._min_hosts or len(hosts)):
+            check_usable(self._command, names, self._python, answers)
+        _check_distinct([host.name for host in present], [host.facts for host in present])
+        missing = {
+            host.name: answer
+            for host, answer in zip(hosts, answers, strict=True)
+            if isinstance(answer, str)
+        }
+        return present, missing
 
     async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
         command = command_for(self._command, host, (self._python, *AGENT))

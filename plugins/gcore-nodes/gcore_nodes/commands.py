@@ -34,23 +34,33 @@ def command_for(template: str, host: str, words: Sequence[str]) -> list[str]:
     return [word.replace("{host}", host) for word in shlex.split(template)] + list(words)
 
 
-async def ask_facts(
+async def ask_hosts(
     template: str, hosts: Sequence[str], python: str, timeout_s: float
-) -> list[MachineFacts]:
-    """Asks all hosts at once what they have; returns their answers, in order.
+) -> list[MachineFacts | str]:
+    """Asks all hosts at once; returns of each, in order, what it has or why it cannot be used."""
+    return await asyncio.gather(
+        *(_ask(_facts_command(template, host, python), timeout_s) for host in hosts)
+    )
 
-    Raises ConfigError that names each host that cannot be used, with the command that was tried.
+
+def check_usable(
+    template: str, hosts: Sequence[str], python: str, answers: Sequence[MachineFacts | str]
+) -> None:
+    """Raises ConfigError that names each host that cannot be used, with the command that was tried.
+
+    answers: of ``ask_hosts``.
     """
-    commands = [command_for(template, host, (python, *FACTS)) for host in hosts]
-    answers = await asyncio.gather(*(_ask(command, timeout_s) for command in commands))
     faults = [
-        (host, command, fault)
-        for host, command, (_, fault) in zip(hosts, commands, answers, strict=True)
-        if fault
+        (host, _facts_command(template, host, python), answer)
+        for host, answer in zip(hosts, answers, strict=True)
+        if isinstance(answer, str)
     ]
     if faults:
         raise _unusable(faults, len(hosts), python)
-    return [facts for facts, _ in answers if facts is not None]
+
+
+def _facts_command(template: str, host: str, python: str) -> list[str]:
+    return command_for(template, host, (python, *FACTS))
 
 
 def _unusable(faults: list[tuple[str, list[str], str]], n_hosts: int, python: str) -> ConfigError:
@@ -68,7 +78,7 @@ def _unusable(faults: list[tuple[str, list[str], str]], n_hosts: int, python: st
     )
 
 
-async def _ask(command: list[str], timeout_s: float) -> tuple[MachineFacts | None, str]:
+async def _ask(command: list[str], timeout_s: float) -> MachineFacts | str:
     """Runs one command; returns what its host has, or else what is wrong with the host."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -79,12 +89,12 @@ async def _ask(command: list[str], timeout_s: float) -> tuple[MachineFacts | Non
             start_new_session=True,  # no terminal, on which a command could ask for a password
         )
     except OSError as error:
-        return None, f"{command[0]} cannot be started: {error.strerror}"
+        return f"{command[0]} cannot be started: {error.strerror}"
     try:
         async with asyncio.timeout(timeout_s):
             out, err = await process.communicate()
     except TimeoutError:
-        return None, f"it did not answer within {timeout_s:g} s (launcher.config.start_s)"
+        return f"it did not answer within {timeout_s:g} s (launcher.config.start_s)"
     finally:
         if process.returncode is None:
             await end_command(process)

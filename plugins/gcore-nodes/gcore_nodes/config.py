@@ -18,12 +18,15 @@ class CommandConfig(MachinesConfig):
         this is run in; or the path of a file with one host a line.
     command: what leads to a host. ``{host}`` stands for it. No shell reads it.
     python: the interpreter on the hosts. Default: the path of this one.
+    min_hosts: with how few of them a run may begin, and go on when it has lost others. Default: a
+        run begins with all, and goes on with what is left.
     The others are those of every launcher for several machines.
     """
 
     hosts: str | list[str]
     command: str = "ssh -o BatchMode=yes {host}"
     python: str | None = None
+    min_hosts: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,3 +35,5 @@ class CommandConfig(MachinesConfig):
             listed(self.hosts)
         if self.python is not None and shlex.quote(self.python) != self.python:
             raise ValueError(f"python must be a path without blanks or quotes, not {self.python!r}")
+        if self.min_hosts is not None and self.min_hosts < 1:
+            raise ValueError(f"min_hosts must be at least 1, not {self.min_hosts}")

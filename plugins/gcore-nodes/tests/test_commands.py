@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gcore_nodes.commands import ask_facts, command_for
+from gcore_nodes.commands import ask_hosts, check_usable, command_for
 from gcore_nodes.config import CommandConfig
 
 from gcore_core import __version__
@@ -22,7 +22,9 @@ HERE = "env HOST={host}"
 
 
 def ask(template: str, hosts: list[str], python: str, timeout_s: float = 60) -> list[MachineFacts]:
-    return asyncio.run(ask_facts(template, hosts, python, timeout_s))
+    answers = asyncio.run(ask_hosts(template, hosts, python, timeout_s))
+    check_usable(template, hosts, python, answers)
+    return [answer for answer in answers if not isinstance(answer, str)]
 
 
 def fault(template: str, python: str = sys.executable, timeout_s: float = 60) -> ConfigError:
@@ -80,7 +82,8 @@ def test_wrong_templates(template: str, message: str) -> None:
         ({"address": "10.0"}, "10.0"),
         ({"private": ["here"]}, "here"),
         ({"devices": 0}, "positive"),
-        ({"patience_s": 1.0}, "at least 4"),
+        ({"patience_s": 7.0}, "at least 8"),
+        ({"min_hosts": 0}, "min_hosts must be at least 1"),
         ({"hosts": ["a", "a"]}, "named 2 times"),
     ],
 )
