@@ -3,8 +3,8 @@
 Each is one JSON line of ``trace/controller.<shard>.jsonl``. ``gcore_core.contract.run_files`` has
 the types of the lines and reads them.
 
-Times are seconds of the event loop's clock, which the processes of one machine share; the first
-line of a file says how far that is from the time of day.
+Times are seconds of the event loop's clock. A line says how far that is from the time of day on the
+supervisor's machine; each process that writes a file begins with one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class Stopwatch:
 
 
 class Trace:
-    """Writes one shard's lines; without a directory it keeps nothing."""
+    """Writes one shard's lines; without a directory it keeps nothing.
+
+    ahead_s: how far the time of day is from the event loop's clock. Until it is set, it is that of
+        this machine.
+    """
 
     def __init__(self, directory: str, shard: int) -> None:
         self._path = Path(directory) / f"controller.{shard}.jsonl" if directory else None
@@ -63,6 +67,8 @@ class Trace:
         self._encode = msgspec.json.Encoder().encode
         self._open: dict[tuple[int, int], Record] = {}
         self._lines: list[bytes] = []
+        self._has_begun = False
+        self.ahead_s: float | None = None
 
     def finished(self, step: int, replica: str, sent_s: float, headers: Iterable[Header]) -> None:
         """Notes that headers came from a replica. Those of an evaluation are left out.
@@ -144,10 +150,13 @@ class Trace:
         lines = self._lines
         self._lines = []
         try:
-            if not self._path.exists():
+            if not self._has_begun:
                 self._path.parent.mkdir(exist_ok=True)
-                ahead_s = time.time() - asyncio.get_running_loop().time()
+                ahead_s = self.ahead_s
+                if ahead_s is None:
+                    ahead_s = time.time() - asyncio.get_running_loop().time()
                 lines.insert(0, self._encode(Clock(self._shard, ahead_s)))
+                self._has_begun = True
             with self._path.open("ab") as file:
                 file.write(b"\n".join(lines) + b"\n")
         except OSError:

@@ -46,6 +46,7 @@ from gcore_core.runtime.messages import (
     SPAWN,
     STEP_END,
     STOP_RUN,
+    TIME_OF_DAY,
     UP,
     USAGE,
     Hello,
@@ -55,6 +56,7 @@ from gcore_core.runtime.messages import (
     Published,
     SpawnRequest,
     StepEnd,
+    TimeOfDay,
     WorkerExit,
     WorkerSpec,
 )
@@ -118,6 +120,7 @@ class Supervisor:
         service = Service("supervisor")
         service.add(HELLO, self.hello)
         service.add(FAILED, self.failed)
+        service.add(TIME_OF_DAY, self.time_of_day)
         service.add(STEP_END, self.step_end)
         service.add(PUBLISHED, self.published)
         service.add(HUNG, self.hung)
@@ -240,6 +243,9 @@ class Supervisor:
         if request.name in self._controllers:
             await self._ready.wait()
         return Nothing()
+
+    async def time_of_day(self, request: Nothing, call: Call) -> TimeOfDay:
+        return TimeOfDay(time.time())
 
     async def _tell_up(self) -> None:
         """Tells the agents that the run is up. Their processes for later are no matter of life."""

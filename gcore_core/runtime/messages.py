@@ -703,6 +703,15 @@ class Hello(Message):
     versions: Versions
 
 
+class TimeOfDay(Message):
+    """Tells the time of day on the supervisor's machine, since clocks of machines differ.
+
+    unix_s: when it answered.
+    """
+
+    unix_s: float
+
+
 class Hung(Message):
     """Reports that a deadline expired.
 
@@ -797,6 +806,7 @@ class MeterReply(Message):
 # of the supervisor
 HELLO = Endpoint("hello", Hello, Nothing, Wait.EVER)
 FAILED = Endpoint("failed", RemoteFailure, Nothing)
+TIME_OF_DAY = Endpoint("time_of_day", Nothing, TimeOfDay)
 HUNG = Endpoint("hung", Hung, Nothing)
 STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)

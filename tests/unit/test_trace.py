@@ -119,3 +119,22 @@ def test_the_numbers_count_verdicts_and_stages(tmp_path: Path) -> None:
     assert (told["records"], told["records/trained"], told["actions/median"]) == (2, 2, 7)
     assert told["stage_s/rollout"] == pytest.approx(1.0)
     assert told["generation_s/median"] >= 1.0
+
+
+def test_a_process_that_goes_on_says_how_its_clock_goes(tmp_path: Path) -> None:
+    """It may be on another machine than the one before it, with a clock of its own."""
+
+    async def stage(step: int, ahead_s: float) -> None:
+        trace = Trace(str(tmp_path / "trace"), 1)
+        trace.ahead_s = ahead_s
+        trace.stage(step, "rollout", 10.0, 11.0)
+        trace.flush()
+        trace.stage(step, "training", 11.0, 12.0)
+        trace.flush()
+
+    asyncio.run(stage(1, 1000.0))
+    asyncio.run(stage(2, 5000.0))
+    lines = list(read_trace(tmp_path))
+    assert [line.shard for line in lines if isinstance(line, Clock)] == [1, 1]
+    began_s = [line.start_s for line in lines if isinstance(line, Stage)]
+    assert began_s == [1010.0, 1011.0, 5010.0, 5011.0]

@@ -28,6 +28,7 @@ from gcore_core.runtime.messages import (
     HELLO,
     HUNG,
     STOP_RUN,
+    TIME_OF_DAY,
     Hello,
     Hung,
     Nothing,
@@ -126,8 +127,19 @@ class Worker:
         self._service.add(STOP_RUN, stop)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
+        context.trace.ahead_s = await self._time_of_day()
         gc.freeze()  # what is loaded by now stays: no collection needs to go through it
         await build(factories["controller"], context).run()
+
+    async def _time_of_day(self) -> float:
+        """Returns how far the supervisor's time of day is from this event loop's clock.
+
+        Traces of controllers on several machines have one time so, whatever their clocks say.
+        """
+        clock = asyncio.get_running_loop().time
+        asked_s = clock()
+        answer = await insist(self._network.peer("supervisor"), TIME_OF_DAY, Nothing())
+        return answer.unix_s - (asked_s + clock()) / 2
 
     def _build(self, settings: ShellSettings, service: Service) -> None:
         match settings:
