@@ -90,10 +90,7 @@ class Publishing:
                 return await insist(replica, PUSH_PULL, ask)
 
         await insist(ranks[0], PUSH_BEGIN, request)
-        _, confirmed = await asyncio.gather(
-            asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in ranks[1:])),
-            asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas))),
-        )
+        confirmed = await asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas)))
         self._stamp = confirmed[0].stamp if confirmed else 0
 
     async def save(self) -> None:

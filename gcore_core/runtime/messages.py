@@ -415,7 +415,7 @@ SCORE_CANARIES = Endpoint("score_canaries", ScoreCanaries, list[list[float]], Wa
 
 
 class BeginPush(Message):
-    """Asks a rank of the trainer to begin a push.
+    """Asks rank 0 of the trainer to begin a push; it has the other ranks take part.
 
     version: of the weights to push.
     bucket_bytes: memory for all its buckets together.
@@ -429,6 +429,23 @@ class BeginPush(Message):
     receivers: int
     attempt: int = 0
     transport: str = SHM
+
+
+class FollowPush(Message):
+    """Names a push to a rank that takes part in its export.
+
+    version: of the weights to push.
+    number: counts what rank 0 asked the other ranks for; a message that comes late has a lower one.
+    """
+
+    version: int
+    number: int
+
+
+class Reserved(Message):
+    """Says whether a rank waits for an export; else it is at work that may need the other ranks."""
+
+    waits: bool
 
 
 class PullWeights(Message):
@@ -510,6 +527,9 @@ class SaveWeights(Message):
 
 # What each does is a table in ``gcore_core.runtime.push``.
 PUSH_BEGIN = Endpoint("push.begin", BeginPush, Nothing, Wait.PUSH)
+PUSH_RESERVE = Endpoint("push.reserve", FollowPush, Reserved)
+PUSH_FOLLOW = Endpoint("push.follow", FollowPush, Nothing, Wait.PUSH)
+PUSH_FREE = Endpoint("push.free", FollowPush, Nothing)
 PUSH_PULL = Endpoint("push.pull", PullWeights, PushConfirmed, Wait.SOON)
 PUSH_PLAN = Endpoint("push.plan", PlanRequest, WeightPlan)
 PUSH_BUCKET = Endpoint("push.bucket", BucketRequest, Bucket)

@@ -13,9 +13,11 @@ bucket    ``push.bucket``     fills buckets in advance (``fill``), gives     ``l
 commit                                                                       ``commit_weights``
 ========  ==================  =============================================  =====================
 
-The lead calls the first two, a receiver the next two. All buckets share one memory of
-``bucket_bytes``, or of the largest tensor if that is more. A bucket is handed out when all
-receivers have asked for it; what else happens then:
+The lead calls the first two, a receiver the next two. Rank 0 has the other ranks take part in the
+export, by ``push.reserve`` and ``push.follow``; ``shells/trainer.py`` says why in two steps.
+
+All buckets share one memory of ``bucket_bytes``, or of the largest tensor if that is more. A bucket
+is handed out when all receivers have asked for it; what else happens then:
 
 =============  =================  ===============  =========================
 handed out     receivers load     filled, waits    begins to be filled
@@ -244,9 +246,12 @@ class PushSource:
         self._ahead: deque[asyncio.Future[Bucket]] = deque()  # filled or being filled, in order
         self._sending: asyncio.Future[None] | None = None  # of the bucket handed out last
         self._journal = journal
+        self._error: BaseException | None = None  # why it cannot end well
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         """Returns the bucket of this index when all receivers have asked for it."""
+        if self._error is not None:
+            raise self._error
 
         async def act(receivers: list[tuple[str, Offers]]) -> Bucket:
             return await self._hand_out(request.index, receivers)
@@ -283,6 +288,11 @@ class PushSource:
         while len(self._ahead) < _AHEAD:
             self._fill_soon()
         return bucket
+
+    def fail(self, error: BaseException) -> None:
+        """Raises ``error`` at every receiver that waits, since another rank cannot take part."""
+        self._error = error
+        self._gathering.abandon(error)
 
     async def close(self) -> None:
         """Gives up what is not sent.
@@ -440,7 +450,8 @@ async def pull_weights(
     here: where this receiver is; None: on the trainer's node, whatever that is called.
     """
     version = request.version
-    plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
+    with shown(progress):
+        plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
     await compute(receiver.begin_weights, plan)
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 

@@ -569,8 +569,11 @@ async def _serve_ranks(
     for i, rank in enumerate(ranks):
         reader = StoreReader(store, "node0", SECRET)
         compute = TimedCompute(300 + i)
-        policy = TrainerShell(rank, reader, compute, store / f"push{i or ''}", i)
         view = network.view(f"policy.{i}")
+        others = range(1, len(ranks)) if i == 0 else ()
+        followers = [view.peer(f"policy.{other}") for other in others]
+        path = store / f"push{i or ''}"
+        policy = TrainerShell(rank, reader, compute, path, i, followers=followers)
         service = LastingService(f"policy.{i}")
         policy.register(service, Relay(view, service, job.shards))
         await view.serve(service.name, service)

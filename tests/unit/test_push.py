@@ -31,10 +31,13 @@ from gcore_core.controllers.publishing import Publishing
 from gcore_core.runtime.messages import (
     PUSH_BEGIN,
     PUSH_BUCKET,
+    PUSH_FOLLOW,
     PUSH_PLAN,
     PUSH_PULL,
+    PUSH_RESERVE,
     BeginPush,
     BucketRequest,
+    FollowPush,
     MirrorRequest,
     PullWeights,
     PushConfirmed,
@@ -682,13 +685,14 @@ def test_no_receiver_reads_a_bucket_while_it_is_written(tmp_path: Path) -> None:
 
 async def test_the_other_ranks_take_part_in_one_export_per_push(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    site.shell._rank = 1
-    for _ in range(2):  # asked again
-        await site.begin(1, receivers=1)
-    assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)
-    site.trainer.exported = []
-    await site.begin(1, receivers=1, attempt=1)
-    assert (site.trainer.exported, site.trainer.running) == (NAMES, 0)
+    site.trainer.version = 1
+    await site.view.serve("policy.0", site.service)
+    peer = site.view.peer("policy.0")
+    for number, begins in ((1, True), (1, False), (2, True)):  # one is asked again
+        site.trainer.exported = []
+        assert (await peer.call(PUSH_RESERVE, FollowPush(1, number))).waits == begins
+        await peer.call(PUSH_FOLLOW, FollowPush(1, number))
+        assert (site.trainer.exported, site.trainer.running) == (NAMES if begins else [], 0)
 
 
 # -- other ways than shared memory -----------------------------------------------------------------

@@ -246,9 +246,22 @@ class Worker:
         if settings.sentinel is not None:
             sentinel = build(spec.factories["sentinel"], replace(settings.sentinel, rank=spec.rank))
         shell = TrainerShell(
-            backend, reader, self._compute, path, spec.rank, journal=journal, sentinel=sentinel
+            backend,
+            reader,
+            self._compute,
+            path,
+            spec.rank,
+            journal=journal,
+            sentinel=sentinel,
+            followers=self._followers(),
         )
         shell.register(service, Relay(self._network, service, settings.shards))
+
+    def _followers(self) -> list[Peer]:
+        """Returns, for rank 0, the workers of all other ranks of its role."""
+        spec = self._spec
+        others = range(1, spec.ranks) if spec.rank == 0 else ()
+        return [self._network.peer(f"{spec.role}.{rank}") for rank in others]
 
     def _context(
         self,

@@ -6,15 +6,22 @@ It gets the parts of all shards at once (see ``runtime.relay``) and calls the ba
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gcore_core.contract.errors import CheckpointError, ContractError, WeightMismatch
+from gcore_core.contract.errors import (
+    CheckpointError,
+    ContractError,
+    GcoreError,
+    WeightMismatch,
+)
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.sentinel import Finding, Sentinel
@@ -33,7 +40,10 @@ from gcore_core.runtime.messages import (
     PREPARE_RANKS,
     PUSH_BEGIN,
     PUSH_BUCKET,
+    PUSH_FOLLOW,
+    PUSH_FREE,
     PUSH_PLAN,
+    PUSH_RESERVE,
     SAVE_PRETRAINED,
     SAVE_STATE,
     SHOW_COMPARED,
@@ -43,9 +53,11 @@ from gcore_core.runtime.messages import (
     BucketRequest,
     CanaryRequest,
     DiagnoseRequest,
+    FollowPush,
     Nothing,
     PlanRequest,
     PrepareRequest,
+    Reserved,
     SavedState,
     SaveState,
     SaveWeights,
@@ -59,6 +71,7 @@ from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import PushMemory, PushSource, exhaust
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
+from gcore_core.runtime.rpc.retry import PATIENT, insist, shown
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.compared_records import ComparedRecords
 from gcore_core.runtime.shells.opened_records import open_records
@@ -66,6 +79,7 @@ from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.tensor_journal import TensorJournal
 
+T = TypeVar("T")
 # Weights of more bytes are not hashed where a run must end within seconds; these take a second.
 _URGENT_BYTES = 1 << 30
 
@@ -78,6 +92,12 @@ class TrainerShell:
 
     journal: gets the digests of the tensors of each push.
     sentinel: measures the log-probs of every step; None where nothing watches them.
+    followers: in rank 0, the workers of all other ranks.
+
+    Ranks may meet in collectives, and then all must do the same in the same order. An export is one
+    such thing, and it is not over at once: rank 0 exports as receivers load. So whatever else may
+    need the other ranks has a turn (``_turn``), and a push that is open is closed first. A push
+    takes the turns of all ranks before it begins, or waits with none of them (``_open_push``).
     """
 
     def __init__(
@@ -89,6 +109,7 @@ class TrainerShell:
         rank: int,
         journal: TensorJournal | None = None,
         sentinel: Sentinel | None = None,
+        followers: Sequence[Peer] = (),
     ) -> None:
         self._journal = journal
         self._backend = backend
@@ -101,7 +122,13 @@ class TrainerShell:
         self._counts = (0, 0)  # of their actions: trained, masked
         self._compared = ComparedRecords(backend, sentinel) if sentinel is not None else None
         self._push: PushSource | None = None  # the push that is open
-        self._turns = asyncio.Lock()  # an update runs, or a push begins
+        self._followers = followers
+        self._meets = rank > 0 or bool(followers)  # whether there are other ranks
+        self._turns = asyncio.Lock()  # work that may need the other ranks runs, or a push begins
+        self._takers = 0  # who has the turn or waits for it
+        self._reserved = 0  # number of the push for which this rank's turn is kept; 0: none
+        self._number = 0  # the latest one: in rank 0 given out, in another rank seen
+        self._following: list[asyncio.Task[Nothing]] = []  # of the open push, by rank
         # The step that was saved last, and the hash of its weights.
         self._hashing: tuple[int, asyncio.Future[str]] | None = None
         self._urgent = False  # whether this process may be ended within seconds
@@ -115,6 +142,9 @@ class TrainerShell:
         service.add(SHOW_COMPARED, self.show_compared)
         service.add(CANARIES, self.canaries)
         service.add(PUSH_BEGIN, self.begin_push)
+        service.add(PUSH_RESERVE, self.reserve)
+        service.add(PUSH_FOLLOW, self.follow)
+        service.add(PUSH_FREE, self.free)
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
         service.add(SAVE_PRETRAINED, self.save_pretrained)
@@ -134,7 +164,7 @@ class TrainerShell:
             records = await open_records(self._store, items, parts[0].step)
             records.sort(key=lambda record: (record.ordinal, record.sample))
             check_twins(records, f"step {parts[0].step}")
-            scalars_of = await self._compute(self._prepare, parts[0], records)
+            scalars_of = await self._together(self._prepare, parts[0], records)
             return [
                 [scalars_of[item.ordinal, item.sample] for item in part.items] for part in parts
             ]
@@ -149,9 +179,7 @@ class TrainerShell:
 
         Rank 0 knows the stamps of its pushes; a process that was started after a push does not.
         """
-        push = self._push
-        if push is not None and push.stamp:
-            self._stamps[push.key[0]] = push.stamp
+        self._note_stamp()
         # Only of fresh records: where generation runs ahead of training, and generators are lost,
         # a record of older weights may have a later stamp.
         for item in (item for item in items if item.version == step):
@@ -165,6 +193,11 @@ class TrainerShell:
                     why=f"they are those of version {', '.join(holders) or 'none that was pushed'}",
                     todo="the generator's version is another than that of the weights it holds",
                 )
+
+    def _note_stamp(self) -> None:
+        push = self._push
+        if push is not None and push.stamp:
+            self._stamps[push.key[0]] = push.stamp
 
     def _prepare(
         self, request: PrepareRequest, records: list[TrainRecord]
@@ -192,7 +225,7 @@ class TrainerShell:
             # A generator that was started anew may be taking weights, where generation runs ahead:
             # it must not get some of before the update and some of after it, nor those of after it
             # under the version of before. So no push begins between the close and the update's end.
-            async with self._turns:
+            async with self._turn():
                 await self._close_push()
                 return await self._compute(self._train, parts)
 
@@ -242,7 +275,7 @@ class TrainerShell:
             weight = max((finding.weight for finding in own), default=1.0)
             return own + [replace(finding, weight=weight) for finding in exported]
 
-        return await self._compute(findings)
+        return await self._together(findings)
 
     async def show_compared(self, request: DiagnoseRequest, call: Call) -> list[ShownRecord]:
         """Shows some records of the step that was trained last, for a generator to explain."""
@@ -255,7 +288,7 @@ class TrainerShell:
             compared = self._compared
             if compared is None or self._backend.version != request.version:
                 return []
-            return await self._compute(compared.canaries, request)
+            return await self._together(compared.canaries, request)
 
         shown: list[ShownRecord] = await self._once.join(
             ("canaries", request.version), 0, request, act
@@ -266,20 +299,45 @@ class TrainerShell:
         """Ends a step that has nothing to train on."""
 
         async def act(_: list[SkipStep]) -> None:
-            await self._close_push()
-            await self._compute(self._backend.skip, request.step)
+            async with self._turn():
+                await self._close_push()
+                await self._compute(self._backend.skip, request.step)
 
         await self._once.join(("skip", request.step), 0, request, act)
         return Nothing()
 
-    async def begin_push(self, request: BeginPush, call: Call) -> Nothing:
-        """Begins the push of ``version``.
+    # -- turns -------------------------------------------------------------------------------------
 
-        Ranks other than 0 only run through the export, since it may use collectives.
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Waits for this rank's turn, and has it inside the block."""
+        self._takers += 1
+        try:
+            async with self._turns:
+                yield
+        finally:
+            self._takers -= 1
+
+    async def _together(self, work: Callable[..., T], *args: Any) -> T:
+        """Runs what may need the other ranks, such as collectives; a push that is open is given up.
+
+        With one rank nobody is needed, and the push goes on.
+        """
+        if not self._meets:
+            return await self._compute(work, *args)
+        async with self._turn():
+            await self._close_push()
+            return await self._compute(work, *args)
+
+    # -- pushes ------------------------------------------------------------------------------------
+
+    async def begin_push(self, request: BeginPush, call: Call) -> Nothing:
+        """Begins the push of ``version``; rank 0 is asked, and has the other ranks take part.
+
+        So it makes no difference when whoever asked is lost: all ranks export, or none does.
         """
         self._check_version(request)
-        act = self._follow_export if self._rank else self._begin_export
-        await self._once.join((request.version, request.attempt), 0, request, act)
+        await self._once.join((request.version, request.attempt), 0, request, self._begin_push)
         return Nothing()
 
     def _check_version(self, request: BeginPush) -> None:
@@ -292,34 +350,119 @@ class TrainerShell:
                 where="push",
             )
 
-    async def _follow_export(self, requests: list[BeginPush]) -> None:
-        def follow() -> None:
-            self._check_version(requests[0])  # an update may have run since it was asked
-            exhaust(self._backend.export_weights())
+    async def _begin_push(self, requests: list[BeginPush]) -> None:
+        (request,) = requests
+        for attempt in range(PATIENT.tries):
+            if await self._open_push(request):
+                return
+            await asyncio.sleep(PATIENT.pause_s(attempt))
+        raise ContractError(
+            f"another rank was at work whenever version {request.version} was to be pushed",
+            where="push",
+        )
 
-        await self._compute(follow)
+    async def _open_push(self, request: BeginPush) -> bool:
+        """Begins a push, unless another rank is at work; returns whether it has begun.
 
-    async def _begin_export(self, requests: list[BeginPush]) -> None:
-        def begin() -> PushSource:
-            self._check_version(requests[0])  # an update may have run since it was asked
-            return PushSource(
-                self._backend,
-                self._memory,
-                self._compute,
-                requests[0],
-                self._journal,
-                self._store.node,
-            )
-
-        async with self._turns:
+        That work may wait for this rank, which cannot come while it has its turn here. So nobody
+        waits for a turn of several ranks: it is given back, and tried again later.
+        """
+        async with self._turn():
+            self._check_version(request)  # an update may have run since it was asked
             await self._close_push()
-            self._push = await self._compute(begin)
+            self._number += 1
+            push = FollowPush(request.version, self._number)
+            if not await self._reserve_all(push):
+                return False
+            try:
+                source = await self._compute(
+                    PushSource,
+                    self._backend,
+                    self._memory,
+                    self._compute,
+                    request,
+                    self._journal,
+                    self._store.node,
+                )
+            except BaseException:
+                await self._free_all(push)
+                raise
+            self._push = source
+            self._following = [
+                asyncio.ensure_future(self._have_followed(rank, push, source))
+                for rank in self._followers
+            ]
+            return True
+
+    async def _reserve_all(self, push: FollowPush) -> bool:
+        """Takes the turns of all other ranks; returns False, with none taken, where one is at
+        work.
+        """
+        ranks = self._followers
+        replies = await asyncio.gather(*(insist(rank, PUSH_RESERVE, push) for rank in ranks))
+        if all(reply.waits for reply in replies):
+            return True
+        await self._free_all(push)
+        return False
+
+    async def _free_all(self, push: FollowPush) -> None:
+        await asyncio.gather(*(insist(rank, PUSH_FREE, push) for rank in self._followers))
+
+    async def _have_followed(self, rank: Peer, push: FollowPush, source: PushSource) -> Nothing:
+        """Has another rank run through its export, which ends when this rank's does."""
+        try:
+            return await insist(rank, PUSH_FOLLOW, push)
+        except GcoreError as error:
+            source.fail(error)
+            return Nothing()
+
+    async def reserve(self, request: FollowPush, call: Call) -> Reserved:
+        """Keeps this rank's turn for a push, if nobody has it or waits for it."""
+        if request.number == self._reserved:
+            return Reserved(True)  # it is asked again
+        if request.number <= self._number or self._takers:
+            return Reserved(False)
+        if self._backend.version != request.version:
+            return Reserved(False)
+        self._number = self._reserved = request.number
+        self._takers += 1
+        await self._turns.acquire()  # at once, since there are no takers
+        return Reserved(True)
+
+    async def follow(self, request: FollowPush, call: Call) -> Nothing:
+        """Runs through the export of a push for which this rank's turn is kept."""
+
+        async def act(_: list[None]) -> None:
+            if self._reserved != request.number:
+                return
+            try:
+                await self._compute(lambda: exhaust(self._backend.export_weights()))
+            finally:
+                self._give_turn_back()
+
+        with shown(call.progress):  # how fast it goes is decided by those who pull
+            await self._once.join(("follow", request.number), 0, None, act)
+        return Nothing()
+
+    async def free(self, request: FollowPush, call: Call) -> Nothing:
+        """Gives the turn back that was kept for a push, which does not begin now."""
+        self._number = max(self._number, request.number)  # its request may be late
+        if self._reserved == request.number:
+            self._give_turn_back()
+        return Nothing()
+
+    def _give_turn_back(self) -> None:
+        self._reserved = 0
+        self._takers -= 1
+        self._turns.release()
 
     async def _close_push(self) -> None:
+        self._note_stamp()
         before = self._push
         self._push = None
         if before is not None:
             await before.close()
+            await asyncio.gather(*self._following)
 
     def _source(self, request: PlanRequest | BucketRequest) -> PushSource:
         if self._push is None or self._push.key != (request.version, request.attempt):
@@ -336,7 +479,7 @@ class TrainerShell:
         return await self._source(request).bucket(request, call)
 
     async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
-        await self._compute(self._backend.save_pretrained, Path(request.directory))
+        await self._together(self._backend.save_pretrained, Path(request.directory))
         return Nothing()
 
     async def save_state(self, request: SaveState, call: Call) -> Nothing:
@@ -352,7 +495,7 @@ class TrainerShell:
                 # weights that were saved. Until the next step has its records, that thread has
                 # nothing else to do. Also where this rank cannot save: the export of the others
                 # needs it.
-                hashing = asyncio.ensure_future(self._compute(self._hash_weights, request.step))
+                hashing = asyncio.ensure_future(self._together(self._hash_weights, request.step))
                 self._hashing = request.step, hashing
             return Nothing()
 
@@ -392,7 +535,7 @@ class TrainerShell:
     async def _saving(self, work: Callable[..., None], *args: Any) -> None:
         """Runs a save; an error of the disk is the checkpoint's failure, not the trainer's."""
         try:
-            await self._compute(work, *args)
+            await self._together(work, *args)
         except OSError as error:
             raise CheckpointError(
                 f"the state cannot be saved: {error.strerror}.",

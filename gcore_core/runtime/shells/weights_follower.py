@@ -23,7 +23,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here, pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.retry import PATIENT, insist
+from gcore_core.runtime.rpc.retry import PATIENT, insist, shown
 
 RESTORE_BUCKET_BYTES = 256 << 20
 #: Pushes whose digests are kept, to name the version of weights that a generator did not give up.
@@ -135,8 +135,11 @@ class WeightsFollower:
         Where another generator's push, or an update, takes the place of this one's, it is begun
         anew. The trainer is idle in a rollout, and holds ``version``; where generation runs ahead
         it trains meanwhile, and then holds the next one.
+
+        progress: told all the time. A trainer that hangs is found by its own deadline; this process
+            must not be taken for the one that hangs.
         """
-        ranks = [self._network.peer(name) for name in self._trainers]
+        source = self._network.peer(self._trainers[0])
         version_to_ask = version
         async with self.restoring:
             for attempt in range(PATIENT.tries):
@@ -147,7 +150,8 @@ class WeightsFollower:
                 )
                 pulled = PullWeights(version_to_ask, 0, self._trainers[0], begun.attempt)
                 try:
-                    await asyncio.gather(*(insist(rank, PUSH_BEGIN, begun) for rank in ranks))
+                    with shown(progress):
+                        await insist(source, PUSH_BEGIN, begun)
                     await self.pull(pulled, progress)
                 except (ContractError, WeightMismatch):
                     if attempt == PATIENT.tries - 1:
