@@ -9,8 +9,8 @@ moves the same bytes in six ways, one after the other:
 
 bare_plain: one TCP connection. The sender calls ``sendfile`` until all is sent, the reader
     ``recv_into`` with warm memory. Nothing is checked.
-read_plain: ``BulkClient.read`` from ``tcp:`` into warm memory. A keyed BLAKE2b of every piece is
-    made and checked.
+read_plain: ``BulkClient.read`` from ``tcp:`` into warm memory. A GMAC of every piece is made and
+    checked.
 pull_plain: ``SlabService.fetch`` from ``tcp:``. It takes a slab with fresh pages, reads into it as
     before, and compares the xxh3 of the whole with the reference's.
 bare_tls: one connection of TLS 1.3, ``sendall`` and ``recv_into``.

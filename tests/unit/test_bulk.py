@@ -9,6 +9,7 @@ import contextlib
 import secrets
 import socket
 import ssl
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,8 +19,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from gcore_core.contract.errors import AddressError, ContractError, DataError, WorkerDied
+from gcore_core.contract.errors import (
+    AddressError,
+    ConfigError,
+    ContractError,
+    DataError,
+    WorkerDied,
+)
 from gcore_core.runtime.rpc.tls import contexts
 from gcore_core.runtime.store import bulk
 from gcore_core.runtime.store.bulk import (
@@ -284,6 +292,48 @@ async def test_a_byte_that_was_altered_in_plain_is_refused(at: int, short: Path)
         with pytest.raises((DataError, ContractError), match="altered|refused"):
             await read(client, sent.what, SIZE)
         client.close()
+
+
+def test_no_key_of_content_meets_a_nonce_twice() -> None:
+    """Else whoever listens could make tags of their own: messages and pieces share one counter."""
+    nonces = list[tuple[bytes, bytes]]()
+
+    class Recorder:
+        def __init__(self, key: bytes) -> None:
+            self.key = key
+
+        def encrypt(self, nonce: bytes, data: bytes, piece: memoryview) -> bytes:
+            assert (len(self.key), len(nonce), data) == (32, 12, b"")
+            nonces.append((self.key, nonce))
+            return AESGCM(self.key).encrypt(nonce, data, piece)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "_content_mac", Recorder)
+        directions = [
+            bulk._Tags(SECRET, once, direction, is_plain=True)
+            for once in (b"connection 1", b"connection 2")
+            for direction in (b"client", b"server")
+        ]
+    tags = []
+    for made in directions:
+        for number in range(300):
+            tags.append(made.next_of_content(memoryview(b"the same piece")))
+            if number % 3:
+                made.next(b"a message")
+    assert len({key for key, _ in nonces}) == len(directions)
+    assert len(set(nonces)) == len(set(tags)) == 300 * len(directions)
+
+
+def test_without_cryptography_no_server_in_plain_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told when the agent starts, and TLS needs no such package."""
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(
+        ConfigError, match=r"needs the package cryptography.*\n.*\n.*'gcore-core\[tls\]'"
+    ):
+        BulkServer("agent.0", "tcp:127.0.0.1:1", SECRET, lambda what: Region(Path(), 0, 0))
+    BulkServer(
+        "agent.0", "tls:127.0.0.1:1", SECRET, lambda what: Region(Path(), 0, 0), make_identity()
+    )
 
 
 async def test_content_altered_before_it_was_sent_is_as_it_lies_there(short: Path) -> None:

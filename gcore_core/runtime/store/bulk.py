@@ -13,16 +13,23 @@ A connection, step by step:
     client -> server   `ReadRequest`, and a tag                    these two lines again and again
     server -> client   `Answer`, and a tag; then the content
 
-A *tag* is a keyed BLAKE2b. Its two keys, one for each direction, are made from the run's secret and
-the random bytes of both sides. So whoever shows the right first tag knows the secret, the secret
-itself is never sent, and nothing that was sent on one connection is worth anything on another. Each
-tag also covers a number that counts the tags, so nothing can be left out or sent again.
+A *tag* of a message is a keyed BLAKE2b, one of a piece of content a GMAC. Their keys, of their own
+for each direction, are made from the run's secret and the random bytes of both sides. So whoever
+shows the right first tag knows the secret, the secret itself is never sent, and nothing that was
+sent on one connection is worth anything on another. Each tag also covers a number that counts the
+tags, so nothing can be left out or sent again.
+
+GMAC is AES-GCM that encrypts nothing and authenticates the content. It takes an eighth of the
+processor time of BLAKE2b, where a processor has instructions for it. It is safe as long as no two
+contents have one key and one nonce: the nonce is the number that counts the tags, which never comes
+again under a key, and the key is of one direction of one connection.
 
 Addresses say how the bytes travel:
 
     tls:HOST:PORT   TLS with the run's identity, mutual. The content has no tags of its own.
     tcp:HOST:PORT   In plain, for networks that are declared private. A tag follows every piece of
-                    the content. Who listens can read it, and nobody can alter it.
+                    the content. Who listens can read it, and nobody can alter it. It needs the
+                    package ``cryptography``.
     unix:PATH       As ``tcp``, for two agents on one machine.
 """
 
@@ -46,12 +53,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from gcore_core.contract.errors import (
     AddressError,
+    ConfigError,
     ContractError,
     DataError,
     GcoreError,
@@ -62,6 +70,9 @@ from gcore_core.runtime.rpc import tls
 from gcore_core.runtime.rpc.keepalive import end_in_silence
 from gcore_core.runtime.rpc.retry import PATIENT
 from gcore_core.runtime.rpc.service import RemoteFailure, decoded, encode, from_wire, to_wire
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +85,7 @@ PART_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
 _TAG_BYTES = 16
 _NONCE_BYTES = 32
+_GCM_NONCE_BYTES = 12
 _FRAME_LIMIT_BYTES = 1 << 20
 _FRAME = struct.Struct(">I")
 
@@ -138,20 +150,52 @@ class Region(NamedTuple):
 # -- one connection --------------------------------------------------------------------------------
 
 
+def _content_mac(key: bytes) -> AESGCM:
+    """Returns what makes the tags of content under a key of 32 bytes.
+
+    Raises ConfigError when the package is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise ConfigError(
+            "content between nodes in plain needs the package cryptography",
+            where="launcher",
+            why=f"{error}",
+            todo="pip install 'gcore-core[tls]' on every host, or declare no network private",
+        ) from error
+    return AESGCM(key)
+
+
 class _Tags:
-    """Makes the tags of one direction of a connection, in order."""
+    """Makes the tags of one direction of a connection, in order.
 
-    def __init__(self, secret: bytes, nonces: bytes, direction: bytes) -> None:
-        self._key = hashlib.blake2b(nonces, key=secret[:64], person=direction).digest()
-        self._n_made = 0
+    is_plain: whether content has tags, too.
+    """
 
-    def next(self, content: bytes | memoryview) -> bytes:
-        hashed = hashlib.blake2b(
-            self._n_made.to_bytes(8, "big"), key=self._key, digest_size=_TAG_BYTES
-        )
-        hashed.update(content)
-        self._n_made += 1
+    def __init__(self, secret: bytes, nonces: bytes, direction: bytes, is_plain: bool) -> None:
+        def key(purpose: bytes, nbytes: int) -> bytes:
+            person = direction + purpose
+            return hashlib.blake2b(
+                nonces, key=secret[:64], person=person, digest_size=nbytes
+            ).digest()
+
+        self._key = key(b"", 64)
+        self._mac = _content_mac(key(b" content", 32)) if is_plain else None
+        self._n_made = 0  # of both kinds, so that no number comes again
+
+    def next(self, message: bytes) -> bytes:
+        hashed = hashlib.blake2b(self._count(8), key=self._key, digest_size=_TAG_BYTES)
+        hashed.update(message)
         return hashed.digest()
+
+    def next_of_content(self, piece: memoryview) -> bytes:
+        assert self._mac is not None
+        return self._mac.encrypt(self._count(_GCM_NONCE_BYTES), b"", piece)
+
+    def _count(self, nbytes: int) -> bytes:
+        self._n_made += 1
+        return self._n_made.to_bytes(nbytes, "big")
 
 
 class _Line:
@@ -195,8 +239,8 @@ class _Line:
         return is_known
 
     def _set_keys(self, nonces: bytes, *, sends: bytes, receives: bytes) -> None:
-        self._sent = _Tags(self._secret, nonces, sends)
-        self._received = _Tags(self._secret, nonces, receives)
+        self._sent = _Tags(self._secret, nonces, sends, self.tagged)
+        self._received = _Tags(self._secret, nonces, receives, self.tagged)
 
     def send(self, message: ReadRequest | Answer) -> None:
         body = encode(message)
@@ -208,11 +252,12 @@ class _Line:
         if nbytes > _FRAME_LIMIT_BYTES:
             raise DataError(f"a message of {nbytes} bytes came", where="bulk")
         body = self._exactly(nbytes)
-        self._check(body)
+        self._check(self._received.next(body))
         return body
 
-    def _check(self, content: bytes | memoryview) -> None:
-        if not hmac.compare_digest(self._exactly(_TAG_BYTES), self._received.next(content)):
+    def _check(self, expected: bytes) -> None:
+        """Receives a tag, and raises DataError where it is another one."""
+        if not hmac.compare_digest(self._exactly(_TAG_BYTES), expected):
             raise DataError("what came from another node was altered on its way", where="bulk")
 
     def _exactly(self, nbytes: int) -> bytes:
@@ -242,7 +287,7 @@ class _Line:
             piece = memory[start : start + _PIECE_BYTES]
             if self.tagged:
                 self._fill(piece)
-                self._check(piece)
+                self._check(self._received.next_of_content(piece))
                 came(len(piece))
             else:
                 self._fill(piece, came)  # TLS has checked what it gives
@@ -254,7 +299,7 @@ class _Line:
             if not self.tagged:
                 self.sock.sendall(piece)
                 continue
-            tag = self._sent.next(piece)
+            tag = self._sent.next_of_content(piece)
             at = start + offset
             end = at + len(piece)
             while at < end:  # from the page cache to the socket: no copy through this process
@@ -324,6 +369,8 @@ class BulkServer:
         self._secret = secret
         self._find = find
         self._tls = tls.contexts(identity).server if _is_tls(address) else None
+        if self._tls is None:
+            _content_mac(bytes(32))  # now, not with the first connection
         self._listener: socket.socket | None = None
         self._unproven = threading.Semaphore(_MOST_UNPROVEN)
         self._lock = threading.Lock()
@@ -555,6 +602,8 @@ class BulkClient:
             address = self._addresses[node]
             if _is_tls(address) and self._tls is None:
                 raise AddressError("TLS needs the run's identity", where=address)
+            if not _is_tls(address):
+                _content_mac(bytes(32))  # where the read is awaited, not in its thread
             tls = self._tls if _is_tls(address) else None
             self._sources[node] = _Source(node, address, self._secret, tls, self._streams)
         return self._sources[node]
