@@ -36,6 +36,8 @@ class Bucket(msgspec.Struct, array_like=True):
     transport: how the bytes travel.
     handle: of other transports, where the memory is: plain fields, encoded.
     node: name of the node whose memory it is; empty where all of the push are on one.
+    parents: names of other nodes that get the bucket as well. The receiver's node is to read it
+        from the first, from the next where that fails, and from ``node`` where all do.
     """
 
     version: int
@@ -48,6 +50,7 @@ class Bucket(msgspec.Struct, array_like=True):
     transport: str = SHM
     handle: bytes = b""
     node: str = ""
+    parents: list[str] = []
 
 
 class WeightWriter(Protocol):

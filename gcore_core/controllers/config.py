@@ -35,6 +35,8 @@ class SyncConfig:
     push_transport: how it goes there: "shm" is shared memory, "ipc" memory of a device, "nccl" a
         broadcast between devices; "auto" is the best that the trainer and all generators speak,
         "shm" where they have no device.
+    push_fan_out: to how many other nodes one node sends a push; the nodes beyond get it from
+        those. Fewer spare the trainer's network, more make the way to the last node shorter.
     """
 
     prompts: int = 32
@@ -49,6 +51,7 @@ class SyncConfig:
     failure_limit: float = 0.5
     push_bucket_bytes: int = 256 * 1024 * 1024
     push_transport: Literal["auto", "shm", "ipc", "nccl"] = "auto"
+    push_fan_out: int = 2
 
     def __post_init__(self) -> None:
         for name in (
@@ -59,6 +62,7 @@ class SyncConfig:
             "max_rounds",
             "max_skipped_steps",
             "push_bucket_bytes",
+            "push_fan_out",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

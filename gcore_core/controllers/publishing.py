@@ -81,7 +81,12 @@ class Publishing:
         # The second attempt goes through shared memory, which cannot fail for a device's sake.
         transport = SHM if attempt and configured == "auto" else configured
         request = BeginPush(
-            version, self._config.push_bucket_bytes, len(replicas), attempt, transport
+            version,
+            self._config.push_bucket_bytes,
+            len(replicas),
+            attempt,
+            transport,
+            self._config.push_fan_out,
         )
 
         async def pull(receiver: int, replica: Peer) -> PushConfirmed:

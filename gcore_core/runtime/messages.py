@@ -422,6 +422,7 @@ class BeginPush(Message):
     receivers: how many generators take part.
     attempt: another one at the same version begins the push anew.
     transport: name of a transport, or "auto" to choose by what both sides can use.
+    fan_out: to how many other nodes one node sends the push, at most.
     """
 
     version: int
@@ -429,6 +430,7 @@ class BeginPush(Message):
     receivers: int
     attempt: int = 0
     transport: str = SHM
+    fan_out: int = 2
 
 
 class FollowPush(Message):
@@ -891,6 +893,8 @@ class MirrorRequest(Message):
     version, attempt: of the push.
     index: of the bucket.
     offset, nbytes: where it lies in the worker's memory, in bytes.
+    parents: other nodes that bring the bucket, too. It is read from the first, from the next where
+        that fails, and from ``node`` where all do.
     """
 
     node: str
@@ -900,6 +904,7 @@ class MirrorRequest(Message):
     index: int
     offset: int
     nbytes: int
+    parents: list[str] = []
 
 
 SLAB = Endpoint("slab", SlabRequest, str)

@@ -39,6 +39,9 @@ A receiver on another node has no part in that memory. It asks its own agent for
 gets (`MIRROR`), and loads the bucket from a file of its node, the *mirror*: it has the same bytes
 at the same offsets. The agent pulls a bucket once, however many receivers its node has.
 
+The nodes are a tree, so that the trainer's node sends ``fan_out`` copies, whatever the number of
+nodes (`parents_of`). The others get a bucket from the mirror of their parent, while it comes there.
+
 The mirror needs no rule of its own for what may be overwritten. This is why:
 
 - Bucket j is written into the mirror after a receiver got it.
@@ -48,7 +51,8 @@ The mirror needs no rule of its own for what may be overwritten. This is why:
 
 The sender's memory is safe meanwhile. An agent reads j there for a receiver that has not loaded it
 yet. The sender fills that region anew only when all receivers have asked for j + 2, and they ask
-after they have loaded j.
+after they have loaded j. A parent's mirror is safe for its children by the same argument: what goes
+over j there is a bucket that was handed out after all had asked for j + 2.
 
 Two pushes share one memory, on either side. The agent ends what it still pulls of the earlier one
 before it writes anything of the later one. A receiver of the earlier one finds other bytes then,
@@ -199,6 +203,25 @@ def gaps_between(places: Iterable[Place], nbytes: int) -> list[Place]:
     return [*gaps, Place(start, nbytes)]
 
 
+def parents_of(nodes: Iterable[str], fan_out: int) -> dict[str, list[str]]:
+    """Returns from which nodes each node reads a push, the nearest first, without the sender's.
+
+    Example, ``fan_out`` 2, nodes a to g: a and b read from the sender's node, c and d from a, e and
+    f from b, g from c. So g has the parents c and a.
+
+    The order is that of names, so a parent comes before its children in the trees of all pushes:
+    nodes of two pushes at once never wait for each other.
+    """
+    parents: dict[str, list[str]] = {}
+    ordered = sorted(nodes)
+    for place, node in enumerate(ordered):
+        parents[node] = []
+        if place >= fan_out:
+            parent = ordered[place // fan_out - 1]
+            parents[node] = [parent, *parents[parent]]
+    return parents
+
+
 class PushSource:
     """Sends a push, in the shell of trainer rank 0.
 
@@ -239,6 +262,7 @@ class PushSource:
         self._next_tensor: tuple[TensorSpec, Any] | None = None  # exported, but in no bucket yet
         self._may_be_read: deque[Place] = deque(maxlen=_MAY_BE_READ)  # of the latest buckets
         self._gathering = Gathering(request.receivers)
+        self._parents: dict[str, list[str]] = {}  # of each receiver's node, see ``parents_of``
         self._all_asked_for = -1  # the latest bucket that all receivers have asked for
         self._latest: Bucket | None = None  # that was filled
         self._digests: dict[str, int] = {}  # of the tensors that were filled
@@ -263,7 +287,8 @@ class PushSource:
             bucket: Bucket = await self._gathering.join(
                 request.index, request.receiver, (request.node, request.offers), act
             )
-        return bucket
+        parents = self._parents.get(request.node, [])
+        return msgspec.structs.replace(bucket, parents=parents)
 
     async def _hand_out(self, index: int, receivers: list[tuple[str, Offers]]) -> Bucket:
         """Runs once for each index: one row of the table at the top of this module.
@@ -316,6 +341,7 @@ class PushSource:
         transport = self._request.transport
         offers = [offers for _, offers in receivers]
         elsewhere = {node for node, _ in receivers} - {"", self._node}
+        self._parents = parents_of(elsewhere, self._request.fan_out)
         if elsewhere:
             if transport not in ("auto", SHM):
                 raise ConfigError(
@@ -504,7 +530,8 @@ async def pull_weights(
 async def _mirrored(bucket: Bucket, request: PullWeights, here: Here) -> Bucket:
     """Returns a bucket of another node's memory as one of this node's, with the same bytes.
 
-    It is asked for once: where it fails the whole push begins anew.
+    It is asked for once: where it fails the whole push begins anew. The agent itself turns from a
+    parent that fails to the next one, and at last to the sender's node.
     """
     if bucket.transport != SHM or bucket.node in ("", here.node):
         return bucket
@@ -516,6 +543,7 @@ async def _mirrored(bucket: Bucket, request: PullWeights, here: Here) -> Bucket:
         bucket.index,
         bucket.offset,
         sum(spec.nbytes for spec in bucket.tensors),
+        bucket.parents,
     )
     path = await here.agent.call(MIRROR, mirror)
     return msgspec.structs.replace(bucket, path=path, node=here.node)

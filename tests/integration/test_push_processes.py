@@ -5,6 +5,7 @@ middle.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -126,13 +127,39 @@ async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site
     assert [(push.version, push.nbytes, push.verified) for push in confirmed] == [(1, 36, True)] * 2
 
 
-async def test_a_push_comes_once_to_the_agent_of_another_node(short: Path) -> None:
-    """Two agents and their workers: the policy on the first node, two generators on the second."""
+def spec_of(
+    name: str, node: str, short: Path, addresses: dict[str, str], secret: bytes
+) -> WorkerSpec:
+    """Returns the spec of a worker on a node."""
+    role, _, rank = name.partition(".")
+    run = Run(steps=1, deterministic=True)
+    context = PlainContext(directory=str(short))
+    kind = TrainerSettings if role == "policy" else GeneratorSettings
+    fake = "Trainer" if role == "policy" else "Generator"
+    return WorkerSpec(
+        role=role,
+        rank=int(rank),
+        ranks=1,
+        peers=addresses,
+        factories={"backend": FactorySpec(f"backends:{fake}", f"{FAKE}{fake}Config")},
+        secret=secret,
+        settings=kind(run=run, context=context),
+        store=StorePlace(str(short / f"memory.{node}"), node, node),
+        versions=handshake.versions([]),
+        log=str(short / f"{name}.log"),
+    )
+
+
+async def test_a_push_goes_once_from_node_to_node(short: Path) -> None:
+    """Three agents and their workers: the policy on the first node, two generators on the second
+    and one on the third. A node sends to one other, so the third gets it from the second.
+    """
     secret = secrets.token_bytes(32)
-    names = ("supervisor", "agent.0", "agent.1", "policy.0", "rollout.0", "rollout.1")
+    nodes = ("agent.0", "agent.1", "agent.2")
+    names = ("supervisor", *nodes, "policy.0", "rollout.0", "rollout.1", "rollout.2")
     addresses = {name: f"unix:{short / name}" for name in names}
-    bulk = f"tls:127.0.0.1:{free_port()}"
-    wire = Wire(f"tls:127.0.0.1:{free_port()}", bulk)
+    bulk = {node: f"tls:127.0.0.1:{free_port()}" for node in nodes}
+    wires = {node: Wire(f"tls:127.0.0.1:{free_port()}", bulk[node]) for node in nodes}
     identity = make_identity()
     network = RpcNetwork(addresses, secret)
     service = Service("supervisor")
@@ -147,28 +174,12 @@ async def test_a_push_comes_once_to_the_agent_of_another_node(short: Path) -> No
     (short / "backends.py").write_text(BACKENDS)
     agents = []
 
-    def spec(name: str, node: str) -> WorkerSpec:
-        role, _, rank = name.partition(".")
-        run = Run(steps=1, deterministic=True)
-        context = PlainContext(directory=str(short))
-        kind = TrainerSettings if role == "policy" else GeneratorSettings
-        fake = "Trainer" if role == "policy" else "Generator"
-        return WorkerSpec(
-            role=role,
-            rank=int(rank),
-            ranks=1,
-            peers=addresses,
-            factories={"backend": FactorySpec(f"backends:{fake}", f"{FAKE}{fake}Config")},
-            secret=secret,
-            settings=kind(run=run, context=context),
-            store=StorePlace(str(short / f"memory.{node}"), node, node),
-            versions=handshake.versions([]),
-            log=str(short / f"{name}.log"),
-        )
-
     try:
-        with wire.opened():
-            for node, seen in (("agent.0", bulk), ("agent.1", wire.address)):
+        with contextlib.ExitStack() as stack:
+            for wire in wires.values():
+                stack.enter_context(wire.opened())
+            for node in nodes:
+                seen = {other: wire.address for other, wire in wires.items()}
                 store = StoreSpec(
                     node=node, directory=str(short / f"memory.{node}"), spill=str(short / "spill")
                 )
@@ -178,7 +189,7 @@ async def test_a_push_comes_once_to_the_agent_of_another_node(short: Path) -> No
                     secret=secret,
                     store=store,
                     meeting=str(short / f"meeting.{node}"),
-                    bulk={"agent.0": seen},
+                    bulk={**seen, node: bulk[node]},
                     identity=identity,
                 )
                 command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
@@ -189,24 +200,28 @@ async def test_a_push_comes_once_to_the_agent_of_another_node(short: Path) -> No
                 for node, workers in (
                     ("agent.0", ["policy.0"]),
                     ("agent.1", ["rollout.0", "rollout.1"]),
+                    ("agent.2", ["rollout.2"]),
                 ):
-                    request = SpawnRequest([spec(name, node) for name in workers])
+                    request = SpawnRequest(
+                        [spec_of(name, node, short, addresses, secret) for name in workers]
+                    )
                     await network.peer(node).call(SPAWN, request)
-                assert {await hellos.get() for _ in range(3)} == set(names[3:])
+                assert {await hellos.get() for _ in range(4)} == set(names[4:])
                 policy = network.peer("policy.0")
                 await policy.call(TRAIN_RANKS.of_rank, [TrainRequest(0, [], 1, 1)])
-                await policy.call(PUSH_BEGIN, begun(attempt=0))
+                await policy.call(PUSH_BEGIN, BeginPush(1, 1, 3, fan_out=1))
                 pulls = (
                     network.peer(f"rollout.{i}").call(PUSH_PULL, PullWeights(1, i, "policy.0"))
-                    for i in range(2)
+                    for i in range(3)
                 )
                 confirmed = await asyncio.gather(*pulls)
             facts = [(push.version, push.nbytes, push.verified) for push in confirmed]
-            assert facts == [(1, 36, True)] * 2
-            assert confirmed[0].stamp == confirmed[1].stamp != 0
-            assert (short / "memory.agent.1" / "mirror-0").stat().st_size >= 32
-            assert not (short / "memory.agent.1" / "policy.0-push").exists()
-            assert wire.connections == 1
+            assert facts == [(1, 36, True)] * 3
+            assert {push.stamp for push in confirmed} == {confirmed[0].stamp} != {0}
+            for node in nodes[1:]:
+                assert (short / f"memory.{node}" / "mirror-0").stat().st_size >= 32
+                assert not (short / f"memory.{node}" / "policy.0-push").exists()
+            assert [wires[node].connections for node in nodes] == [1, 1, 0]
     finally:
         await network.close()
         for process, lifeline in agents:

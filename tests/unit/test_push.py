@@ -864,6 +864,20 @@ def mirror_of(far: Far) -> Path:
     return mirror
 
 
+async def test_the_sender_says_who_reads_from_whom(tmp_path: Path) -> None:
+    """Two generators of one node read from one parent; who is on the sender's node has none."""
+    site = Site(tmp_path)
+    await site.begin(1, receivers=6)
+    nodes = ["node3", "node1", "", "node2", "node3", "node0"]
+    asks = (
+        site.view.peer("policy.0").call(PUSH_BUCKET, BucketRequest(1, number, 0, node=node))
+        for number, node in enumerate(nodes)
+    )
+    buckets = await asyncio.gather(*asks)
+    assert [bucket.parents for bucket in buckets] == [["node1"], [], [], [], ["node1"], []]
+    assert {bucket.node for bucket in buckets} == {"node0"}
+
+
 async def test_tensors_of_any_sizes_come_to_another_node(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:

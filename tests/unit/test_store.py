@@ -885,15 +885,15 @@ async def test_the_oldest_copies_make_room_first_and_open_ones_stay(nodes: Nodes
 async def test_a_copy_without_memory_goes_to_disk(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate = server._allocate
+    allocate = server.allocate  # type: ignore[attr-defined]
 
-    def only_on_disk(path: Path, nbytes: int) -> None:
+    def only_on_disk(path: Path, nbytes: int, kind: str) -> None:
         if not path.is_symlink():
             raise DataError("no slab can be made")
-        allocate(path, nbytes)
+        allocate(path, nbytes, kind)
 
     ref = await nodes.writer.put(0, ALL, [LARGE])
-    monkeypatch.setattr(server, "_allocate", only_on_disk)
+    monkeypatch.setattr(server, "allocate", only_on_disk)
     assert_same((await nodes.reader.records([item(ref)]))[0][0], LARGE)
     (name,) = nodes.far.slabs()
     assert (nodes.far.directory / name).is_symlink()

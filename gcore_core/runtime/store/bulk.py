@@ -118,7 +118,25 @@ class PushedContent(msgspec.Struct, array_like=True, frozen=True, tag="pushed"):
     nbytes: int
 
 
-What = StoredContent | PushedContent
+class MirroredContent(msgspec.Struct, array_like=True, frozen=True, tag="mirrored"):
+    """Names a bucket of a push that comes, or has come, to the mirror of the server's node.
+
+    node, worker: who pushes it.
+    version, attempt: of the push.
+    index: of the bucket.
+    offset, nbytes: where it lies in the worker's memory, and in the mirror, in bytes.
+    """
+
+    node: str
+    worker: str
+    version: int
+    attempt: int
+    index: int
+    offset: int
+    nbytes: int
+
+
+What = StoredContent | PushedContent | MirroredContent
 
 
 class ReadRequest(msgspec.Struct, array_like=True, frozen=True):
@@ -139,12 +157,20 @@ _REQUEST = msgspec.msgpack.Decoder(ReadRequest)
 _ANSWER = msgspec.msgpack.Decoder(Answer)
 
 
+def _all_is_here(start: int, end: int) -> None: ...
+
+
 class Region(NamedTuple):
-    """Says where a content lies: ``nbytes`` bytes of a file, from ``offset`` on."""
+    """Says where a content lies: ``nbytes`` bytes of a file, from ``offset`` on.
+
+    wait: returns when the content's bytes from its first to before its second argument are there.
+        It raises a GcoreError where they will not come. It is called in the thread that sends.
+    """
 
     path: Path
     offset: int
     nbytes: int
+    wait: Callable[[int, int], None] = _all_is_here
 
 
 # -- one connection --------------------------------------------------------------------------------
@@ -292,10 +318,16 @@ class _Line:
             else:
                 self._fill(piece, came)  # TLS has checked what it gives
 
-    def send_content(self, file: int, start: int, memory: memoryview) -> None:
-        """Sends ``memory``, which maps the file's bytes from ``start`` on."""
+    def send_content(
+        self, file: int, start: int, memory: memoryview, wait: Callable[[int, int], None]
+    ) -> None:
+        """Sends ``memory``, which maps the file's bytes from ``start`` on.
+
+        wait: called before a piece is read, with where it begins and ends in ``memory``.
+        """
         for offset in range(0, len(memory), _PIECE_BYTES):
             piece = memory[offset : offset + _PIECE_BYTES]
+            wait(offset, offset + len(piece))
             if not self.tagged:
                 self.sock.sendall(piece)
                 continue
@@ -473,19 +505,26 @@ class BulkServer:
     def _give(self, line: _Line, request: ReadRequest) -> None:
         with contextlib.ExitStack() as stack:
             try:
-                file, start, memory = stack.enter_context(self._opened(request))
+                region = self._find(request.what)
+                file, start, memory = stack.enter_context(self._opened(region, request))
+
+                def wait(begin: int, end: int) -> None:
+                    region.wait(request.start + begin, request.start + end)
+
+                wait(0, min(_PIECE_BYTES, request.nbytes))  # what fails now, is told
             except Exception as error:  # isolation point: it is raised at the reader
                 line.send(Answer(to_wire(error, self._name)))
                 return
             with self._lock:
                 self.sent_bytes += request.nbytes
             line.send(Answer())
-            line.send_content(file, start, memory)
+            line.send_content(file, start, memory, wait)
 
     @contextlib.contextmanager
-    def _opened(self, request: ReadRequest) -> Iterator[tuple[int, int, memoryview]]:
+    def _opened(
+        self, region: Region, request: ReadRequest
+    ) -> Iterator[tuple[int, int, memoryview]]:
         """Opens what was asked for: (its file, where it begins there, it)."""
-        region = self._find(request.what)
         where = f"slab {region.path.name}"
         if not (request.start >= 0 and 0 <= request.nbytes <= region.nbytes - request.start):
             raise DataError("a read goes outside its reference", where=where)
@@ -545,7 +584,13 @@ class BulkClient:
         self._sources: dict[str, _Source] = {}
 
     async def read(
-        self, node: str, what: What, memory: memoryview, progress: Callable[[], None]
+        self,
+        node: str,
+        what: What,
+        memory: memoryview,
+        progress: Callable[[], None],
+        came: Callable[[int, int], None] = lambda start, end: None,
+        patience_s: float | None = None,
     ) -> None:
         """Fills ``memory`` with the whole content, which has its size.
 
@@ -553,15 +598,19 @@ class BulkClient:
 
         progress: called a few times a second, also while nothing comes: how long the node may be
             silent is decided here, and this process must not be taken for the one that hangs.
+        came: called in any thread, with the first byte that has come and the one behind the last.
+            Within ``PART_BYTES`` bytes come in order.
+        patience_s: in place of the client's.
 
         Raises WorkerDied when the node sends nothing more, DataError when what came was altered or
         may not be read, ContractError when the node refuses the connection or is unknown.
         """
         source = self._source(node)
-        read = _Read(what, memory, asyncio.get_running_loop())
+        read = _Read(what, memory, asyncio.get_running_loop(), came)
         source.begin(read)
         try:
-            await self._look_after(read, source, progress)
+            patience_s = self._patience_s if patience_s is None else patience_s
+            await self._look_after(read, source, progress, patience_s)
         finally:
             source.end(read)
             while not read.finished.done():
@@ -572,7 +621,9 @@ class BulkClient:
         if read.error is not None:
             raise read.error
 
-    async def _look_after(self, read: _Read, source: _Source, progress: Callable[[], None]) -> None:
+    async def _look_after(
+        self, read: _Read, source: _Source, progress: Callable[[], None], patience_s: float
+    ) -> None:
         last_s = time.monotonic()  # when a byte came last, of this read or of one before it
         while True:
             await asyncio.wait({read.finished}, timeout=_LOOK_S)
@@ -581,7 +632,7 @@ class BulkClient:
             if read.finished.done():
                 return
             source.end_silent(self._silence_s)
-            if time.monotonic() - last_s > self._patience_s:
+            if time.monotonic() - last_s > patience_s:
                 received = sum(part.start - part.first for part in read.parts)
                 read.error = WorkerDied(
                     f"it sent {received} of {len(read.memory)} bytes and no more",
@@ -618,14 +669,22 @@ class _Read:
     """A content that is being read.
 
     parts: the parts in which it comes.
+    came: see ``BulkClient.read``.
     error: why it failed.
     finished: set when all has come, or it is over, and no thread writes into ``memory`` any more.
     is_over: no thread begins to write any more.
     n_threads: how many write now.
     """
 
-    def __init__(self, what: What, memory: memoryview, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        what: What,
+        memory: memoryview,
+        loop: asyncio.AbstractEventLoop,
+        came: Callable[[int, int], None],
+    ) -> None:
         self.what = what
+        self.came = came
         self.memory = memory
         self.parts: list[_Part] = []
         self.error: GcoreError | None = None
@@ -821,6 +880,7 @@ class _Stream(threading.Thread):
 
         def came(nbytes: int) -> None:
             part.start += nbytes
+            read.came(part.start - nbytes, part.start)
 
         line = self._line or self._connected(read)
         line.send(ReadRequest(read.what, part.start, part.end - part.start))

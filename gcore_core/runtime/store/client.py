@@ -86,6 +86,30 @@ def map_file(path: Path, writable: bool, populate: bool = True) -> mmap.mmap:
         os.close(handle)
 
 
+def allocate(path: Path, nbytes: int, kind: str, *, make: bool = False) -> None:
+    """Allocates the pages of a file: one that is missing later would kill its writer.
+
+    kind: what the file is, for the error.
+    make: makes the file where there is none.
+
+    Raises DataError where there is no memory for them.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
+        try:
+            os.posix_fallocate(handle, 0, nbytes)
+        finally:
+            os.close(handle)
+    except (OSError, OverflowError) as error:
+        raise no_memory(path, nbytes, kind, error) from error
+
+
+def no_memory(path: Path, nbytes: int, kind: str, error: Exception) -> DataError:
+    """Returns what to raise where a file of the store cannot be made."""
+    why = getattr(error, "strerror", None) or str(error)
+    return DataError(f"no {kind} of {nbytes} bytes can be made", where=str(path.parent), why=why)
+
+
 def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:
     """Copies flat bytes, one part after the other, and returns the xxh3-64 of them all."""
     digest = xxhash.xxh3_64()

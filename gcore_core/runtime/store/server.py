@@ -62,6 +62,7 @@ from gcore_core.runtime.store.bulk import (
     STREAMS,
     BulkClient,
     BulkServer,
+    MirroredContent,
     Region,
     StoredContent,
     What,
@@ -71,8 +72,10 @@ from gcore_core.runtime.store.client import (
     STAMP_BYTES,
     Room,
     StoreReader,
+    allocate,
     is_over,
     map_file,
+    no_memory,
 )
 from gcore_core.runtime.store.mirrors import Mirrors, note_error
 
@@ -188,6 +191,7 @@ class SlabService:
 
     def close(self) -> None:
         self._client.close()
+        self._mirrors.clear()
         if self._server is not None:
             self._server.close()
         for directory in (self._directory, self._spill):
@@ -289,13 +293,13 @@ class SlabService:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             if allocated:
-                _allocate(path, nbytes)
+                allocate(path, nbytes, "slab")
         except (OSError, DataError) as error:
             for leftover in {path, self._directory / name}:
                 leftover.unlink(missing_ok=True)
             if isinstance(error, DataError):
                 raise
-            raise _no_slab(path, nbytes, error) from error
+            raise no_memory(path, nbytes, "slab", error) from error
         if not spilled:
             self._used_bytes += nbytes
         return _SlabFile(name, nbytes, spilled=spilled)
@@ -377,6 +381,8 @@ class SlabService:
             self._reader.check(ref)
             self._reader.check_node(ref)
             return Region(self._directory / Path(ref.slab).name, ref.offset, ref.nbytes)
+        if isinstance(what, MirroredContent):
+            return self._mirrors.find(what)
         path = self._push_memory(what.worker)
         if path is None:
             raise DataError(f"no worker {what.worker!r} pushes here", where=self._spec.node)
@@ -437,7 +443,7 @@ class SlabService:
         slab = await self._take(pages * 4096, copy_of=ref.mac)
         while True:
             try:
-                await asyncio.to_thread(_allocate, self._directory / slab.name, slab.nbytes)
+                await asyncio.to_thread(allocate, self._directory / slab.name, slab.nbytes, "slab")
                 return slab
             except DataError:
                 slab.copy_of = b""  # the copy itself is still to come
@@ -456,20 +462,3 @@ class SlabService:
         if self._slabs.get(slab.name) is slab:  # else the store was emptied, and it is gone
             del self._slabs[slab.name]
             self._remove(slab)
-
-
-def _allocate(path: Path, nbytes: int) -> None:
-    """Allocates the pages of a file: one that is missing later would kill its writer.
-
-    Raises DataError where there is no memory for them.
-    """
-    try:
-        with open(path, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-    except (OSError, OverflowError) as error:
-        raise _no_slab(path, nbytes, error) from error
-
-
-def _no_slab(path: Path, nbytes: int, error: Exception) -> DataError:
-    why = getattr(error, "strerror", None) or str(error)
-    return DataError(f"no slab of {nbytes} bytes can be made", where=str(path.parent), why=why)
