@@ -21,6 +21,7 @@ VERBS = {
     "conformance": "hold a plugin to the contracts of what it provides",
     "diff": "say where two runs part, and why",
     "trace": "sum up a run's trace, or write it as a timeline",
+    "logs": "print the logs of a run's processes, also while it goes on",
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
     "hash": "print the SHA-256 of weights",

@@ -107,9 +107,10 @@ class Choice:
 
 @dataclass
 class Launcher(Choice):
-    """What starts the node agents."""
+    """What starts the node agents, and what is done about files that a node does not have."""
 
     use: str = "core/local"
+    files: str = _one_of("copy", "check")
 
 
 @dataclass

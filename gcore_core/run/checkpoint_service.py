@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.errors import CheckpointError, GcoreError
+from gcore_core.contract.errors import CheckpointError, DataError, GcoreError
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.records import Header
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
+from gcore_core.run.homecoming import Homecoming
 from gcore_core.runtime.messages import (
     BEGIN_CHECKPOINT,
     CARRIED,
@@ -70,6 +71,7 @@ class Keeper:
         #: (step, shard) -> its carried records; steps before the latest are dropped.
         self._carried: dict[tuple[int, int], list[Header]] = {}
         self._store: StoreReader | None = None
+        self._homecoming: Homecoming | None = None
         # What every rank has begun to save, until it is committed.
         self._begun: CommitCheckpoint | None = None
 
@@ -79,11 +81,24 @@ class Keeper:
         service.add(BEGIN_CHECKPOINT, self.begin)
         service.add(COMMIT_CHECKPOINT, self.commit)
 
-    async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
-        """Puts the checkpoint's carried records into the run's store, once that exists.
+    async def enter(
+        self,
+        site: Site,
+        resumed: Resumed | None,
+        shards: int,
+        homecoming: Homecoming | None = None,
+    ) -> Resumed | None:
+        """Puts the checkpoint's carried records into the run's store, once that exists, and the
+        trainer's part of it where its ranks are.
 
         Returns what is resumed, with the headers of these records.
+
+        homecoming: joins the disks of the site; None: there is only one.
         """
+        self._homecoming = homecoming
+        if resumed is not None and homecoming is not None:
+            ranks = [name for name in site.where if name.rpartition(".")[0] == POLICY]
+            await homecoming.send(Path(resumed.path) / TRAINER, ranks)
         home = site.home_node
         self._store = StoreReader(home.store, site.home, site.secret, home.agent)
         if resumed is None or not (Path(resumed.path) / SURPLUS).is_dir():
@@ -114,7 +129,9 @@ class Keeper:
                     await carried_records.save(headers, self._store, path / SURPLUS)
                 trainer = path / TRAINER
                 trainer.mkdir()
-            except (CheckpointError, OSError) as error:
+                if self._homecoming is not None:
+                    await self._homecoming.make(trainer)
+            except (CheckpointError, DataError, OSError) as error:
                 self._checkpoints.abandon(request.step)
                 self._note(str(error))
                 return CheckpointPlace("")
@@ -163,12 +180,31 @@ class Keeper:
     async def commit(self, request: CommitCheckpoint, call: Call) -> Nothing:
         async def act(_: list[None]) -> None:
             self._begun = None
-            await asyncio.to_thread(self._commit, request)
-            if request.weights_sha256:
-                self._hashed(request.step, request.weights_sha256)
+            collected = await self._collected(request)
+            await asyncio.to_thread(self._commit, collected)
+            if collected.weights_sha256:
+                self._hashed(collected.step, collected.weights_sha256)
 
         await self._once.join(("commit", request.step), 0, None, act)
         return Nothing()
+
+    async def _collected(self, request: CommitCheckpoint) -> CommitCheckpoint:
+        """Brings home what ranks have saved on other disks.
+
+        Returns the request, as a failed one where that was not possible.
+        """
+        if self._homecoming is None:
+            return request
+        partial = self._checkpoints.partial(request.step)
+        try:
+            if request.failed:
+                await self._homecoming.remove(partial)
+            else:
+                await self._homecoming.collect(partial)
+        except GcoreError as error:
+            failed = request.failed or str(error)
+            return msgspec.structs.replace(request, failed=failed, weights_sha256="")
+        return request
 
     def _commit(self, request: CommitCheckpoint) -> None:
         settings = self._plan.settings.checkpoint
@@ -177,7 +213,7 @@ class Keeper:
                 self._checkpoints.abandon(request.step)
                 self._note(request.failed)
                 return
-            partial = Path(self._checkpoints.directory / f"step-{request.step:06d}.partial")
+            partial = self._checkpoints.partial(request.step)
             (partial / STATE).write_bytes(msgspec.json.encode(request.state))
             (partial / CONFIG).write_bytes(msgspec.json.encode(self._plan.config))
             sorted_config = msgspec.json.encode(self._plan.config, order="sorted")

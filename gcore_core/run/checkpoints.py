@@ -127,7 +127,7 @@ class Checkpoints:
         Raises CheckpointError when it cannot be made, or when the disk has less room than the
         newest checkpoint takes.
         """
-        path = self._partial(step)
+        path = self.partial(step)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for stale in self.directory.glob(f"*{_PARTIAL}"):
@@ -147,7 +147,7 @@ class Checkpoints:
         Raises CheckpointError when it cannot, as on a full disk; then the parts are removed and
         nothing else is.
         """
-        partial = self._partial(step)
+        partial = self.partial(step)
         target = self.directory / name_of(step)
         try:
             parts = _settle(partial)
@@ -183,7 +183,7 @@ class Checkpoints:
 
     def abandon(self, step: int) -> None:
         """Removes the directory that ``begin`` made for that step."""
-        shutil.rmtree(self._partial(step), ignore_errors=True)
+        shutil.rmtree(self.partial(step), ignore_errors=True)
         self._begun.discard(step)
 
     def keep(self, rule: Retention) -> list[int]:
@@ -273,7 +273,8 @@ class Checkpoints:
     def _partial_name(self, step: int) -> str:
         return name_of(step) + _PARTIAL
 
-    def _partial(self, step: int) -> Path:
+    def partial(self, step: int) -> Path:
+        """Returns the directory that ``begin`` makes for a step."""
         return self.directory / self._partial_name(step)
 
     def _key(self) -> bytes:

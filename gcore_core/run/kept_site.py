@@ -19,6 +19,7 @@ from typing import Any, Self
 from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.contract.factories import build
 from gcore_core.contract.launching import AdoptingLauncher, Guard, Launcher, Servable, Site
+from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.jobs import Job
 from gcore_core.runtime.messages import CLEAR, Nothing
 
@@ -56,6 +57,7 @@ class KeptSite:
         self._switch = _Switch()
         self._stack = contextlib.AsyncExitStack()
         self._site: Site | None = None
+        self.homecoming: Homecoming | None = None  # of the site that is open
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,14 +69,21 @@ class KeptSite:
         traceback: TracebackType | None,
     ) -> None:
         self._switch.current = None
-        self._site = None
+        await self._close()
+
+    async def _close(self) -> None:
+        self._site = self.homecoming = None
         await self._stack.aclose()
 
     async def open(self, supervisor: Servable | None = None) -> Site:
         """Returns the site, on which this supervisor answers from now on; with None, nobody."""
         self._switch.current = supervisor
         if self._site is None:
-            self._site = await self._stack.enter_async_context(self._opened())
+            site = await self._stack.enter_async_context(self._opened())
+            self.homecoming = await self._stack.enter_async_context(
+                Homecoming(site, self._job.directory)
+            )
+            self._site = site
         return self._site
 
     def place(self, job: Job) -> None:
@@ -108,9 +117,12 @@ class KeptSite:
                 async with asyncio.timeout(_CLEAR_S):
                     agents = (node.agent for node in site.nodes.values())
                     await asyncio.gather(*(agent.call(CLEAR, Nothing()) for agent in agents))
+                    if self.homecoming is not None:
+                        # Before the journals go back to the checkpoint: what comes now is undone.
+                        await self.homecoming.drain()
                 self._site = site
                 return True
             except (GcoreError, OSError, TimeoutError) as error:
                 log.warning("the node agents are not kept: %r", error)
-        await self._stack.aclose()
+        await self._close()
         return False

@@ -35,6 +35,7 @@ from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import Placed, place_on_fewer, run_apart
 from gcore_core.run.jobs import Job
 from gcore_core.run.kept_site import KeptSite
+from gcore_core.run.logs import hold_log
 from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
 from gcore_core.run.make_model import make_model
 from gcore_core.run.preflight import check_parts, check_same
@@ -316,6 +317,7 @@ def _say_changes(
 def _logged(file: Path) -> Iterator[None]:
     """Writes what this process logs to a file, as workers do; inline, their logs are here too."""
     handler = logging.FileHandler(file)
+    hold_log(handler.stream)
     handler.setFormatter(logging.Formatter("%(asctime)s supervisor %(levelname)s %(message)s"))
     root_logger = logging.getLogger()
     core_logger = logging.getLogger("gcore_core")

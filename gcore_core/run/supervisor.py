@@ -31,6 +31,8 @@ from gcore_core.run import journals, summary
 from gcore_core.run.checkpoint_service import Keeper
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
+from gcore_core.run.homecoming import Homecoming
+from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.samples import shown_rows
@@ -104,6 +106,7 @@ class Supervisor:
         self._errors: list[GcoreError] = []
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._site: Site | None = None
+        self._homecoming: Homecoming | None = None
         self._evaluated = (
             build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
         )
@@ -140,7 +143,11 @@ class Supervisor:
                 with ending(lambda: self):
                     return await self.run(own)
         try:
-            await self._attempt(await place.open(self._service()))
+            site = await place.open(self._service())
+            self._homecoming = place.homecoming
+            await self._attempt(site)
+            if self._homecoming is not None:
+                await self._homecoming.bring_all()
         finally:
             self._metrics.close()
 
@@ -186,8 +193,13 @@ class Supervisor:
             await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
     async def _start(self, site: Site) -> None:
-        """Restores a resumed run's state and has the node agents start every worker."""
-        resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
+        """Has every node have the job's files, restores a resumed run's state, and has the node
+        agents start every worker.
+        """
+        await provide(self._job, site, self._display.phase)
+        resumed = await self._keeper.enter(
+            site, self._job.resumed, self._job.shards, self._homecoming
+        )
         if resumed is not None:
             resumed = msgspec.structs.replace(resumed, evaluated=self._metrics.evaluated)
         specs = worker_specs(replace(self._job, resumed=resumed), site)

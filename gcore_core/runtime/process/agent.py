@@ -56,6 +56,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.lease import Lease
 from gcore_core.runtime.process.leftovers import Record, clear_up
 from gcore_core.runtime.process.metering import Metering
+from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spares import Process, Spares, environment_of
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
@@ -138,8 +139,14 @@ class Agent:
     def __init__(self, spec: AgentSpec, network: Network) -> None:
         self._spec = spec
         self.slabs = SlabService(
-            spec.store, spec.secret, spec.bulk, spec.identity, self._push_memory
+            spec.store,
+            spec.secret,
+            spec.bulk,
+            spec.identity,
+            self._push_memory,
+            lambda sha256: self._node_files.offered(sha256),
         )
+        self._node_files = NodeFiles(spec.name, self.slabs.client)
         self.stopped = asyncio.Event()
         self._workers: dict[str, Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
@@ -165,6 +172,7 @@ class Agent:
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
+        self._node_files.register(service)
         service.add(SPAWN, self.spawn)
         service.add(UP, self.up)
         service.add(CLEAR, self.clear)
@@ -511,7 +519,14 @@ def _prepare(spec: AgentSpec) -> None:
     """
     if spec.record:
         record = Path(spec.record)
-        record.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            record.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AddressError(
+                f"the run's directory cannot be made: {error.strerror}",
+                where=str(record.parent),
+                todo="set run.dir to a directory that you may make on every host",
+            ) from error
         clear_up(record)
     try:
         Path(spec.meeting).mkdir(mode=0o700)

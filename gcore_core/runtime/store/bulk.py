@@ -136,7 +136,19 @@ class MirroredContent(msgspec.Struct, array_like=True, frozen=True, tag="mirrore
     nbytes: int
 
 
-What = StoredContent | PushedContent | MirroredContent
+class OfferedFile(msgspec.Struct, array_like=True, frozen=True, tag="file"):
+    """Names a part of a file that the server's node has hashed for the run.
+
+    sha256: of the whole file, in hexadecimal.
+    offset, nbytes: of the part, in bytes.
+    """
+
+    sha256: str
+    offset: int
+    nbytes: int
+
+
+What = StoredContent | PushedContent | MirroredContent | OfferedFile
 
 
 class ReadRequest(msgspec.Struct, array_like=True, frozen=True):

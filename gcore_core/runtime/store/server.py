@@ -63,6 +63,7 @@ from gcore_core.runtime.store.bulk import (
     BulkClient,
     BulkServer,
     MirroredContent,
+    OfferedFile,
     Region,
     StoredContent,
     What,
@@ -128,6 +129,8 @@ class SlabService:
     identity: the run's, for addresses of TLS.
     push_memory: name of a worker of this node -> the file from which it pushes weights; None for
         who is no worker of this node. It is called in any thread.
+    offered: SHA-256 of a file that this node gives to others -> its path; None for any other. It is
+        called in any thread.
     """
 
     def __init__(
@@ -137,10 +140,12 @@ class SlabService:
         bulk: Mapping[str, str] | None = None,
         identity: bytes = b"",
         push_memory: Callable[[str], Path | None] = lambda worker: None,
+        offered: Callable[[str], Path | None] = lambda sha256: None,
     ) -> None:
         self._spec = spec
         self._secret = secret
         self._push_memory = push_memory
+        self._offered = offered
         self._client = BulkClient(bulk or {}, secret, identity, spec.bulk_streams)
         address = (bulk or {}).get(spec.node)
         self._server: BulkServer | None = None
@@ -183,6 +188,11 @@ class SlabService:
         """Serves content to other nodes from now on. Raises AddressError."""
         if self._server is not None:
             self._server.start()
+
+    @property
+    def client(self) -> BulkClient:
+        """What reads content of other nodes."""
+        return self._client
 
     @property
     def sent_bytes(self) -> int:
@@ -383,6 +393,11 @@ class SlabService:
             return Region(self._directory / Path(ref.slab).name, ref.offset, ref.nbytes)
         if isinstance(what, MirroredContent):
             return self._mirrors.find(what)
+        if isinstance(what, OfferedFile):
+            file = self._offered(what.sha256)
+            if file is None:
+                raise DataError(f"no file {what.sha256} is given here", where=self._spec.node)
+            return Region(file, what.offset, what.nbytes)
         path = self._push_memory(what.worker)
         if path is None:
             raise DataError(f"no worker {what.worker!r} pushes here", where=self._spec.node)

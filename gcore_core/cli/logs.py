@@ -1,0 +1,119 @@
+"""``g-core logs RUN [WORKER]``: prints the logs of a run's processes, also while it goes on."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_LOOK_S = 0.5  # so often new lines are looked for
+_OVER_S = 3.0  # a supervisor that was killed is started again within that
+_TAIL = 20  # lines of each log, where several are printed
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run_dir",
+        type=Path,
+        metavar="RUN",
+        help="the run's directory, e.g. runs/quickstart/latest",
+    )
+    parser.add_argument(
+        "worker",
+        nargs="?",
+        metavar="WORKER",
+        help="a process, such as policy.0, or the beginning of several names; "
+        "without it the logs that there are get listed",
+    )
+    parser.add_argument(
+        "--follow", "-f", action="store_true", help="go on with what is written, until the run ends"
+    )
+    parser.add_argument(
+        "-n",
+        "--lines",
+        type=_number,
+        metavar="LINES",
+        help=f"how many of the last lines; default: all of one log, {_TAIL} of each of several",
+    )
+    parser.epilog = (
+        "examples:\n  g-core logs runs/quickstart/latest\n"
+        "  g-core logs runs/quickstart/latest rollout --follow -n 5"
+    )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gcore_core.run.logs import find_logs, pick_logs, run_goes_on
+
+    logs = find_logs(args.run_dir)
+    if args.worker is None and args.lines is None and not args.follow:
+        _list(logs)
+        return 0
+    picked = logs if args.worker is None else pick_logs(logs, args.worker, args.run_dir)
+    # Others whose names begin so may follow.
+    several = len(picked) > 1 or (args.follow and args.worker not in picked)
+    n_lines = args.lines if args.lines is not None else (_TAIL if several else None)
+    tails = {name: LogTail(path) for name, path in picked.items()}
+    for name, tail in tails.items():
+        _print(name, tail.last(n_lines, whole_lines=args.follow), named=several)
+    over_s = 0.0 if args.follow else _OVER_S  # for how long nobody has been seen who runs it
+    while over_s < _OVER_S:
+        over_s = 0.0 if run_goes_on(args.run_dir) else over_s + _LOOK_S
+        for name, path in find_logs(args.run_dir).items():
+            if args.worker is None or name in tails or (several and name.startswith(args.worker)):
+                tail = tails.setdefault(name, LogTail(path))
+                _print(name, tail.new(whole_lines=over_s < _OVER_S), named=several)
+        time.sleep(_LOOK_S)
+    return 0
+
+
+def _list(logs: dict[str, Path]) -> None:
+    """Prints the name, size and age of each log."""
+    from gcore_core.cli import print_table
+
+    rows = []
+    for name, path in logs.items():
+        status = path.stat()
+        age_s = max(0.0, time.time() - status.st_mtime)
+        rows.append([name, f"{status.st_size / 1000:.1f}", f"{age_s:.0f} s ago"])
+    print_table(("PROCESS", "KB", "WRITTEN"), rows)
+
+
+def _print(name: str, lines: Sequence[str], *, named: bool) -> None:
+    for line in lines:
+        print(f"{name}: {line}" if named else line, flush=True)
+
+
+class LogTail:
+    """Reads a log piece by piece.
+
+    whole_lines: whether a last line that is not whole is left for later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def last(self, n_lines: int | None, *, whole_lines: bool) -> list[str]:
+        """Returns the last lines that there are; None: all."""
+        return list(deque(self._read(whole_lines), maxlen=n_lines))
+
+    def new(self, *, whole_lines: bool) -> list[str]:
+        """Returns what was written since."""
+        return list(self._read(whole_lines))
+
+    def _read(self, whole_lines: bool) -> Iterator[str]:
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if whole_lines and not line.endswith(b"\n"):
+                    return
+                self._position += len(line)
+                yield line.decode("utf-8", "replace").rstrip("\n")

@@ -1,0 +1,392 @@
+"""Brings home what workers write into the run's directory on machines that do not share its disk.
+
+A run's directory has the same path on every machine. Whether it is the same directory is found out:
+each node makes an empty file there, and looks for those of the others. Nodes that see each other's
+share a disk. From each disk that is not home's, one node brings
+
+    logs, the trace, journals     what was appended, once a second, to the end of the file at home
+    a checkpoint's parts          before it is committed; then they are removed on the node
+    all other files               when the run has ended well, such as the final weights
+
+When the run has ended well and all is home, the directory on such a disk is removed, unless it had
+files before.
+
+A run that goes on from a checkpoint sends the trainer's part of it to the nodes of its ranks first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gcore_core.contract.errors import CheckpointError, ConfigError, DataError, GcoreError
+from gcore_core.contract.launching import Peer, Site
+from gcore_core.contract.run_files import LOGS, TRACE
+from gcore_core.run.checkpoints import CHECKPOINTS
+from gcore_core.runtime.messages import (
+    CLEAR,
+    HASH_FILES,
+    LIST_FILES,
+    MAKE_DIRECTORY,
+    READ_GROWN,
+    RECEIVE_FILE,
+    REMOVE_FILES,
+    FileFacts,
+    Grown,
+    HashFiles,
+    ListFiles,
+    MakeDirectory,
+    Nothing,
+    ReadGrown,
+    ReceiveFile,
+    RemoveFiles,
+)
+
+log = logging.getLogger(__name__)
+MARKERS = ".disks"  # the directory of the files by which nodes find out who shares a disk
+#: Files that are appended to, relative to the run's directory.
+APPENDED = [f"{LOGS}/*.log", f"{TRACE}/*.jsonl", "*.jsonl"]
+_LOOK_S = 1.0  # so often what was appended is fetched
+_LAST_S = 10.0  # a node has so long to give its last lines when the site is closed
+
+
+@dataclass
+class _Disk:
+    """A disk that is not home's.
+
+    node: name of the agent that is asked for what is there.
+    nodes: names of all agents that see it.
+    positions: path of an appended file -> how many of its bytes are home.
+    before: path -> facts of the files that were there before this run, or that have come home.
+    was_empty: whether the run's directory had nothing of a run before.
+    """
+
+    node: str
+    nodes: frozenset[str]
+    positions: dict[str, int] = field(default_factory=dict)
+    before: dict[str, FileFacts] = field(default_factory=dict)
+    was_empty: bool = False
+
+
+class Homecoming:
+    """Brings home what is written on the disks of one site; with one disk there is nothing to do.
+
+    directory: the run's.
+    """
+
+    def __init__(self, site: Site, directory: Path) -> None:
+        self._site = site
+        self._directory = directory.absolute()
+        self._token = secrets.token_hex(8)
+        self._disks: list[_Disk] = []
+        self._following: asyncio.Task[None] | None = None
+        self._turns = asyncio.Lock()  # lines of a file are appended in order
+        self._is_over = False  # the run has ended well, and all is home but the last lines of logs
+
+    async def __aenter__(self) -> Self:
+        if len(self._site.nodes) > 1:
+            self._disks = await self._find_disks()
+            await asyncio.gather(*(self._begin(disk) for disk in self._disks))
+            if self._disks:
+                self._following = asyncio.ensure_future(self._follow())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            await self._end_workers()
+            are_drained = await self.drain()
+            await self._tidy(self._is_over and are_drained)
+        shutil.rmtree(self._directory / MARKERS, ignore_errors=True)
+
+    @property
+    def has_disks(self) -> bool:
+        """Whether there is a disk that is not home's."""
+        return bool(self._disks)
+
+    def _agent(self, node: str) -> Peer:
+        return self._site.nodes[node].agent
+
+    # -- which disks there are ---------------------------------------------------------------------
+
+    def _marker(self, node: str) -> str:
+        return f"{self._token}.{node}"
+
+    async def _find_disks(self) -> list[_Disk]:
+        """Returns the disks that are not home's. Raises ConfigError naming the node."""
+        nodes = list(self._site.nodes)
+        markers = self._directory / MARKERS
+        made = await asyncio.gather(
+            *(
+                self._agent(node).call(
+                    MAKE_DIRECTORY, MakeDirectory(str(markers), self._marker(node))
+                )
+                for node in nodes
+            ),
+            return_exceptions=True,
+        )
+        for node, error in zip(nodes, made, strict=True):
+            if isinstance(error, DataError):
+                raise ConfigError(
+                    f"the run's directory cannot be written on {node}: {error.what}",
+                    where=str(self._directory),
+                    todo="set run.dir to a directory that you may write on every host",
+                ) from error
+            if isinstance(error, BaseException):
+                raise error
+        paths = {node: str(markers / self._marker(node)) for node in nodes}
+        seen = await asyncio.gather(
+            *(self._agent(node).call(LIST_FILES, ListFiles(list(paths.values()))) for node in nodes)
+        )
+        names = {path: node for node, path in paths.items()}
+        sights = {
+            node: {names[facts.path] for facts in files}
+            for node, files in zip(nodes, seen, strict=True)
+        }
+        groups = same_disks(sights)
+        disks = [_Disk(min(group, key=nodes.index), group) for group in groups]
+        return [disk for disk in disks if self._site.home not in disk.nodes]
+
+    async def _begin(self, disk: _Disk) -> None:
+        """Notes what is there already, of a run that went on or of another one: it is not news."""
+        everything = ListFiles([str(self._directory)], everything=True)
+        files = await self._agent(disk.node).call(LIST_FILES, everything)
+        disk.before = {facts.path: facts for facts in files}
+        appended = {self._relative(facts.path): facts.nbytes for facts in files}
+        disk.positions = {path: size for path, size in appended.items() if _is_appended(path)}
+        disk.was_empty = not disk.positions and not any(map(_comes_home, appended))
+
+    def _relative(self, path: str) -> str:
+        """Returns a path below the run's directory. Raises DataError for one that is not there."""
+        place = Path(path)
+        if ".." in place.parts or not place.is_relative_to(self._directory):
+            raise DataError("it is none of the run's files", where=path)
+        return str(place.relative_to(self._directory))
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def _end_workers(self) -> None:
+        """Ends the workers on other disks, which the site would do next: then their last lines are
+        written.
+        """
+        with contextlib.suppress(GcoreError, OSError, TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                nodes = {node for disk in self._disks for node in disk.nodes}
+                await asyncio.gather(
+                    *(self._agent(node).call(CLEAR, Nothing()) for node in nodes),
+                    return_exceptions=True,
+                )
+
+    async def _tidy(self, is_home: bool) -> None:
+        """Removes the markers from other disks, and the run's directory where all of it is home."""
+        for disk in self._disks:
+            whole = is_home and disk.was_empty
+            path = self._directory if whole else self._directory / MARKERS
+            with contextlib.suppress(GcoreError, OSError, TimeoutError):
+                async with asyncio.timeout(_LAST_S):
+                    await self._agent(disk.node).call(REMOVE_FILES, self._removal(path))
+
+    # -- what is appended --------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.drain()
+
+    async def drain(self) -> bool:
+        """Brings home what was appended so far; returns whether every node has answered."""
+        async with self._turns:
+            return all(await asyncio.gather(*(self._drain(disk) for disk in self._disks)))
+
+    async def _drain(self, disk: _Disk) -> bool:
+        try:
+            async with asyncio.timeout(_LAST_S):
+                while news := await self._agent(disk.node).call(
+                    READ_GROWN, ReadGrown(str(self._directory), APPENDED, disk.positions)
+                ):
+                    self._append(disk, news)
+                return True
+        except (GcoreError, OSError, TimeoutError) as error:
+            log.debug("nothing came from %s: %r", disk.node, error)
+            return False
+
+    def _append(self, disk: _Disk, news: Iterable[Grown]) -> None:
+        for grown in news:
+            if not _is_appended(grown.path):
+                raise DataError("it is none of the run's files", where=f"{disk.node}: {grown.path}")
+            path = self._directory / grown.path
+            path.parent.mkdir(exist_ok=True)
+            with path.open("ab") as file:
+                file.write(grown.content)
+            disk.positions[grown.path] = grown.start + len(grown.content)
+
+    # -- whole files -------------------------------------------------------------------------------
+
+    async def bring_all(self) -> None:
+        """Brings home all that was appended, and every other file that is new or has changed."""
+        await self.drain()
+        await asyncio.gather(*(self._bring_new(disk) for disk in self._disks))
+        self._is_over = True
+
+    async def _bring_new(self, disk: _Disk) -> None:
+        everything = ListFiles([str(self._directory)], everything=True)
+        files = await self._agent(disk.node).call(LIST_FILES, everything)
+        new = [
+            facts
+            for facts in files
+            if _comes_home(self._relative(facts.path)) and disk.before.get(facts.path) != facts
+        ]
+        await self._bring(disk, new)
+        disk.before |= {facts.path: facts for facts in new}
+
+    async def _bring(self, disk: _Disk, files: Sequence[FileFacts]) -> None:
+        """Brings files home, in the place of what stands there."""
+        facts_of = {facts.path: facts for facts in files}
+        async for path, sha256 in _hashes(self._agent(disk.node), list(facts_of)):
+            await _receive(self._site.home_node.agent, disk.node, facts_of[path], sha256)
+            log.info("%s came from %s", path, disk.node)
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    async def make(self, directory: Path) -> None:
+        """Makes a directory on every disk, as it is at home."""
+        request = MakeDirectory(str(directory.absolute()))
+        await asyncio.gather(
+            *(self._agent(disk.node).call(MAKE_DIRECTORY, request) for disk in self._disks)
+        )
+
+    async def collect(self, directory: Path) -> None:
+        """Brings home all files below a directory, and removes the directory on the nodes.
+
+        Raises CheckpointError when two disks have the same file with another content.
+        """
+        if not self._disks:
+            return
+        below = ListFiles([str(directory.absolute())], everything=True)
+        home = self._site.home_node.agent
+        at_home = [facts.path for facts in await home.call(LIST_FILES, below)]
+        known = {path: sha256 async for path, sha256 in _hashes(home, at_home)}
+        for disk in self._disks:
+            files = await self._agent(disk.node).call(LIST_FILES, below)
+            facts_of = {facts.path: facts for facts in files}
+            async for path, sha256 in _hashes(self._agent(disk.node), list(facts_of)):
+                if known.setdefault(path, sha256) != sha256:
+                    raise CheckpointError(
+                        f"ranks on two machines have saved {Path(path).name} differently.",
+                        where=path,
+                        todo="give them a disk that they share: set run.dir to a directory on it",
+                    )
+                if path not in at_home:
+                    await _receive(home, disk.node, facts_of[path], sha256)
+                    at_home.append(path)
+        await self.remove(directory)
+
+    async def send(self, directory: Path, processes: Iterable[str]) -> None:
+        """Gives a directory of home's to the disks of processes, in the place of what is there."""
+        nodes = {self._site.where[process] for process in processes}
+        disks = [disk for disk in self._disks if nodes & disk.nodes]
+        if not disks:
+            return
+        directory = directory.absolute()
+        await self.remove(self._directory / CHECKPOINTS)
+        home = self._site.home_node.agent
+        files = await home.call(LIST_FILES, ListFiles([str(directory)], everything=True))
+        facts_of = {facts.path: facts for facts in files}
+        async for path, sha256 in _hashes(home, list(facts_of)):
+            await asyncio.gather(
+                *(
+                    _receive(self._agent(disk.node), self._site.home, facts_of[path], sha256)
+                    for disk in disks
+                )
+            )
+
+    async def remove(self, directory: Path) -> None:
+        """Removes a directory on all disks but home's."""
+        request = self._removal(directory)
+        await asyncio.gather(
+            *(self._agent(disk.node).call(REMOVE_FILES, request) for disk in self._disks)
+        )
+
+    def _removal(self, directory: Path) -> RemoveFiles:
+        # Where home's own marker is seen, the disk is home's, whatever was found before.
+        unless = str(self._directory / MARKERS / self._marker(self._site.home))
+        return RemoveFiles([str(directory.absolute())], unless)
+
+
+def same_disks(sights: dict[str, set[str]]) -> list[frozenset[str]]:
+    """Divides nodes into those that share a disk: of two, one sees the marker of the other.
+
+    sights: node -> the nodes whose markers it sees.
+    """
+    groups: list[set[str]] = []
+    for node, seen in sights.items():
+        joined = {node, *seen}
+        apart = []
+        for group in groups:
+            if group & joined:
+                joined |= group
+            else:
+                apart.append(group)
+        groups = [*apart, joined]
+    return [frozenset(group) for group in groups]
+
+
+def _is_appended(path: str) -> bool:
+    """Whether a file of the run, by its relative path, is one that is only appended to."""
+    parts = Path(path).parts
+    return parts[-1:] != ("..",) and any(
+        len(Path(pattern).parts) == len(parts) and Path(path).match(pattern) for pattern in APPENDED
+    )
+
+
+def _comes_home(path: str) -> bool:
+    """Whether a file of the run comes home when it has ended.
+
+    Appended files have come already, parts of checkpoints come when they are committed, and what an
+    agent keeps for itself stays.
+    """
+    first = Path(path).parts[0]
+    of_agents = first == MARKERS or first.startswith("spill-") or path.endswith(".part")
+    of_agents = of_agents or (first == LOGS and Path(path).suffix == ".json")
+    return not (of_agents or first == CHECKPOINTS or _is_appended(path))
+
+
+async def _hashes(agent: Peer, paths: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
+    """Yields (path, SHA-256) of files of a node. Raises DataError for one that cannot be read."""
+    if not paths:
+        return
+    async with contextlib.aclosing(agent.stream(HASH_FILES, HashFiles(list(paths)))) as items:
+        async for item in items:
+            if item.fault:
+                raise DataError(f"it cannot be read: {item.fault}", where=item.path)
+            if item.sha256:
+                yield item.path, item.sha256
+
+
+async def _receive(agent: Peer, source: str, facts: FileFacts, sha256: str) -> None:
+    """Has a node fetch a file of the run from another one, in the place of what is there."""
+    request = ReceiveFile(
+        path=facts.path,
+        node=source,
+        sha256=sha256,
+        nbytes=facts.nbytes,
+        mode=facts.mode,
+        mtime_ns=facts.mtime_ns,
+        replaces=True,
+    )
+    async for _ in agent.stream(RECEIVE_FILE, request):
+        pass

@@ -1,0 +1,387 @@
+"""Sees to it that every node has the files that the job names, before a worker starts.
+
+Each node's agent is asked for what it has (``gcore_core.runtime.process.node_files``):
+
+    facts      a file of the same size, time of change and inode as at home is the same file, on a
+               disk that both share; it is not read
+    hashes     any other file of that path is read on both sides and compared by SHA-256
+    copies     what a node does not have is copied there from home, where ``launcher.files`` says so
+
+A file that differs is never replaced, with one exception: a copy that a run has made, and that
+nobody has changed since. The run is refused then, with a list of every node and file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.errors import ConfigError, DataError, GcoreError
+from gcore_core.contract.launching import Peer, Site
+from gcore_core.contract.run_files import log_path
+from gcore_core.run.jobs import Job
+from gcore_core.runtime.messages import (
+    HASH_FILES,
+    HASH_PACKAGES,
+    LIST_FILES,
+    RECEIVE_FILE,
+    FileFacts,
+    HashedFile,
+    HashFiles,
+    HashPackages,
+    ListFiles,
+    ReceiveFile,
+)
+
+log = logging.getLogger(__name__)
+#: Values of ``launcher.files``: what is done about files that a node does not have.
+COPY = "copy"
+CHECK = "check"
+#: Sections of the job that name nothing which a worker reads.
+_OF_THE_RUN = ("run", "launcher", "cluster", "checkpoint", "plugins")
+#: Keys that name a provider, or an interpreter, which is looked for by itself.
+_NO_FILES = ("use", "python", "make")
+_SHOWN = 3  # lines of the list that stand in the error; all are in the log
+_MOST_FILES = 100_000
+
+#: Is called with a text for a person and a share from 0 to 1.
+Show = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Says what a node must have.
+
+    paths: files and directories that the job names.
+    interpreters: interpreters of roles, which are never copied.
+    """
+
+    paths: set[str] = field(default_factory=set)
+    interpreters: set[str] = field(default_factory=set)
+
+
+# -- what a job names ------------------------------------------------------------------------------
+
+
+def wanted(job: Job, site: Site) -> dict[str, Wanted]:
+    """Returns node -> what it must have, for every node with workers.
+
+    What stands below ``roles.X`` is for the nodes of that role's workers, all else for all nodes.
+    """
+    nodes_of: dict[str, set[str]] = {}
+    for process, node in site.where.items():
+        nodes_of.setdefault(process.rpartition(".")[0], set()).add(node)
+    everywhere = {node for nodes in nodes_of.values() for node in nodes}
+    wants = {node: Wanted() for node in sorted(everywhere)}
+    for role, path in named_paths(job):
+        for node in nodes_of.get(role, everywhere) if role else everywhere:
+            wants[node].paths.add(path)
+    for role, settings in job.plan.settings.roles.items():
+        for node in nodes_of.get(role, ()) if settings.python else ():
+            wants[node].interpreters.add(str(settings.python))
+    return wants
+
+
+def named_paths(job: Job) -> Iterator[tuple[str, str]]:
+    """Yields (role, path) of each file and directory that the job names and that is there.
+
+    The role is "" for what is not below ``roles``. A value names a path when it has a slash and
+    something is there. Keys that end with ``_dir`` say where something is written, so they are left
+    out, and so is the run's own directory.
+    """
+    config = dict(job.plan.config)
+    roles = {
+        role: {**node, "model": dict(job.models.get(role) or node.get("model") or {})}
+        for role, node in config.pop("roles", {}).items()
+    }
+    code = [
+        provided.spec.factory.rpartition(":")[0]
+        for provided in job.plan.provided.values()
+        if ".py:" in provided.spec.factory
+    ]
+    plain = {key: value for key, value in config.items() if key not in _OF_THE_RUN}
+    named = [("", value) for value in (*code, *_texts(plain))]
+    named += [(role, value) for role, node in roles.items() for value in _texts(node)]
+    for role, value in dict.fromkeys(named):
+        path = Path(value).expanduser().absolute()
+        if path.exists() and not job.directory.absolute().is_relative_to(path):
+            yield role, str(path)
+
+
+def _texts(tree: Any, key: str = "") -> Iterator[str]:
+    """Yields each text of a tree that has a slash, but those of keys that name no input."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            if name not in _NO_FILES:
+                yield from _texts(value, str(name))
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _texts(value, key)
+    elif isinstance(tree, str) and "/" in tree and not key.endswith("_dir"):
+        yield tree
+
+
+def code_packages(job: Job) -> list[str]:
+    """Returns the packages whose code workers run in the launcher's interpreter."""
+    of_own_interpreters = {
+        f"roles.{role}" for role, node in job.plan.settings.roles.items() if node.python
+    }
+    factories = [
+        provided.spec.factory
+        for path, provided in job.plan.provided.items()
+        if path not in of_own_interpreters
+    ]
+    modules = [factory.rpartition(":")[0] for factory in factories]
+    names = {module.partition(".")[0] for module in modules if not module.endswith(".py")}
+    return sorted(names | {"gcore_core"})
+
+
+# -- comparing and copying -------------------------------------------------------------------------
+
+
+async def provide(job: Job, site: Site, show: Show) -> None:
+    """Compares the files of every node with those at home, and copies what is missing.
+
+    show: is told what is done.
+    Raises ConfigError where a node has not what it must have, and may not get it.
+    """
+    wants = wanted(job, site)
+    wants.pop(site.home, None)
+    if not wants:
+        return
+    comparison = _Comparison(job, site, show)
+    await comparison.look(wants)
+    copies = await comparison.compare()
+    if comparison.faults:
+        raise comparison.refusal()
+    await comparison.copy(copies)
+    if comparison.faults:
+        raise comparison.refusal()
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A file that a node is to get; ``replaces``: in place of an earlier copy."""
+
+    node: str
+    path: str
+    replaces: bool = False
+
+
+class _Comparison:
+    """Compares the nodes of one site with home.
+
+    faults: what stands against the run, one line each: node, path, and what is different.
+    """
+
+    def __init__(self, job: Job, site: Site, show: Show) -> None:
+        self._job = job
+        self._site = site
+        self._show = show
+        self._copies_allowed = job.plan.settings.launcher.files == COPY
+        self.faults: list[str] = []
+        self._home: dict[str, FileFacts] = {}  # by path
+        self._hashes: dict[str, str] = {}  # of files at home
+        self._missing: list[tuple[str, str]] = []  # (node, path)
+        self._unsure: list[tuple[str, str]] = []  # (node, path): there, and perhaps another file
+
+    def _peer(self, node: str) -> Peer:
+        return self._site.nodes[node].agent
+
+    def _fault(self, node: str, path: str, what: str) -> None:
+        self.faults.append(f"{self._job.placed.host(node)}: {path}: {what}")
+
+    async def look(self, wants: Mapping[str, Wanted]) -> None:
+        """Asks home and every node for the facts of their files. Raises ConfigError."""
+        self._show("comparing the job's files on every node", None)
+        paths = sorted({path for want in wants.values() for path in want.paths})
+        at_home = await self._peer(self._site.home).call(LIST_FILES, ListFiles(paths))
+        if len(at_home) > _MOST_FILES:
+            raise ConfigError(
+                f"the job names directories with {len(at_home)} files",
+                where=_largest(paths, at_home),
+                todo="name the directory with the files that the job reads, not one above it",
+            )
+        for facts in at_home:
+            if facts.fault:
+                raise ConfigError(f"it cannot be read: {facts.fault}", where=facts.path)
+            self._home[facts.path] = facts
+        await asyncio.gather(*(self._look_at(node, want) for node, want in wants.items()))
+
+    async def _look_at(self, node: str, want: Wanted) -> None:
+        packages = HashPackages(code_packages(self._job))
+        paths = sorted(want.paths)
+        interpreters = sorted(want.interpreters)
+        here, there, of_node, pythons = await asyncio.gather(
+            self._peer(self._site.home).call(HASH_PACKAGES, packages),
+            self._peer(node).call(HASH_PACKAGES, packages),
+            self._peer(node).call(LIST_FILES, ListFiles(paths)),
+            self._peer(node).call(LIST_FILES, ListFiles(interpreters)),
+        )
+        for name, digest in here.items():
+            if there.get(name) != digest:
+                what = "its code is not the same as at home" if there.get(name) else "is missing"
+                self._fault(node, name, f"{what}; install the same one there")
+        for path in set(interpreters) - {facts.path for facts in pythons}:
+            self._fault(node, path, "the interpreter is missing; it is not copied")
+        found = {facts.path: facts for facts in of_node}
+        for path, facts in self._home.items():
+            if any(is_below(path, root) for root in paths):
+                self._sort(node, facts, found.pop(path, None))
+        for path in found:
+            self._fault(node, path, "is there and not at home")
+
+    def _sort(self, node: str, here: FileFacts, there: FileFacts | None) -> None:
+        """Notes what is to be done about one file of a node, as far as its facts tell."""
+        if there is None:
+            self._missing.append((node, here.path))
+            if not self._copies_allowed:
+                self._fault(node, here.path, "is missing")
+        elif there.fault:
+            self._fault(node, here.path, there.fault)
+        elif _key(here) != _key(there):
+            self._unsure.append((node, here.path))
+
+    async def compare(self) -> list[_Copy]:
+        """Compares by hash what may differ; returns what is to be copied."""
+        unsure: dict[str, list[str]] = {}
+        for node, path in self._unsure:
+            unsure.setdefault(node, []).append(path)
+        self._hashes = await self._hash_home(sorted({path for _, path in self._unsure}))
+        copies = [_Copy(node, path) for node, path in self._missing]
+        results = await asyncio.gather(
+            *(self._compare_node(node, paths) for node, paths in unsure.items())
+        )
+        return copies + [copy for part in results for copy in part]
+
+    async def _compare_node(self, node: str, paths: Sequence[str]) -> list[_Copy]:
+        copies = []
+        async for item in self._peer(node).stream(HASH_FILES, HashFiles(list(paths))):
+            if item.fault:
+                self._fault(node, item.path, item.fault)
+            elif item.sha256 and item.sha256 != self._hashes[item.path]:
+                if item.is_copy and self._copies_allowed:
+                    copies.append(_Copy(node, item.path, replaces=True))
+                else:
+                    self._fault(node, item.path, self._difference(item))
+        return copies
+
+    def _difference(self, item: HashedFile) -> str:
+        here = self._home[item.path]
+        if item.hashed_bytes != here.nbytes:
+            return f"differs: {item.hashed_bytes} bytes, at home {here.nbytes}"
+        return f"differs: SHA-256 {item.sha256[:12]}, at home {self._hashes[item.path][:12]}"
+
+    async def _hash_home(self, paths: Sequence[str]) -> dict[str, str]:
+        """Returns the SHA-256 of files at home, which home gives to other nodes from then on."""
+        hashes = {}
+        total = sum(self._home[path].nbytes for path in paths) or 1
+        done = 0
+        home = self._peer(self._site.home)
+        async for item in home.stream(HASH_FILES, HashFiles(list(paths))):
+            if item.fault:
+                raise ConfigError(f"it cannot be read: {item.fault}", where=item.path)
+            share = (done + item.hashed_bytes) / total
+            if item.sha256:
+                hashes[item.path] = item.sha256
+                done += item.hashed_bytes
+            self._show(f"hashing the job's files, {_size(total)}", min(1.0, share))
+        return hashes
+
+    async def copy(self, copies: Sequence[_Copy]) -> None:
+        """Copies files to nodes, to each node one after the other. Faults are noted."""
+        if not copies:
+            return
+        missing = sorted({copy.path for copy in copies} - self._hashes.keys())
+        self._hashes |= await self._hash_home(missing)
+        total = sum(self._home[copy.path].nbytes for copy in copies) or 1
+        nodes = sorted({copy.node for copy in copies})
+        names = ", ".join(self._job.placed.host(node) for node in nodes)
+        text = f"copying {len(copies)} files to {names}, {_size(total)}"
+        log.info("%s", text)
+        self._show(text, 0.0)
+        done = dict.fromkeys(nodes, 0)  # bytes
+
+        async def to(node: str) -> None:
+            for copy in (copy for copy in copies if copy.node == node):
+                log.info("%s to %s", copy.path, self._job.placed.host(node))
+                before = done[node]
+                try:
+                    async for received in self._peer(node).stream(
+                        RECEIVE_FILE, self._request(copy)
+                    ):
+                        done[node] = before + received.nbytes
+                        self._show(text, min(1.0, sum(done.values()) / total))
+                except DataError as error:
+                    why = f": {error.why}" if error.why else ""
+                    self._fault(node, copy.path, f"{error.what}{why}")
+
+        await asyncio.gather(*(to(node) for node in nodes))
+
+    def _request(self, copy: _Copy) -> ReceiveFile:
+        facts = self._home[copy.path]
+        return ReceiveFile(
+            path=copy.path,
+            node=self._site.home,
+            sha256=self._hashes[copy.path],
+            nbytes=facts.nbytes,
+            mode=facts.mode,
+            mtime_ns=facts.mtime_ns,
+            replaces=copy.replaces,
+            is_input=True,
+        )
+
+    def refusal(self) -> GcoreError:
+        """Returns the error for what was found; all of it stands in the supervisor's log."""
+        faults = sorted(self.faults)
+        for fault in faults:
+            log.error("%s", fault)
+        number = len(faults)
+        shown = faults[:_SHOWN]
+        if number > _SHOWN:
+            log_file = log_path(self._job.directory, "supervisor")
+            shown.append(f"and {number - _SHOWN} more, all in {log_file}")
+        return ConfigError(
+            f"{_times(number, 'file', 'files')} on other nodes cannot be used as they are",
+            where="launcher.files",
+            why="\n".join(shown),
+            todo=_ADVICE[self._job.plan.settings.launcher.files],
+            faults=faults,
+        )
+
+
+_ADVICE = {
+    COPY: "remove what differs there, or put the same files on a path that every host may write",
+    CHECK: "make them the same there, or set launcher.files=copy for what is missing",
+}
+
+
+def _key(facts: FileFacts) -> tuple[int, int, int]:
+    return facts.nbytes, facts.mtime_ns, facts.inode
+
+
+def _times(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def is_below(path: str, root: str) -> bool:
+    """Whether a path is ``root``, or below it."""
+    return path == root or path.startswith(f"{root.rstrip('/')}/")
+
+
+def _largest(paths: Sequence[str], files: Sequence[FileFacts]) -> str:
+    """Returns the path below which most of the files are."""
+    return max(paths, key=lambda root: sum(is_below(facts.path, root) for facts in files))
+
+
+def _size(nbytes: float) -> str:
+    """Returns a number of bytes as a person reads it."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} GB"

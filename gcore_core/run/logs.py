@@ -1,0 +1,74 @@
+"""Finds the logs of a run, and says whether the run still goes on.
+
+The supervisor holds a lock on its own log, which ends with it, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+from pathlib import Path
+
+from gcore_core.contract.errors import DataError, did_you_mean
+from gcore_core.contract.run_files import LOGS, log_path
+
+SUPERVISOR = "supervisor"
+
+
+def find_logs(run_dir: Path) -> dict[str, Path]:
+    """Returns process -> its log, the supervisor's first. Raises DataError where there are none."""
+    paths = {path.stem: path for path in sorted((run_dir / LOGS).glob("*.log"), key=_order)}
+    if not paths:
+        raise DataError(
+            "there are no logs here.",
+            where=str(run_dir),
+            why=f"a run has them in {LOGS}/",
+            todo="name a run's directory, such as runs/<name>/<NNN> or runs/<name>/latest",
+        )
+    return paths
+
+
+def _order(path: Path) -> tuple[bool, str, int]:
+    """Sorts processes by name, and those of one role by number."""
+    role, _, number = path.stem.rpartition(".")
+    if not number.isdecimal():
+        return path.stem != SUPERVISOR, path.stem, 0
+    return True, role, int(number)
+
+
+def pick_logs(logs: dict[str, Path], name: str, run_dir: Path) -> dict[str, Path]:
+    """Returns the log of a process, or else those of all whose names begin so.
+
+    Raises DataError where there is none.
+    """
+    if name in logs:
+        return {name: logs[name]}
+    picked = {process: path for process, path in logs.items() if process.startswith(name)}
+    if not picked:
+        raise DataError(
+            f"no process of the run is called {name!r}{did_you_mean(name, list(logs))}.",
+            where=str(run_dir),
+            why=f"there are: {', '.join(logs)}",
+            todo="name one of them, or the beginning of its name",
+        )
+    return picked
+
+
+def hold_log(stream: object) -> None:
+    """Says that the run goes on for as long as this open file of its supervisor's log is open."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
+    except OSError as error:  # a disk without locks; only `g-core logs --follow` is the poorer
+        logging.getLogger(__name__).debug("the log cannot be locked: %s", error)
+
+
+def run_goes_on(run_dir: Path) -> bool:
+    """Whether the run's supervisor lives, on this machine or on one that shares the disk."""
+    try:
+        with log_path(run_dir, SUPERVISOR).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
