@@ -93,8 +93,12 @@ class Homecoming:
 
     async def __aenter__(self) -> Self:
         if len(self._site.nodes) > 1:
-            self._disks = await self._find_disks()
-            await asyncio.gather(*(self._begin(disk) for disk in self._disks))
+            try:
+                self._disks = await self._find_disks()
+                await asyncio.gather(*(self._begin(disk) for disk in self._disks))
+            except BaseException:
+                self._remove_markers()
+                raise
             if self._disks:
                 self._following = asyncio.ensure_future(self._follow())
         return self
@@ -111,6 +115,9 @@ class Homecoming:
             await self._end_workers()
             are_drained = await self.drain()
             await self._tidy(self._is_over and are_drained)
+        self._remove_markers()
+
+    def _remove_markers(self) -> None:
         shutil.rmtree(self._directory / MARKERS, ignore_errors=True)
 
     @property

@@ -199,7 +199,11 @@ class _Comparison:
         """Asks home and every node for the facts of their files. Raises ConfigError."""
         self._show("comparing the job's files on every node", None)
         paths = sorted({path for want in wants.values() for path in want.paths})
-        at_home = await self._peer(self._site.home).call(LIST_FILES, ListFiles(paths))
+        home = self._peer(self._site.home)
+        packages = HashPackages(code_packages(self._job))
+        at_home, code = await asyncio.gather(
+            home.call(LIST_FILES, ListFiles(paths)), home.call(HASH_PACKAGES, packages)
+        )
         if len(at_home) > _MOST_FILES:
             raise ConfigError(
                 f"the job names directories with {len(at_home)} files",
@@ -210,19 +214,18 @@ class _Comparison:
             if facts.fault:
                 raise ConfigError(f"it cannot be read: {facts.fault}", where=facts.path)
             self._home[facts.path] = facts
-        await asyncio.gather(*(self._look_at(node, want) for node, want in wants.items()))
+        await asyncio.gather(*(self._look_at(node, want, code) for node, want in wants.items()))
 
-    async def _look_at(self, node: str, want: Wanted) -> None:
-        packages = HashPackages(code_packages(self._job))
+    async def _look_at(self, node: str, want: Wanted, code: Mapping[str, str]) -> None:
+        """code: package -> digest of its code at home."""
         paths = sorted(want.paths)
         interpreters = sorted(want.interpreters)
-        here, there, of_node, pythons = await asyncio.gather(
-            self._peer(self._site.home).call(HASH_PACKAGES, packages),
-            self._peer(node).call(HASH_PACKAGES, packages),
+        there, of_node, pythons = await asyncio.gather(
+            self._peer(node).call(HASH_PACKAGES, HashPackages(list(code))),
             self._peer(node).call(LIST_FILES, ListFiles(paths)),
             self._peer(node).call(LIST_FILES, ListFiles(interpreters)),
         )
-        for name, digest in here.items():
+        for name, digest in code.items():
             if there.get(name) != digest:
                 what = "its code is not the same as at home" if there.get(name) else "is missing"
                 self._fault(node, name, f"{what}; install the same one there")

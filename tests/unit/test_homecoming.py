@@ -1,0 +1,226 @@
+"""What workers write on a disk that is not home's comes home: each byte once, and nothing is lost
+on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcore_core.contract.errors import CheckpointError, ConfigError
+from gcore_core.run import homecoming as module
+from gcore_core.run.homecoming import MARKERS, Homecoming, same_disks
+from tests.support.disks import DiskSite, disks
+
+APART = {"agent.0": "home", "agent.1": "one", "agent.2": "two"}
+
+
+def write(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def append(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(content)
+
+
+def run_on(site: DiskSite, node: str) -> Path:
+    return site.roots[node] / "run"
+
+
+def opened(site: DiskSite) -> Homecoming:
+    for node in site.nodes:
+        run_on(site, node).mkdir(exist_ok=True)
+    return Homecoming(site, run_on(site, "agent.0"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sights", "groups"),
+    [
+        ({"a": set(), "b": set()}, [{"a"}, {"b"}]),
+        ({"a": {"a"}, "b": {"a", "b"}}, [{"a", "b"}]),
+        ({"a": {"c"}, "b": {"b"}, "c": {"c"}}, [{"b"}, {"a", "c"}]),
+        ({"a": {"a"}, "b": {"b"}, "c": {"a", "b"}}, [{"a", "b", "c"}]),
+    ],
+)
+def test_of_two_that_share_a_disk_it_is_enough_that_one_sees_the_other(
+    sights: dict[str, set[str]], groups: list[set[str]]
+) -> None:
+    assert sorted(map(sorted, same_disks(sights))) == sorted(map(sorted, groups))
+
+
+async def test_on_a_shared_disk_nothing_is_done_and_nothing_is_left(tmp_path: Path) -> None:
+    with disks(tmp_path, {"agent.0": "home", "agent.1": "home"}) as site:
+        async with opened(site) as homecoming:
+            assert not homecoming.has_disks
+            log = write(run_on(site, "agent.1") / "logs" / "rollout.0.log", "a line\n")
+            await homecoming.bring_all()
+            assert log.read_text() == "a line\n"
+        assert [path.name for path in run_on(site, "agent.0").iterdir()] == ["logs"]
+
+
+async def test_what_is_appended_comes_home_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    with disks(tmp_path, APART) as site:
+        async with opened(site):
+            home = run_on(site, "agent.0")
+            one = run_on(site, "agent.1") / "logs" / "rollout.0.log"
+            append(one, "first\n")
+            append(run_on(site, "agent.2") / "trace" / "controller.1.jsonl", "{}\n")
+            await comes(lambda: (home / "trace" / "controller.1.jsonl").exists())
+            append(one, "second\n")
+            at_home = home / "logs" / "rollout.0.log"
+            await comes(lambda: at_home.exists() and at_home.read_text().endswith("second\n"))
+        assert at_home.read_text() == "first\nsecond\n"
+
+
+async def comes(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_written_last_comes_when_the_site_is_closed(tmp_path: Path) -> None:
+    """Also by workers that write while they are ended."""
+    with disks(tmp_path, APART) as site:
+        log = run_on(site, "agent.1") / "logs" / "rollout.0.log"
+        call = site.peers["agent.1"].call
+
+        async def ended(endpoint: Any, request: Any, **settings: Any) -> Any:
+            if endpoint.name == "clear":
+                append(log, "it ends\n")
+            return await call(endpoint, request, **settings)
+
+        site.peers["agent.1"].call = ended  # type: ignore[method-assign]
+        async with opened(site):
+            append(log, "it began\n")
+        at_home = run_on(site, "agent.0") / "logs" / "rollout.0.log"
+        assert at_home.read_text() == "it began\nit ends\n"
+
+
+async def test_nodes_that_share_a_disk_with_each_other_bring_it_once(tmp_path: Path) -> None:
+    with disks(tmp_path, {"agent.0": "home", "agent.1": "far", "agent.2": "far"}) as site:
+        async with opened(site) as homecoming:
+            append(run_on(site, "agent.2") / "logs" / "rollout.1.log", "a line\n")
+            await homecoming.drain()
+        at_home = run_on(site, "agent.0") / "logs" / "rollout.1.log"
+        assert at_home.read_text() == "a line\n"
+
+
+async def test_what_was_there_before_is_no_news(tmp_path: Path) -> None:
+    """A run that goes on has the lines of its first part at home already."""
+    with disks(tmp_path, APART) as site:
+        log = run_on(site, "agent.1") / "logs" / "rollout.0.log"
+        write(run_on(site, "agent.0") / "logs" / "rollout.0.log", "old\n")
+        append(log, "old\n")
+        write(run_on(site, "agent.1") / "weights" / "old", "old")
+        async with opened(site) as homecoming:
+            append(log, "new\n")
+            await homecoming.bring_all()
+        home = run_on(site, "agent.0")
+        assert (home / "logs" / "rollout.0.log").read_text() == "old\nnew\n"
+        assert not (home / "weights").exists()
+        assert log.exists(), "a directory with files of before is not removed"
+
+
+async def test_a_journal_that_went_back_at_home_gets_no_line_again(tmp_path: Path) -> None:
+    """Home's file is shortened when the run goes back to a checkpoint; the node's is not."""
+    with disks(tmp_path, APART) as site:
+        journal = run_on(site, "agent.1") / "tensors.jsonl"
+        at_home = run_on(site, "agent.0") / "tensors.jsonl"
+        async with opened(site) as homecoming:
+            append(journal, "1\n2\n3\n")
+            await homecoming.drain()
+            at_home.write_text("1\n")
+            append(journal, "2 again\n")
+            await homecoming.drain()
+            assert at_home.read_text() == "1\n2 again\n"
+
+
+async def test_at_the_end_all_is_home_and_the_nodes_are_as_before(tmp_path: Path) -> None:
+    with disks(tmp_path, APART) as site:
+        write(run_on(site, "agent.0") / "weights" / "model", "of the run before")
+        async with opened(site) as homecoming:
+            write(run_on(site, "agent.1") / "weights" / "model", "weights")
+            write(run_on(site, "agent.2") / "sentinel" / "step.npz", "numbers")
+            write(run_on(site, "agent.2") / "logs" / "processes.agent.2.json", "its own")
+            write(run_on(site, "agent.2") / "checkpoints" / "x" / "part", "saved elsewhere")
+            await homecoming.bring_all()
+        home = run_on(site, "agent.0")
+        files = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+        assert files == {"weights/model", "sentinel/step.npz"}
+        assert (home / "weights" / "model").read_text() == "weights"
+        assert not run_on(site, "agent.1").exists()
+        assert not run_on(site, "agent.2").exists()
+
+
+async def test_a_run_that_fails_leaves_on_the_nodes_what_did_not_come_home(tmp_path: Path) -> None:
+    with disks(tmp_path, APART) as site:
+        async with opened(site):
+            dump = write(run_on(site, "agent.1") / "dump", "of an error")
+        assert dump.exists()
+        assert not (run_on(site, "agent.1") / MARKERS).exists()
+
+
+async def test_parts_of_a_checkpoint_come_home_and_go_where_the_trainer_is(tmp_path: Path) -> None:
+    with disks(tmp_path, APART, {"policy.0": "agent.1", "policy.1": "agent.2"}) as site:
+        home = run_on(site, "agent.0")
+        parts = Path("checkpoints", "step-000002.partial", "policy")
+        async with opened(site) as homecoming:
+            (home / parts).mkdir(parents=True)
+            await homecoming.make(home / parts)
+            write(run_on(site, "agent.1") / parts / "rank0", "0")
+            write(run_on(site, "agent.1") / parts / "both", "same")
+            write(run_on(site, "agent.2") / parts / ".rank1", "1")
+            write(run_on(site, "agent.2") / parts / "both", "same")
+            await homecoming.collect(home / parts.parent)
+            assert {path.name for path in (home / parts).iterdir()} == {"rank0", ".rank1", "both"}
+            assert not (run_on(site, "agent.1") / parts.parent).exists()
+            stale = write(run_on(site, "agent.1") / "checkpoints" / "step-000001" / "x", "stale")
+            await homecoming.send(home / parts, ["policy.0"])
+            sent = run_on(site, "agent.1") / parts
+            assert {path.name for path in sent.iterdir()} == {"rank0", ".rank1", "both"}
+            assert not stale.exists()
+            assert not (run_on(site, "agent.2") / "checkpoints" / parts.parent.name).exists()
+
+
+async def test_parts_that_two_machines_wrote_differently_are_no_checkpoint(tmp_path: Path) -> None:
+    with disks(tmp_path, APART) as site:
+        home = run_on(site, "agent.0")
+        async with opened(site) as homecoming:
+            (home / "parts").mkdir()
+            write(home / "parts" / "meta", "of home")
+            written = write(run_on(site, "agent.1") / "parts" / "meta", "of node1")
+            with pytest.raises(CheckpointError, match="saved meta differently"):
+                await homecoming.collect(home / "parts")
+            assert (home / "parts" / "meta").read_text() == "of home"
+            assert written.exists()
+
+
+async def test_nothing_is_removed_on_a_disk_that_proves_to_be_homes(tmp_path: Path) -> None:
+    """Such as one that shows new files to other machines late."""
+    with disks(tmp_path, APART, {"policy.0": "agent.1"}) as site:
+        async with opened(site) as homecoming:
+            marker = next((run_on(site, "agent.0") / MARKERS).glob("*.agent.0"))
+            write(run_on(site, "agent.1") / MARKERS / marker.name, "")
+            parts = write(run_on(site, "agent.1") / "parts" / "x", "1")
+            await homecoming.remove(run_on(site, "agent.0") / "parts")
+            assert parts.exists()
+
+
+async def test_a_run_directory_that_cannot_be_made_on_a_node_is_told(tmp_path: Path) -> None:
+    with disks(tmp_path, APART) as site:
+        write(site.roots["agent.1"] / "run", "a file")
+        run_on(site, "agent.0").mkdir()
+        with pytest.raises(ConfigError, match=r"cannot be written on agent\.1") as error:
+            await Homecoming(site, run_on(site, "agent.0")).__aenter__()  # type: ignore[arg-type]
+        assert error.value.where == str(run_on(site, "agent.0"))
