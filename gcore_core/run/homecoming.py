@@ -21,7 +21,7 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -80,10 +80,14 @@ class Homecoming:
     """Brings home what is written on the disks of one site; with one disk there is nothing to do.
 
     directory: the run's.
+    host: returns what a person calls a node.
     """
 
-    def __init__(self, site: Site, directory: Path) -> None:
+    def __init__(
+        self, site: Site, directory: Path, host: Callable[[str], str] = lambda node: node
+    ) -> None:
         self._site = site
+        self._host = host
         self._directory = directory.absolute()
         self._token = secrets.token_hex(8)
         self._disks: list[_Disk] = []
@@ -148,11 +152,7 @@ class Homecoming:
         )
         for node, error in zip(nodes, made, strict=True):
             if isinstance(error, DataError):
-                raise ConfigError(
-                    f"the run's directory cannot be written on {node}: {error.what}",
-                    where=str(self._directory),
-                    todo="set run.dir to a directory that you may write on every host",
-                ) from error
+                raise no_directory(self._host(node), self._directory, error.what) from error
             if isinstance(error, BaseException):
                 raise error
         paths = {node: str(markers / self._marker(node)) for node in nodes}
@@ -332,6 +332,15 @@ class Homecoming:
         # Where home's own marker is seen, the disk is home's, whatever was found before.
         unless = str(self._directory / MARKERS / self._marker(self._site.home))
         return RemoveFiles([str(directory.absolute())], unless)
+
+
+def no_directory(host: str, directory: Path, what: str) -> ConfigError:
+    """Returns the error for a machine where the run's directory cannot be written."""
+    return ConfigError(
+        f"the run's directory cannot be written on {host}: {what}",
+        where=str(directory),
+        todo="set run.dir to a directory that you may write on every host",
+    )
 
 
 def same_disks(sights: dict[str, set[str]]) -> list[frozenset[str]]:

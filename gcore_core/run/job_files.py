@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gcore_core.contract.errors import ConfigError, DataError, GcoreError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.run_files import log_path
 from gcore_core.run.jobs import Job
@@ -156,11 +156,9 @@ async def provide(job: Job, site: Site, show: Show) -> None:
     comparison = _Comparison(job, site, show)
     await comparison.look(wants)
     copies = await comparison.compare()
-    if comparison.faults:
-        raise comparison.refusal()
+    comparison.refuse_faults()
     await comparison.copy(copies)
-    if comparison.faults:
-        raise comparison.refusal()
+    comparison.refuse_faults()
 
 
 @dataclass(frozen=True)
@@ -194,6 +192,12 @@ class _Comparison:
 
     def _fault(self, node: str, path: str, what: str) -> None:
         self.faults.append(f"{self._job.placed.host(node)}: {path}: {what}")
+
+    def refuse_faults(self) -> None:
+        """Raises ConfigError when something stands against the run."""
+        if self.faults:
+            log_file = log_path(self._job.directory, "supervisor")
+            raise refusal(self.faults, self._job.plan.settings.launcher.files, log_file)
 
     async def look(self, wants: Mapping[str, Wanted]) -> None:
         """Asks home and every node for the facts of their files. Raises ConfigError."""
@@ -338,23 +342,28 @@ class _Comparison:
             is_input=True,
         )
 
-    def refusal(self) -> GcoreError:
-        """Returns the error for what was found; all of it stands in the supervisor's log."""
-        faults = sorted(self.faults)
-        for fault in faults:
-            log.error("%s", fault)
-        number = len(faults)
-        shown = faults[:_SHOWN]
-        if number > _SHOWN:
-            log_file = log_path(self._job.directory, "supervisor")
-            shown.append(f"and {number - _SHOWN} more, all in {log_file}")
-        return ConfigError(
-            f"{_times(number, 'file', 'files')} on other nodes cannot be used as they are",
-            where="launcher.files",
-            why="\n".join(shown),
-            todo=_ADVICE[self._job.plan.settings.launcher.files],
-            faults=faults,
-        )
+
+def refusal(faults: Sequence[str], mode: str, log_file: Path) -> ConfigError:
+    """Returns the error for what was found; all of it is written to the log.
+
+    faults: one line for each file of each node.
+    mode: ``launcher.files``.
+    log_file: where the log is.
+    """
+    faults = sorted(faults)
+    for fault in faults:
+        log.error("%s", fault)
+    shown = faults[:_SHOWN]
+    if len(faults) > _SHOWN:
+        shown.append(f"and {len(faults) - _SHOWN} more, all in {log_file}")
+    number = "1 file" if len(faults) == 1 else f"{len(faults)} files"
+    return ConfigError(
+        f"{number} on other machines cannot be used as they are",
+        where="launcher.files",
+        why="\n".join(shown),
+        todo=_ADVICE[mode],
+        faults=faults,
+    )
 
 
 _ADVICE = {
@@ -365,10 +374,6 @@ _ADVICE = {
 
 def _key(facts: FileFacts) -> tuple[int, int, int]:
     return facts.nbytes, facts.mtime_ns, facts.inode
-
-
-def _times(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
 
 
 def is_below(path: str, root: str) -> bool:

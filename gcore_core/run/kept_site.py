@@ -81,7 +81,7 @@ class KeptSite:
         if self._site is None:
             site = await self._stack.enter_async_context(self._opened())
             self.homecoming = await self._stack.enter_async_context(
-                Homecoming(site, self._job.directory)
+                Homecoming(site, self._job.directory, self._job.placed.host)
             )
             self._site = site
         return self._site

@@ -44,10 +44,11 @@ from gcore_core.controllers.training import check_row, masked_share
 from gcore_core.controllers.watching import held_otherwise, mismatch
 from gcore_core.controllers.window.drawing import Round, check_versions
 from gcore_core.run import directory as run_directory
-from gcore_core.run import start
+from gcore_core.run import job_files, start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.comparison import compare
 from gcore_core.run.export import export, weights_sha256
+from gcore_core.run.homecoming import no_directory
 from gcore_core.runtime.messages import HeldReply, TrainReply, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets, tls
@@ -226,6 +227,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "cluster.devices=2", "roles.policy.slots=2"
         ),
         "own interpreter in one process": lambda w: w.run(f"roles.rollout.python={linked(w)}"),
+        "files that differ on other machines": lambda w: refuse_files(w, "copy"),
+        "files that other machines do not have": lambda w: refuse_files(w, "check"),
+        "no directory of the run on another machine": lambda w: refuse_directory(w),
     },
     "Plugins": {
         "not installed": lambda w: w.load("roles.rollout.use=fkae"),
@@ -338,6 +342,8 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         ),
         "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
         "no weights to hash": lambda w: weights_sha256(w.directory),
+        "no logs": lambda w: w.command("logs", str(w.directory)),
+        "misspelt process": lambda w: misspelt_process(w),
     },
     "Training": {
         "a record that is another": lambda w: check_seal(
@@ -518,6 +524,25 @@ def unmakable(world: World) -> None:
     )
     python.chmod(0o755)
     world.command("venv", "create", "mine", "--python", str(python))
+
+
+def refuse_files(world: World, mode: str) -> None:
+    faults = [f"node{number}: /data/train.jsonl: is missing" for number in range(5)]
+    if mode == "copy":
+        faults = ["node1: /data/train.jsonl: differs: 15 bytes, at home 7"]
+    raise job_files.refusal(faults, mode, Path("runs/job/001/logs/supervisor.log"))
+
+
+def refuse_directory(world: World) -> None:
+    what = "it cannot be made: Permission denied"
+    raise no_directory("node1", world.directory / "runs/job/001", what)
+
+
+def misspelt_process(world: World) -> None:
+    (world.directory / "logs").mkdir()
+    for name in ("supervisor", "policy.0", "rollout.0"):
+        (world.directory / "logs" / f"{name}.log").touch()
+    world.command("logs", str(world.directory), "polcy.0")
 
 
 def damaged(world: World) -> Checkpoints:

@@ -217,7 +217,7 @@ async def test_a_long_list_is_in_the_log_and_begins_in_the_error(
         with pytest.raises(ConfigError) as error:
             await provide(job, site, quiet)  # type: ignore[arg-type]
         lines = str(error.value).splitlines()
-        assert lines[0] == "launcher.files: 10 files on other nodes cannot be used as they are"
+        assert lines[0] == "launcher.files: 10 files on other machines cannot be used as they are"
         assert lines[1] == f"  node1: {site.root}/data/0: is missing"
         assert lines[4] == f"  and 7 more, all in {site.root}/run/logs/supervisor.log"
         assert caplog.text.count("is missing") == 10

@@ -68,7 +68,7 @@ def test_a_process_that_is_not_there_is_told_with_those_that_are(
 ) -> None:
     assert cli.main(["logs", str(run_dir), "polcy.0"]) == 4
     told = capsys.readouterr().err
-    assert "no process of the run is called 'polcy.0' (did you mean policy.0?)" in told
+    assert "no process of the run is called 'polcy.0' (did you mean 'policy.0'?)" in told
     assert "supervisor, policy.0, rollout.0, rollout.2, rollout.10" in told
     assert cli.main(["logs", str(run_dir / "logs")]) == 4
     assert "there are no logs here" in capsys.readouterr().err
