@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from gcore_nodes.config import CommandConfig
 
 from gcore_core.contract.errors import ConfigError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Site
+from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.runtime.messages import EXITS, USAGE, Nothing
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.launcher import LauncherContract
@@ -275,6 +277,28 @@ def hash_of(output: str) -> str:
     return line.split()[1]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Returns what gives the hash of the final weights on one machine; each job runs once."""
+    hashes: dict[tuple[str, ...], str] = {}
+
+    def run(*overrides: str) -> str:
+        if overrides not in hashes:
+            done = subprocess.run(
+                run_words(*overrides, "cluster.devices=2"),
+                cwd=tmp_path_factory.mktemp("alone"),
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                timeout=400,
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            hashes[overrides] = hash_of(done.stdout)
+        return hashes[overrides]
+
+    return run
+
+
 #: Ranks of the trainer and replicas of the generator on both machines.
 ON_BOTH = ("placement.use=core/even", "roles.policy.slots=2", "roles.rollout.slots=2")
 
@@ -294,6 +318,7 @@ ON_BOTH = ("placement.use=core/even", "roles.policy.slots=2", "roles.rollout.slo
 def test_the_quickstart_learns_the_same_on_two_machines(
     two: tuple[Machine, Machine],
     tmp_path: Path,
+    alone: Callable[..., str],
     overrides: tuple[str, ...],
     started: dict[str, list[str]],
 ) -> None:
@@ -311,16 +336,7 @@ def test_the_quickstart_learns_the_same_on_two_machines(
         told = (logs / f"{agent}.log").read_text()
         assert all(f"{worker} is started" in told for worker in workers), told
     assert left_on(first) == left_on(second) == []
-    alone = subprocess.run(
-        run_words(*overrides, "cluster.devices=2"),
-        cwd=tmp_path,
-        env=environment,
-        timeout=400,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert hash_of(done.stdout) == hash_of(alone.stdout)
+    assert hash_of(done.stdout) == alone(*overrides)
 
 
 @pytest.mark.slow
@@ -344,3 +360,134 @@ def test_a_killed_supervisor_leaves_nothing_on_any_machine(
         assert any("process.worker" in line for line in second.processes())
         first.run(["pkill", "-KILL", "-f", "gcore_core run"])
         wait_until(lambda: not left_on(first) and not left_on(second))
+
+
+# -- machines that share no disk -------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(two: tuple[Machine, Machine], tmp_path: Path) -> Path:
+    """A directory that is another one on the second machine, with the job's data on the first."""
+    directory = tmp_path / "disk"
+    (directory / "data").mkdir(parents=True)
+    shutil.copy(RECIPE.with_name("quickstart") / "train.jsonl", directory / "data")
+    two[1].own_disk(directory)
+    return directory
+
+
+def words_apart(two: tuple[Machine, Machine], disk: Path, *overrides: str) -> list[str]:
+    """Returns the command of a run whose trainer is on the second machine, which is not home."""
+    data = f"data.config.path={disk}/data/train.jsonl"
+    return run_words(*on(two[1], two[0]), data, "checkpoint.every=1", *overrides)
+
+
+def run_apart(two: tuple[Machine, Machine], disk: Path, *words: str) -> tuple[int, str]:
+    """Runs a command on the first machine; returns its exit code and all that it wrote."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    settings: dict[str, Any] = {"env": environment, "timeout": 400, "check": False}
+    done = two[0].run(words, cwd=disk, **settings)
+    return done.returncode, done.stdout + done.stderr
+
+
+def sums(machine: Machine, directory: Path) -> str:
+    """Returns the names and hashes of all files that a machine has below a directory."""
+    script = 'find "$1" -type f | sort | xargs -r sha256sum'
+    return machine.run(["sh", "-c", script, "sh", str(directory)]).stdout
+
+
+def test_the_quickstart_learns_the_same_without_a_shared_disk(
+    two: tuple[Machine, Machine], disk: Path, alone: Callable[..., str]
+) -> None:
+    """The trainer's machine has neither the data nor the run's directory. It gets the one, and what
+    it writes into the other comes home: logs, the trace, parts of checkpoints and the weights.
+    """
+    code, output = run_apart(two, disk, *words_apart(two, disk))
+    assert code == 0, output
+    assert "copying 1 files to 10.77.0.2" in output
+    assert hash_of(output) == alone()
+    assert sums(two[1], disk) == sums(two[0], disk / "data")
+    run = disk / "runs" / "quickstart" / "001"
+    told = [line for line in (run / "logs" / "policy.0.log").read_text().splitlines() if line]
+    assert len(told) == len(set(told)) > 0
+    assert {path.stem for path in (run / "trace").iterdir()} == {"controller.0", "controller.1"}
+    checkpoints = Checkpoints(run)
+    assert [checkpoints.verify(step) for step in checkpoints.steps()] == [[], []]
+    assert left_on(two[0]) == left_on(two[1]) == []
+
+
+@pytest.mark.slow
+def test_a_run_without_a_shared_disk_goes_on_from_its_checkpoint(
+    two: tuple[Machine, Machine], disk: Path, alone: Callable[..., str]
+) -> None:
+    """It was killed with its supervisor, and its second machine has lost its disk since."""
+    first, second = two
+    with first.start(
+        words_apart(two, disk, "run.steps=1000"),
+        cwd=disk,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        directory = disk / "runs" / "quickstart" / "001"
+        for _ in run.stdout:
+            if Checkpoints(directory).steps():
+                break
+        first.run(["pkill", "-KILL", "-f", "gcore_core run"])
+        wait_until(lambda: not left_on(first) and not left_on(second))
+    second.own_disk(disk)
+    step = Checkpoints(directory).steps()[-1] + 2
+    words = [sys.executable, "-m", "gcore_core", "resume", str(directory), f"run.steps={step}"]
+    code, output = run_apart(two, disk, *words)
+    assert code == 0, output
+    assert hash_of(output) == alone(f"run.steps={step}")
+
+
+@pytest.mark.slow
+def test_ranks_on_two_disks_save_one_checkpoint(two: tuple[Machine, Machine], disk: Path) -> None:
+    """And it is loaded by ranks on two disks."""
+    private = "launcher.config.private=[10.77.0.0/24]"
+    code, output = run_apart(two, disk, *words_apart(two, disk, *ON_BOTH, private))
+    assert code == 0, output
+    run = disk / "runs" / "quickstart" / "001"
+    assert Checkpoints(run).verify(2) == []
+    words = [sys.executable, "-m", "gcore_core", "resume", str(run), "run.steps=3"]
+    code, output = run_apart(two, disk, *words)
+    assert code == 0, output
+    assert Checkpoints(run).verify(3) == []
+
+
+@pytest.mark.slow
+def test_a_file_that_differs_on_a_machine_refuses_the_run(
+    two: tuple[Machine, Machine], disk: Path
+) -> None:
+    data = disk / "data" / "train.jsonl"
+    two[1].run(["sh", "-c", f"mkdir {data.parent}; echo of its own > {data}"])
+    code, output = run_apart(two, disk, *words_apart(two, disk))
+    assert code == 2
+    assert f"10.77.0.2: {data}: differs: 11 bytes, at home {data.stat().st_size}" in output
+    assert two[1].run(["cat", str(data)]).stdout == "of its own\n"
+    assert left_on(two[0]) == left_on(two[1]) == []
+    logs = disk / "runs" / "quickstart" / "001" / "logs"
+    assert not list(logs.glob("policy.*")), "a worker was started"
+
+
+@pytest.mark.slow
+def test_logs_of_other_machines_are_followed(two: tuple[Machine, Machine], disk: Path) -> None:
+    first, _ = two
+    with first.start(
+        words_apart(two, disk, "run.steps=4"),
+        cwd=disk,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        directory = disk / "runs" / "quickstart" / "001"
+        wait_until(lambda: (directory / "logs" / "policy.0.log").exists())
+        assert run.poll() is None
+        words = [sys.executable, "-m", "gcore_core", "logs", str(directory), "policy", "-f"]
+        followed = first.run(words, timeout=400).stdout.splitlines()
+        assert run.wait(LONG_S) == 0
+    whole = (directory / "logs" / "policy.0.log").read_text().splitlines()
+    assert [line.removeprefix("policy.0: ") for line in followed] == whole

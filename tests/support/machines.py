@@ -2,11 +2,12 @@
 
 Each machine has a network of its own with one address, shared memory, a host name and processes of
 its own. All hang on one bridge, which no machine of the outside can reach. The file system is
-shared, as on a cluster with a shared one.
+shared, as on a cluster with a shared one, but for directories that get a disk of their own.
 
     with machines(2) as (first, second):
         second.run(["hostname"])                # waits for a command there
         second.link_down()                      # pulls its cable
+        second.own_disk(directory)              # what is written there, no other machine sees
         command = f"{SHELL} {{host}}"           # by the network, as ssh
 
 Needs root, and `ip`, `tc`, `unshare` and `nsenter` (Debian: iproute2 and util-linux). It *fails*
@@ -80,6 +81,10 @@ class Machine:
     def start(self, words: Sequence[str], **settings: Any) -> subprocess.Popen[Any]:
         """Starts a command on this machine."""
         return subprocess.Popen(self.command(words), **settings)
+
+    def own_disk(self, directory: Path) -> None:
+        """Puts an empty disk of this machine's own into the place of a directory."""
+        self.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(directory)])
 
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
