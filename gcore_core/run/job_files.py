@@ -186,6 +186,10 @@ class _Comparison:
         self._hashes: dict[str, str] = {}  # of files at home
         self._missing: list[tuple[str, str]] = []  # (node, path)
         self._unsure: list[tuple[str, str]] = []  # (node, path): there, and perhaps another file
+        self._text = ""  # what is done now
+        self._total_bytes = 0
+        self._done_bytes = 0
+        self._done_of: dict[tuple[str, str], int] = {}  # (node, path) -> its part of them
 
     def _peer(self, node: str) -> Peer:
         return self._site.nodes[node].agent
@@ -259,6 +263,7 @@ class _Comparison:
         for node, path in self._unsure:
             unsure.setdefault(node, []).append(path)
         self._hashes = await self._hash_home(sorted({path for _, path in self._unsure}))
+        self._begin_progress("hashing the job's files on {nodes}, {size}", self._unsure)
         copies = [_Copy(node, path) for node, path in self._missing]
         results = await asyncio.gather(
             *(self._compare_node(node, paths) for node, paths in unsure.items())
@@ -268,6 +273,7 @@ class _Comparison:
     async def _compare_node(self, node: str, paths: Sequence[str]) -> list[_Copy]:
         copies = []
         async for item in self._peer(node).stream(HASH_FILES, HashFiles(list(paths))):
+            self._went_on(node, item.path, item.hashed_bytes)
             if item.fault:
                 self._fault(node, item.path, item.fault)
             elif item.sha256 and item.sha256 != self._hashes[item.path]:
@@ -285,18 +291,15 @@ class _Comparison:
 
     async def _hash_home(self, paths: Sequence[str]) -> dict[str, str]:
         """Returns the SHA-256 of files at home, which home gives to other nodes from then on."""
+        home = self._site.home
+        self._begin_progress("hashing the job's files, {size}", [(home, path) for path in paths])
         hashes = {}
-        total = sum(self._home[path].nbytes for path in paths) or 1
-        done = 0
-        home = self._peer(self._site.home)
-        async for item in home.stream(HASH_FILES, HashFiles(list(paths))):
+        async for item in self._peer(home).stream(HASH_FILES, HashFiles(list(paths))):
             if item.fault:
                 raise ConfigError(f"it cannot be read: {item.fault}", where=item.path)
-            share = (done + item.hashed_bytes) / total
+            self._went_on(home, item.path, item.hashed_bytes)
             if item.sha256:
                 hashes[item.path] = item.sha256
-                done += item.hashed_bytes
-            self._show(f"hashing the job's files, {_size(total)}", min(1.0, share))
         return hashes
 
     async def copy(self, copies: Sequence[_Copy]) -> None:
@@ -305,29 +308,41 @@ class _Comparison:
             return
         missing = sorted({copy.path for copy in copies} - self._hashes.keys())
         self._hashes |= await self._hash_home(missing)
-        total = sum(self._home[copy.path].nbytes for copy in copies) or 1
-        nodes = sorted({copy.node for copy in copies})
-        names = ", ".join(self._job.placed.host(node) for node in nodes)
-        text = f"copying {len(copies)} files to {names}, {_size(total)}"
-        log.info("%s", text)
-        self._show(text, 0.0)
-        done = dict.fromkeys(nodes, 0)  # bytes
+        number = "1 file" if len(copies) == 1 else f"{len(copies)} files"
+        text = f"copying {number} to {{nodes}}, {{size}}"
+        self._begin_progress(text, [(copy.node, copy.path) for copy in copies])
+        nodes = {copy.node for copy in copies}
+        await asyncio.gather(
+            *(self._copy_to(node, [copy for copy in copies if copy.node == node]) for node in nodes)
+        )
 
-        async def to(node: str) -> None:
-            for copy in (copy for copy in copies if copy.node == node):
-                log.info("%s to %s", copy.path, self._job.placed.host(node))
-                before = done[node]
-                try:
-                    async for received in self._peer(node).stream(
-                        RECEIVE_FILE, self._request(copy)
-                    ):
-                        done[node] = before + received.nbytes
-                        self._show(text, min(1.0, sum(done.values()) / total))
-                except DataError as error:
-                    why = f": {error.why}" if error.why else ""
-                    self._fault(node, copy.path, f"{error.what}{why}")
+    async def _copy_to(self, node: str, copies: Sequence[_Copy]) -> None:
+        for copy in copies:
+            log.info("%s is copied to %s", copy.path, self._job.placed.host(node))
+            try:
+                async for received in self._peer(node).stream(RECEIVE_FILE, self._request(copy)):
+                    self._went_on(node, copy.path, received.nbytes)
+            except DataError as error:
+                why = f": {error.why}" if error.why else ""
+                self._fault(node, copy.path, f"{error.what}{why}")
 
-        await asyncio.gather(*(to(node) for node in nodes))
+    def _begin_progress(self, text: str, work: Sequence[tuple[str, str]]) -> None:
+        """Begins a piece of work on files, whose progress is shown.
+
+        text: what is done; ``{nodes}`` and ``{size}`` stand for where, and for how much.
+        work: (node, path) of each file.
+        """
+        nodes = sorted({self._job.placed.host(node) for node, _ in work})
+        self._total_bytes = sum(self._home[path].nbytes for _, path in work)
+        self._text = text.format(nodes=", ".join(nodes), size=_size(self._total_bytes))
+        self._done_bytes = 0
+        self._done_of.clear()
+
+    def _went_on(self, node: str, path: str, nbytes: int) -> None:
+        """Shows that so many bytes of one file are done."""
+        self._done_bytes += nbytes - self._done_of.get((node, path), 0)
+        self._done_of[node, path] = nbytes
+        self._show(self._text, min(1.0, self._done_bytes / max(1, self._total_bytes)))
 
     def _request(self, copy: _Copy) -> ReceiveFile:
         facts = self._home[copy.path]

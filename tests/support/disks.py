@@ -53,7 +53,8 @@ class DiskPeer:
         try:
             yield
         except DataError as error:
-            error.where = error.where.replace(*(text.decode() for text in self._moves[::-1]))
+            disk, root = self._moves[::-1]
+            error.where = error.where.replace(disk.decode(), root.decode())
             raise
 
     async def call(self, endpoint: Any, request: Any, *, deadline_s: float | None = None) -> Any:
