@@ -8,6 +8,7 @@ LocalLauncher, LocalConfig: ``core/local`` and its settings.
 InlineLauncher, InlineView: ``core/inline``, and one process's view of its network.
 RpcNetwork: the network over sockets.
 make_identity: the key and the certificate of a run, for TLS between machines.
+server_context, certificate_of: for a server that finds out by other means who connects.
 AgentSpec, StoreSpec: what a node agent is told, and what it is told of its store.
 SpawnRequest, WorkerSpec: what the supervisor asks of an agent, for each worker.
 GeneratorSettings: what a ``WorkerSpec`` tells a generator's worker.
@@ -51,12 +52,14 @@ from gcore_core.runtime.process.spawn import (
 from gcore_core.runtime.process.worker import Worker
 from gcore_core.runtime.rpc.in_process import InlineView
 from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.rpc.tls import make_identity
+from gcore_core.runtime.rpc.tls import certificate_of, make_identity, server_context
 from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
 
 __all__ = [
     "input_of",
+    "certificate_of",
+    "server_context",
     "spawn_over_input",
     "machine_identity",
     "machine_facts",

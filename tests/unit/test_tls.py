@@ -820,3 +820,29 @@ print("cryptography" in sys.modules)
         cwd=Path(__file__).parents[2],
     )
     assert ended.stdout.split() == [b"False", b"True"]
+
+
+def test_a_server_context_lets_in_clients_without_a_certificate() -> None:
+    """They see the identity's certificate, and that its owner has its key."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(cadata=tls.certificate_of(IDENTITY).decode("ascii"))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async def go() -> bytes:
+        context = tls.server_context(IDENTITY)
+        async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
+            assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+            content = await reader.read()
+            writer.close()
+            return content
+
+    assert asyncio.run(go()) == b"hello"
+    with pytest.raises(ContractError, match="identity"):
+        tls.server_context(b"none")
+    assert b"PRIVATE" not in tls.certificate_of(IDENTITY)

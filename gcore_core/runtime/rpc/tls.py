@@ -45,19 +45,46 @@ def contexts(identity: bytes) -> Contexts:
 
     Raises ContractError when ``identity`` is not the PEM of a key and of its certificate.
     """
-    certificate = identity[identity.find(_BEGIN) : identity.find(_END) + len(_END)]
+    certificate = certificate_of(identity)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # Tickets would only let a client come back without its certificate.
     server.num_tickets = 0
+    with _explaining_no_identity(), _file_of(identity) as path:
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_cert_chain(path)
+            context.load_verify_locations(cadata=certificate.decode("ascii"))
+    return Contexts(server, client)
+
+
+def server_context(identity: bytes) -> ssl.SSLContext:
+    """Makes the context of a server that lets in clients without a certificate.
+
+    Such a server has to find out by other means who connects. Who connects gets the certificate and
+    has to find out whether it is the right one.
+
+    Raises ContractError when ``identity`` is not the PEM of a key and of its certificate.
+    """
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.minimum_version = ssl.TLSVersion.TLSv1_3
+    server.num_tickets = 0
+    with _explaining_no_identity(), _file_of(identity) as path:
+        server.load_cert_chain(path)
+    return server
+
+
+def certificate_of(identity: bytes) -> bytes:
+    """Returns the certificate of an identity, PEM; what is secret is not in it."""
+    return identity[identity.find(_BEGIN) : identity.find(_END) + len(_END)]
+
+
+@contextlib.contextmanager
+def _explaining_no_identity() -> Iterator[None]:
     try:
-        with _file_of(identity) as path:
-            for context in (server, client):
-                context.minimum_version = ssl.TLSVersion.TLSv1_3
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_REQUIRED
-                context.load_cert_chain(path)
-                context.load_verify_locations(cadata=certificate.decode("ascii"))
+        yield
     except (ssl.SSLError, ValueError):
         # Without the cause: nothing that may quote the identity is shown.
         raise ContractError(
@@ -65,7 +92,6 @@ def contexts(identity: bytes) -> Contexts:
             where="launcher",
             todo="make it with gcore_core.kits.launching.make_identity",
         ) from None
-    return Contexts(server, client)
 
 
 @contextlib.contextmanager

@@ -187,6 +187,16 @@ def _malformed(what: str, text: str, position: int, where: str) -> ConfigError:
     )
 
 
+def natural_order(names: Sequence[str]) -> list[str]:
+    """Returns names in the order in which a person counts them: n2 before n10."""
+
+    def parts(name: str) -> list[tuple[int, str]]:
+        split = re.split(r"(\d+)", name)
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in split]
+
+    return sorted(names, key=lambda name: (parts(name), name))
+
+
 # -- all of them -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,323 @@
+"""Lets nodes into a run that know its token: what ``nodes/join`` does at home.
+
+Door.open            a certificate of its own, and a port
+Door.gather          waits until all nodes have joined, and says who is missing
+JoinedNode.start     has a node start its agent, and writes what the agent writes to a log
+Door.close           tells every node how the run ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gcore_core import __version__
+from gcore_core.contract.errors import AddressError, ConfigError, GcoreError
+from gcore_core.kits.launching import (
+    AgentSpec,
+    MachineFacts,
+    certificate_of,
+    make_identity,
+    server_context,
+)
+from gcore_nodes.channel import (
+    Channel,
+    End,
+    Ended,
+    Joining,
+    Message,
+    Output,
+    Over,
+    Start,
+    Turned,
+    admit,
+    fingerprint,
+)
+from gcore_nodes.hosts import natural_order
+
+log = logging.getLogger(__name__)
+_PROOF_S = 10.0  # who connects has so long to prove that he knows the token
+_STRANGERS = 256  # so many may be about to prove it; further ones are sent away
+_FIRST_SAID_S = 2.0  # until it is first said who is missing
+_SAID_EVERY_S = 30.0
+_LOST = 255  # exit code of an agent whose node is gone, as ssh has it
+
+
+class JoinedNode:
+    """Is a node that has joined, as home sees it.
+
+    name: under which it joined.
+    facts: what its machine has.
+    address: from which it has connected.
+    home_address: of home, to which it has connected.
+    returncode: of its agent; None: it has not ended, or is not started.
+    """
+
+    def __init__(self, name: str, facts: MachineFacts, channel: Channel) -> None:
+        self.name = name
+        self.facts = facts
+        self.address = channel.peer
+        self.home_address = channel.here
+        self.returncode: int | None = None
+        self._channel = channel
+        self._ended = asyncio.Event()
+        self._log: Path | None = None
+
+    def start(self, spec: AgentSpec, log_file: Path) -> None:
+        """Has the node start its agent."""
+        self._log = log_file
+        self._log.touch()
+        self._channel.send(Start(msgspec.msgpack.encode(spec)))
+        if self._ended.is_set():  # it was lost before
+            self._end(_LOST)
+
+    def end(self) -> None:
+        """Has the node end its agent."""
+        self._channel.send(End())
+
+    async def wait(self) -> int:
+        """Waits until its agent has ended, or the node is gone; returns the exit code."""
+        await self._ended.wait()
+        return self.returncode or 0
+
+    def tell(self, message: Message) -> None:
+        self._channel.send(message)
+
+    async def listen(self) -> None:
+        """Takes what the node says, until its connection ends."""
+        try:
+            while True:
+                match await self._channel.expect(Output, Ended):
+                    case Output(content):
+                        self._write(content)
+                    case Ended(code):
+                        self._end(code)
+        except (GcoreError, OSError) as error:
+            self._write(f"home: {error}\n".encode())
+        finally:
+            self._end(_LOST)
+
+    def _write(self, content: bytes) -> None:
+        if self._log is not None:
+            with open(self._log, "ab") as file:
+                file.write(content)
+
+    def _end(self, code: int) -> None:
+        if self.returncode is None:
+            self.returncode = code
+        self._ended.set()
+
+
+class Door:
+    """Waits for the nodes of a run.
+
+    token: which nodes must know.
+    wanted: how many nodes join; or their names.
+    port: at which they join.
+    address: of this machine, at which alone they may join; "": at all of its addresses.
+    silence_s: a node that gives no sign of life for so long is lost.
+    say: prints a line for the person who waits.
+    """
+
+    def __init__(
+        self,
+        token: bytes,
+        wanted: int | Sequence[str],
+        *,
+        port: int,
+        address: str = "",
+        silence_s: float,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._token = token
+        self._n_wanted = wanted if isinstance(wanted, int) else len(wanted)
+        self._names = None if isinstance(wanted, int) else list(wanted)
+        self._port = port
+        self._address = address
+        self._silence_s = silence_s
+        self._say = say or _print
+        self._certificate = b""
+        self._nodes: dict[str, JoinedNode] = {}
+        self._changed = asyncio.Event()
+        self._is_full = False
+        self._server: asyncio.Server | None = None
+        self._visits = set[asyncio.Task[None]]()
+        self._n_strangers = 0
+        self._refused = set[str]()  # addresses that were refused, and told of
+
+    async def open(self) -> None:
+        """Listens. Raises AddressError when the port is taken."""
+        identity = make_identity()
+        certificate = certificate_of(identity).decode("ascii")
+        self._certificate = fingerprint(ssl.PEM_cert_to_DER_cert(certificate))
+        try:
+            self._server = await asyncio.start_server(
+                self._visited,
+                self._address or None,
+                self._port,
+                ssl=server_context(identity),
+                ssl_handshake_timeout=_PROOF_S,
+            )
+        except OSError as error:
+            raise AddressError(
+                f"nodes cannot join at port {self._port}: {error.strerror}",
+                where="launcher.config.join_port",
+                todo="set it to a free port, and give it to the nodes",
+            ) from error
+
+    async def gather(self, wait_s: float) -> list[JoinedNode]:
+        """Waits until all nodes have joined; returns them in order.
+
+        Their order is that of their names in the job, else the natural one of their names.
+        Raises ConfigError when some have not joined after ``wait_s``.
+        """
+        saying = asyncio.ensure_future(self._say_regularly())
+        try:
+            async with asyncio.timeout(wait_s):
+                while len(self._nodes) < self._n_wanted:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise ConfigError(
+                f"not all nodes have joined within {wait_s:g} s",
+                where="launcher.config.hosts",
+                why=self._missing(),
+                todo="start the join command on every node, or raise launcher.config.wait_s",
+            ) from None
+        finally:
+            saying.cancel()
+        self._is_full = True
+        order = self._names or natural_order(list(self._nodes))
+        return [self._nodes[name] for name in order]
+
+    async def close(self, over: Over) -> None:
+        """Tells all nodes that have joined how it ended, and ends all connections."""
+        if self._server is not None:
+            self._server.close()
+        for node in self._nodes.values():
+            node.tell(over)
+        for visit in self._visits:
+            visit.cancel()
+        await asyncio.gather(*self._visits, return_exceptions=True)
+
+    # -- who comes ---------------------------------------------------------------------------------
+
+    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visit = asyncio.current_task()
+        assert visit is not None
+        self._visits.add(visit)
+        channel = Channel(reader, writer)
+        try:
+            node = await self._let_in(channel)
+            if node is not None:
+                try:
+                    await node.listen()
+                finally:
+                    self._left(node)
+        except asyncio.CancelledError:
+            pass  # the door is closed
+        finally:
+            await channel.close()
+            self._visits.discard(visit)
+
+    async def _let_in(self, channel: Channel) -> JoinedNode | None:
+        """Returns the node that has joined; None for whoever may not."""
+        if self._n_strangers >= _STRANGERS:
+            return None
+        self._n_strangers += 1
+        try:
+            async with asyncio.timeout(_PROOF_S):
+                if not await admit(channel, self._token, self._certificate, self._silence_s):
+                    if channel.peer not in self._refused and len(self._refused) < _STRANGERS:
+                        self._refused.add(channel.peer)
+                        self._say(f"{channel.peer} is refused: it does not know the token")
+                    return None
+                joining = await channel.expect(Joining)
+        except (GcoreError, OSError, TimeoutError) as error:
+            log.info("%s has not joined: %s", channel.peer, error)
+            return None
+        finally:
+            self._n_strangers -= 1
+        answer = self._joined(joining, channel)
+        if isinstance(answer, JoinedNode):
+            return answer
+        if not answer.again:
+            self._say(f"{joining.name} cannot join: {answer.why}")
+        channel.send(answer)
+        return None
+
+    def _joined(self, joining: Joining, channel: Channel) -> JoinedNode | Turned:
+        """Returns the node, or why it is turned away."""
+        if joining.version != __version__:
+            here = f"{__version__} ({sys.executable})"
+            there = f"{joining.version} ({joining.python})"
+            return Turned(f"it has gcore-core {there}, home has {here}", again=False)
+        try:
+            facts = msgspec.msgpack.decode(joining.facts, type=MachineFacts)
+        except msgspec.MsgspecError as error:
+            return Turned(f"its facts cannot be read: {error}", again=False)
+        name = self._known_name(joining.name)
+        if not name:
+            expected = ", ".join(self._names or ())
+            return Turned(f"launcher.config.hosts has no {joining.name}: {expected}", again=False)
+        if self._is_full:
+            return Turned("all nodes of the run have joined", again=True)
+        before = self._nodes.get(name)
+        if before is not None and before.facts.machine != facts.machine:
+            why = f"another machine ({before.address}) has joined as {name}; set --name"
+            return Turned(why, again=False)
+        for other in list(self._nodes.values()):
+            if other.facts.machine == facts.machine:
+                other.tell(Turned("this machine has joined again", again=False))
+                del self._nodes[other.name]
+        if len(self._nodes) >= self._n_wanted:
+            return Turned("all nodes of the run have joined", again=True)
+        node = JoinedNode(name, facts, channel)
+        self._nodes[name] = node
+        self._changed.set()
+        return node
+
+    def _known_name(self, name: str) -> str:
+        """Returns the name that the job has for a node; "": it has none."""
+        if self._names is None or name in self._names:
+            return name
+        short = name.partition(".")[0]
+        return short if short in self._names else ""
+
+    def _left(self, node: JoinedNode) -> None:
+        if self._nodes.get(node.name) is node and not self._is_full:
+            del self._nodes[node.name]
+            self._say(f"{node.name} has left")
+            self._changed.set()
+
+    # -- what is said ------------------------------------------------------------------------------
+
+    async def _say_regularly(self) -> None:
+        await asyncio.sleep(_FIRST_SAID_S)
+        while True:
+            self._say(self._missing())
+            await asyncio.sleep(_SAID_EVERY_S)
+
+    def _missing(self) -> str:
+        """Says who has joined and who is missing."""
+        here = natural_order(list(self._nodes))
+        joined = f"{len(here)} of {self._n_wanted} nodes have joined at port {self._port}"
+        listed = f": {_some(here)}" if here else ""
+        if self._names is None:
+            return joined + listed
+        return f"{joined}; missing: {_some([n for n in self._names if n not in self._nodes])}"
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _print(line: str) -> None:
+    print(f"nodes/join: {line}", file=sys.stderr, flush=True)
