@@ -69,11 +69,12 @@ class KeptSite:
         traceback: TracebackType | None,
     ) -> None:
         self._switch.current = None
-        await self._close()
+        await self._close(error)
 
-    async def _close(self) -> None:
+    async def _close(self, error: BaseException | None) -> None:
+        """Closes the site; a launcher sees the error that it is closed with."""
         self._site = self.homecoming = None
-        await self._stack.aclose()
+        await self._stack.__aexit__(type(error) if error else None, error, None)
 
     async def open(self, supervisor: Servable | None = None) -> Site:
         """Returns the site, on which this supervisor answers from now on; with None, nobody."""
@@ -124,5 +125,8 @@ class KeptSite:
                 return True
             except (GcoreError, OSError, TimeoutError) as error:
                 log.warning("the node agents are not kept: %r", error)
-        await self._close()
+        # A launcher that tells its nodes how a run ended sees that this one has not ended well.
+        await self._close(
+            WorkerDied("the run goes on from its newest checkpoint", where="supervisor")
+        )
         return False
