@@ -22,21 +22,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import os
 import secrets
 import socket
 import ssl
 import struct
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError, WorkerDied
 
-#: Environment variable that holds the token where no file is named.
-TOKEN_VARIABLE = "G_CORE_JOIN_TOKEN"
-_TOKEN_LEAST_BYTES = 16
 _NONCE_BYTES = 32
 _STRANGER_LIMIT_BYTES = 256  # a message before the proof
 _LIMIT_BYTES = 256 << 20
@@ -141,46 +136,7 @@ _ANY = (
 _DECODER = msgspec.msgpack.Decoder(_ANY)
 
 
-# -- the token -------------------------------------------------------------------------------------
-
-
-def read_token(file: str | None, variable: str, where: str) -> bytes:
-    """Returns the token that all nodes of a run know.
-
-    file: holds it; None: the environment variable does.
-    where: the setting that says so, for errors.
-    Raises ConfigError when there is none, or one that could be guessed.
-    """
-    make = "python3 -c 'import secrets; print(secrets.token_hex())'"
-    if file is None:
-        token = os.environ.get(variable, "").strip().encode()
-        source = f"the environment variable {variable}"
-        if not token:
-            raise ConfigError(
-                f"no token is given, and {source} is not set",
-                where=where,
-                why="nodes that join a run prove by a token that they may",
-                todo=f"write one to a file that you alone may read, and name it: {make}",
-            )
-    else:
-        source = f"the file {file}"
-        try:
-            token = Path(file).read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(
-                f"the token cannot be read: {error.strerror}",
-                where=where,
-                why=source,
-                todo=f"write one there: {make}",
-            ) from error
-    if len(token) < _TOKEN_LEAST_BYTES:
-        raise ConfigError(
-            f"the token is too short: {len(token)} bytes of at least {_TOKEN_LEAST_BYTES}",
-            where=where,
-            why=f"{source} holds it; who listens could try all short ones",
-            todo=f"make one: {make}",
-        )
-    return token
+# -- the proof -------------------------------------------------------------------------------------
 
 
 def fingerprint(certificate: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Defines the settings of ``nodes/command``."""
+"""Defines the settings of ``nodes/command`` and of ``nodes/join``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gcore_core.kits.machines import MachinesConfig
 from gcore_nodes.commands import check_template
 from gcore_nodes.hosts import listed
+from gcore_nodes.token import TOKEN_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +38,34 @@ class CommandConfig(MachinesConfig):
             raise ValueError(f"python must be a path without blanks or quotes, not {self.python!r}")
         if self.min_hosts is not None and self.min_hosts < 1:
             raise ValueError(f"min_hosts must be at least 1, not {self.min_hosts}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinConfig(MachinesConfig):
+    """Holds the settings of ``nodes/join``.
+
+    hosts: how many nodes join; or their names; or ``slurm``: those of the slurm job that this is
+        run in; or the path of a file with one name a line. With names it is said who is missing.
+    token_file: holds the token that all nodes know. Default: an environment variable does.
+    token_variable: name of that variable.
+    join_port: at which nodes join. With ``address``, at this machine's address in it; else at all.
+    wait_s: for how long nodes are waited for.
+    The others are those of every launcher for several machines.
+    """
+
+    hosts: int | str | list[str]
+    token_file: str | None = None
+    token_variable: str = TOKEN_VARIABLE
+    join_port: int = 29399
+    wait_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.hosts, int) and self.hosts < 1:
+            raise ValueError(f"hosts must be at least 1, not {self.hosts}")
+        if isinstance(self.hosts, list):
+            listed(self.hosts)
+        if not 1024 <= self.join_port < 1 << 16:
+            raise ValueError(f"join_port must be from 1024 to 65535, not {self.join_port}")
+        if not self.wait_s > 0:
+            raise ValueError(f"wait_s must be positive, not {self.wait_s}")

@@ -56,6 +56,7 @@ class JoinedNode:
     facts: what its machine has.
     address: from which it has connected.
     home_address: of home, to which it has connected.
+    command: what a person has started there.
     returncode: of its agent; None: it has not ended, or is not started.
     """
 
@@ -64,6 +65,7 @@ class JoinedNode:
         self.facts = facts
         self.address = channel.peer
         self.home_address = channel.here
+        self.command = f"g-core nodes join, on {name}"
         self.returncode: int | None = None
         self._channel = channel
         self._ended = asyncio.Event()
@@ -77,9 +79,14 @@ class JoinedNode:
         if self._ended.is_set():  # it was lost before
             self._end(_LOST)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Has the node end its agent."""
         self._channel.send(End())
+
+    async def kill(self) -> None:
+        """Ends the connection: the node ends its agent then, or its lease runs out."""
+        await self._channel.close()
+        self._end(_LOST)
 
     async def wait(self) -> int:
         """Waits until its agent has ended, or the node is gone; returns the exit code."""

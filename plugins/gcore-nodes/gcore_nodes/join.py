@@ -29,7 +29,6 @@ from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
 from gcore_core.kits.launching import AgentSpec, machine_facts, spawn_over_input
 from gcore_nodes.channel import (
-    TOKEN_VARIABLE,
     Channel,
     End,
     Ended,
@@ -39,11 +38,12 @@ from gcore_nodes.channel import (
     Start,
     Turned,
     connect,
-    read_token,
 )
+from gcore_nodes.token import TOKEN_VARIABLE, read_token
 
 _AGENT = (sys.executable, "-u", "-m", "gcore_core.runtime.process.agent")
-_CONNECT_S = 20.0
+_CONNECT_S = 20.0  # for one try to reach home; less when little time is left
+_LEAST_CONNECT_S = 2.0
 _AGAIN_S = 0.5  # between two tries to reach home
 _NOT_NEEDED_S = 5.0  # between two tries of a node that a run does not need
 _AGENT_ENDS_S = 15.0
@@ -107,8 +107,9 @@ class Member:
         loop = asyncio.get_running_loop()
         said = -_SAID_EVERY_S
         while True:
+            timeout_s = min(_CONNECT_S, max(_LEAST_CONNECT_S, until - loop.time()))
             try:
-                return await connect(wish.host, wish.port, wish.token, _CONNECT_S)
+                return await connect(wish.host, wish.port, wish.token, timeout_s)
             except ConfigError:
                 raise
             except (OSError, GcoreError) as error:  # TimeoutError is an OSError

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from gcore_nodes import channel as channels
 from gcore_nodes.channel import (
     Challenge,
     Channel,
@@ -32,6 +31,7 @@ from gcore_nodes.channel import (
 from gcore_nodes.door import Door
 from gcore_nodes.hosts import natural_order
 from gcore_nodes.join import main
+from gcore_nodes.token import read_token
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, ContractError, WorkerDied
@@ -357,19 +357,19 @@ def test_a_token_comes_from_a_file_or_the_environment(
 ) -> None:
     file = tmp_path / "token"
     file.write_bytes(TOKEN + b"\n")
-    assert channels.read_token(str(file), "UNSET", "here") == TOKEN
+    assert read_token(str(file), "UNSET", "here") == TOKEN
     monkeypatch.setenv("A_TOKEN", TOKEN.decode())
-    assert channels.read_token(None, "A_TOKEN", "here") == TOKEN
+    assert read_token(None, "A_TOKEN", "here") == TOKEN
     for arguments, message in (
         ((None, "UNSET", "here"), "here: no token is given"),
         ((str(tmp_path / "none"), "", "here"), "here: the token cannot be read: No such file"),
     ):
         with pytest.raises(ConfigError) as error:
-            channels.read_token(*arguments)
+            read_token(*arguments)
         assert str(error.value).startswith(message)
     file.write_text("short")
     with pytest.raises(ConfigError, match="too short: 5 bytes of at least 16"):
-        channels.read_token(str(file), "", "here")
+        read_token(str(file), "", "here")
 
 
 @pytest.mark.parametrize("address", ["host", "host:", ":1", "host:x", "host:70000"])

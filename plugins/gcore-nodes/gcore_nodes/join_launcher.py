@@ -1,0 +1,135 @@
+"""The launcher ``nodes/join``: nodes start themselves, and join the run at home's port.
+
+    nodes     g-core nodes join HOME:29399      the same command on each, before or after g-core run
+    home      waits until all have joined, and says who is missing
+    agents    each node starts its own, with what home tells it over the connection that it made
+    closing   each node is told how the run ended, and its command ends so
+
+Nothing leads to a node: it connects, so it needs no server, no key of a user and no name. A token
+that all know lets it in (``channel``). Its connection is its agent's lifeline.
+
+Nodes are asked twice: when they are counted, and when the site opens. In between they come again,
+since a launcher may be used for one of these alone, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.launching import Servable, Site
+from gcore_core.kits.launching import AgentSpec, machine_facts, machine_identity
+from gcore_core.kits.machines import Host, MachinesLauncher, StartedAgent
+from gcore_nodes.channel import Over
+from gcore_nodes.config import JoinConfig
+from gcore_nodes.door import Door, JoinedNode
+from gcore_nodes.hosts import find_hosts
+from gcore_nodes.token import read_token
+
+
+class JoinLauncher(MachinesLauncher):
+    """Waits for nodes that start themselves; see ``JoinConfig``."""
+
+    def __init__(self, config: JoinConfig) -> None:
+        super().__init__(config)
+        self._join = config
+        self._nodes: dict[str, JoinedNode] = {}  # those of the door that is open
+        self._hosts: list[Host] = []
+        self._opens_site = False
+
+    @contextlib.asynccontextmanager
+    async def hosts(self) -> AsyncIterator[list[Host]]:
+        if self._nodes:  # its site is open
+            yield self._hosts
+            return
+        config = self._join
+        token = read_token(config.token_file, config.token_variable, "launcher.config.token_file")
+        wanted, slots = _wanted(config)
+        door = Door(
+            token,
+            wanted,
+            port=config.join_port,
+            address=_own_address(config.address),
+            silence_s=config.patience_s / 2,
+        )
+        is_counting = not self._opens_site
+        over = Over(well=True, again=is_counting)
+        await door.open()
+        try:
+            joined = await door.gather(config.wait_s)
+            self._nodes = {node.name: node for node in joined}
+            self._hosts = _hosts(joined, slots, has_network=config.address is not None)
+            yield self._hosts
+        except BaseException as error:
+            if not is_counting:
+                over = _failed(error)
+            raise
+        finally:
+            self._nodes = {}
+            await door.close(over)
+
+    @contextlib.asynccontextmanager
+    async def site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AsyncIterator[Site]:
+        self._opens_site = True
+        try:
+            async with super().site(where, supervisor, logs) as site:
+                yield site
+        finally:
+            self._opens_site = False
+
+    async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
+        node = self._nodes[host]
+        node.start(spec, log)
+        return node
+
+
+def _failed(error: BaseException) -> Over:
+    """Says to the nodes how a run ended that did not end well.
+
+    After an error in a process the run may go on from a checkpoint, at a new site.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return Over(well=False, why="it was stopped")
+    return Over(well=False, again=isinstance(error, WorkerError), why=str(error) or repr(error))
+
+
+def _wanted(config: JoinConfig) -> tuple[int | list[str], dict[str, int | None]]:
+    """Returns how many nodes join or their names, and the devices that a file gives them."""
+    if isinstance(config.hosts, int):
+        return config.hosts, {}
+    hosts = find_hosts(config.hosts)
+    return [host.name for host in hosts], {host.name: host.slots for host in hosts}
+
+
+def _own_address(network: str | None) -> str:
+    """Returns this machine's address in a network; "" where it has none, or none is named."""
+    if network is None:
+        return ""
+    parsed = ipaddress.ip_network(network, strict=False)
+    inside = [a for a in machine_facts().addresses if ipaddress.ip_address(a) in parsed]
+    return inside[0] if inside else ""
+
+
+def _hosts(
+    joined: Sequence[JoinedNode], slots: Mapping[str, int | None], *, has_network: bool
+) -> list[Host]:
+    """Returns the machines that have joined, each with the address by which home and it meet."""
+    here = machine_identity()
+    towards_home = [node.home_address for node in joined if node.facts.machine != here]
+    hosts = []
+    for node in joined:
+        facts = node.facts
+        met = towards_home if facts.machine == here else [node.address]
+        addresses = [address for address in met if address in facts.addresses][:1]
+        if addresses and not has_network:
+            facts = msgspec.structs.replace(facts, addresses=addresses)
+        hosts.append(Host(name=node.name, facts=facts, slots=slots.get(node.name)))
+    return hosts
