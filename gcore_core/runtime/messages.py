@@ -423,6 +423,7 @@ class BeginPush(Message):
     attempt: another one at the same version begins the push anew.
     transport: name of a transport, or "auto" to choose by what both sides can use.
     fan_out: to how many other nodes one node sends the push, at most.
+    delta: as of ``Bucket``.
     """
 
     version: int
@@ -431,6 +432,7 @@ class BeginPush(Message):
     attempt: int = 0
     transport: str = SHM
     fan_out: int = 2
+    delta: str = "never"
 
 
 class FollowPush(Message):
@@ -1036,6 +1038,7 @@ class MirrorRequest(Message):
     offset, nbytes: where it lies in the worker's memory, in bytes.
     parents: other nodes that bring the bucket, too. It is read from the first, from the next where
         that fails, and from ``node`` where all do.
+    delta: as of ``Bucket``.
     """
 
     node: str
@@ -1046,6 +1049,7 @@ class MirrorRequest(Message):
     offset: int
     nbytes: int
     parents: list[str] = []
+    delta: str = "never"
 
 
 SLAB = Endpoint("slab", SlabRequest, str)

@@ -429,6 +429,7 @@ class PushSource:
             transport=self._writer.transport,
             handle=self._writer.handle,
             node=self._node,
+            delta=self._request.delta,
         )
 
     def _room(self) -> Place:
@@ -544,6 +545,7 @@ async def _mirrored(bucket: Bucket, request: PullWeights, here: Here) -> Bucket:
         bucket.offset,
         sum(spec.nbytes for spec in bucket.tensors),
         bucket.parents,
+        bucket.delta,
     )
     path = await here.agent.call(MIRROR, mirror)
     return msgspec.structs.replace(bucket, path=path, node=here.node)

@@ -19,16 +19,28 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.runtime.messages import MirrorRequest
 from gcore_core.runtime.push import parents_of
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store import mirrors
-from gcore_core.runtime.store.bulk import PART_BYTES, MirroredContent
+from gcore_core.runtime.store import bulk, deltas, mirrors
+from gcore_core.runtime.store.bulk import MirroredContent
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 from tests.support.wires import Wire
 
 SECRET = b"s" * 32
+PART_BYTES = 1 << 18
+PIECE_BYTES = PART_BYTES // 8
 #: The buckets of a push: where each begins, and its bytes. They overlap as those of a trainer do.
 BUCKETS = [(0, 2 * PART_BYTES + 11), (3 * PART_BYTES, 0), (3 * PART_BYTES, 4099), (0, PART_BYTES)]
 MODEL_BYTES = sum(nbytes for _, nbytes in BUCKETS)
 TRAINER = "agent.0"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has buckets of this size come in several parts, and deltas in several pieces."""
+    for module in (bulk, mirrors):
+        monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
+    for module in (bulk, deltas):
+        monkeypatch.setattr(module, "_PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(deltas, "LEAST_BYTES", PART_BYTES)
 
 
 class Nodes:
@@ -37,7 +49,10 @@ class Nodes:
     stores: node -> its store.
     wires: node -> the wire through which others read from it.
     parents: node -> those that it reads from, the nearest first; empty for the trainer's.
+    delta: whether they get what has changed.
     """
+
+    delta = "never"
 
     def __init__(self, place: Path, sockets: str, others: int, fan_out: int) -> None:
         names = [f"agent.{number}" for number in range(others + 1)]
@@ -61,7 +76,10 @@ class Nodes:
     def fill(self, version: int, index: int) -> bytes:
         """Has the trainer fill a bucket; returns its bytes."""
         offset, nbytes = BUCKETS[index]
-        content = np.random.default_rng([version, index]).bytes(nbytes)
+        content = np.random.default_rng(index).bytes(nbytes)
+        if nbytes:  # most of it is as it was
+            place = nbytes // 3
+            content = content[:place] + bytes([version]) * 10 + content[place + 10 :]
         with open(self.memory, "r+b") as file:
             file.seek(offset)
             file.write(content)
@@ -70,7 +88,14 @@ class Nodes:
     async def bring(self, node: str, version: int, index: int, attempt: int = 0) -> bytes:
         """Has a node bring a bucket; returns what its generators would read."""
         request = MirrorRequest(
-            TRAINER, "policy.0", version, attempt, index, *BUCKETS[index], self.parents[node]
+            TRAINER,
+            "policy.0",
+            version,
+            attempt,
+            index,
+            *BUCKETS[index],
+            self.parents[node],
+            self.delta,
         )
         path = await self.stores[node].mirror(request, Call(lambda: None))
         offset, nbytes = BUCKETS[index]
@@ -137,12 +162,12 @@ async def test_no_node_sends_more_copies_than_allowed(fan_out: int, tmp_path: Pa
 async def test_a_node_passes_on_what_it_has_while_the_rest_still_comes(tmp_path: Path) -> None:
     """The trainer's node has sent a part and stops: its grandchild gets that part meanwhile."""
     async with opened(tmp_path, others=2, fan_out=1) as nodes:
-        nodes.wires[TRAINER].hold_after = 3 << 20
+        nodes.wires[TRAINER].hold_after = 6 * PIECE_BYTES
         nodes.fill(1, 0)
         pulls = [asyncio.ensure_future(nodes.bring(node, 1, 0)) for node in ("agent.2", "agent.1")]
         await asyncio.to_thread(nodes.wires[TRAINER].holds.wait)
         async with asyncio.timeout(30):
-            while nodes.wires["agent.1"].nbytes < 2 << 20:
+            while nodes.wires["agent.1"].nbytes < 2 * PIECE_BYTES:
                 await asyncio.sleep(0.01)
         assert not any(pull.done() for pull in pulls)
         nodes.wires[TRAINER].hold_after = None
@@ -161,7 +186,7 @@ async def test_a_parent_that_dies_in_the_middle_is_left(
         assert heirs == ["agent.3", "agent.4"]
         content = nodes.fill(1, 0)
         wire = nodes.wires[dying]
-        wire.hold_after = 1 << 20
+        wire.hold_after = PIECE_BYTES
         pulls = {node: asyncio.ensure_future(nodes.bring(node, 1, 0)) for node in nodes.parents}
         await asyncio.to_thread(wire.holds.wait)
         nodes.stores[dying].close()
@@ -226,3 +251,88 @@ async def test_a_push_that_failed_at_its_source_fails_at_every_node(
         nodes.wires[TRAINER].hold_after = None
         nodes.wires[TRAINER].go_on.set()
         await nodes.push(1, attempt=1)
+
+
+# -- what has changed ------------------------------------------------------------------------------
+
+
+async def test_what_has_changed_gives_the_same_bits(tmp_path: Path) -> None:
+    """Seven nodes: the first push is whole, those after it are little, on all ways of the tree."""
+    pytest.importorskip("zstandard")
+    async with opened(tmp_path, others=7) as nodes:
+        nodes.delta = "always"
+        await nodes.push(1)
+        whole = nodes.sent()
+        assert whole[TRAINER] < 2 * MODEL_BYTES + 1000
+        for version in (2, 3):
+            before = nodes.sent()
+            await nodes.push(version)
+            for name, sent in nodes.sent().items():
+                assert sent - before[name] < 0.02 * MODEL_BYTES
+                assert (sent > before[name]) == (whole[name] > 0), "whoever passed it on, does so"
+
+
+async def test_a_node_that_has_no_base_gets_the_whole(tmp_path: Path) -> None:
+    """Its store was emptied. Its parent and its child still send and get what has changed."""
+    pytest.importorskip("zstandard")
+    async with opened(tmp_path, others=3, fan_out=1) as nodes:
+        nodes.delta = "always"
+        await nodes.push(1)
+        nodes.stores["agent.2"].clear()
+        before = nodes.sent()
+        await nodes.push(2)
+        sent = {name: nbytes - before[name] for name, nbytes in nodes.sent().items()}
+        assert sent["agent.1"] > MODEL_BYTES > 0.02 * MODEL_BYTES > sent[TRAINER]
+        before = nodes.sent()
+        await nodes.push(3)
+        assert sum(nodes.sent().values()) - sum(before.values()) < 0.06 * MODEL_BYTES
+
+
+async def test_a_base_of_another_push_is_not_used(tmp_path: Path) -> None:
+    """A node took part in the first push and in the third."""
+    pytest.importorskip("zstandard")
+    async with opened(tmp_path, others=2, fan_out=2) as nodes:
+        nodes.delta = "always"
+        await nodes.push(1)
+        away = {"agent.2": nodes.parents.pop("agent.2")}
+        await nodes.push(2)
+        nodes.parents |= away
+        before = nodes.sent()[TRAINER]
+        await nodes.push(3)
+        assert MODEL_BYTES < nodes.sent()[TRAINER] - before < 1.01 * MODEL_BYTES
+
+
+async def test_a_delta_that_makes_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each node reads the whole then, and says so."""
+    pytest.importorskip("zstandard")
+    async with opened(tmp_path, others=3) as nodes:
+        nodes.delta = "always"
+        await nodes.push(1)
+        make = deltas.make_delta
+        wrongs = (lambda new, base: make(new ^ 1, base), lambda new, base: b"nonsense")
+        for version, wrong in enumerate(wrongs, 2):
+            monkeypatch.setattr(deltas, "make_delta", wrong)
+            caplog.clear()
+            await nodes.push(version)
+            told = "\n".join(record.getMessage() for record in caplog.records)
+            assert "bucket 0 is read as it is" in told
+
+
+async def test_a_network_that_is_measured_decides(tmp_path: Path) -> None:
+    """Whatever is chosen, all bits arrive. Where all came slowly, what has changed is chosen."""
+    pytest.importorskip("zstandard")
+    async with opened(tmp_path, others=2, fan_out=1) as nodes:
+        nodes.delta = "auto"
+        for version in range(1, 4):
+            await nodes.push(version)
+        readers = [nodes.stores[name]._mirrors._mirrors for name in nodes.parents]
+        for (mirror,) in (each.values() for each in readers):
+            mirror._deltas._paused.clear()
+            for reads in mirror._deltas._rates.values():
+                reads.extend([(PART_BYTES, 60.0)] * 8)
+        await nodes.push(4)  # those that had been found not to pay get a base
+        before = nodes.sent()[TRAINER]
+        await nodes.push(5)
+        assert nodes.sent()[TRAINER] - before < 0.02 * MODEL_BYTES

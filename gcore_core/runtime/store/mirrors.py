@@ -23,7 +23,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,14 @@ from gcore_core.runtime.messages import MirrorRequest
 from gcore_core.runtime.store.bulk import (
     PART_BYTES,
     BulkClient,
+    DeltaContent,
     MirroredContent,
     PushedContent,
     Region,
+    What,
 )
 from gcore_core.runtime.store.client import allocate, map_file
+from gcore_core.runtime.store.deltas import PAUSE, DeltaReader
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +99,11 @@ class Mirrors:
         coming = self._coming.get(what)
         return Region(coming.path, what.offset, what.nbytes, coming.wait)
 
+    def find_delta(self, what: DeltaContent) -> Region:
+        """Says where the delta of such a bucket lies, or a header that says that there is none."""
+        path = self._coming.get(what.of).delta()
+        return Region(path, what.start, path.stat().st_size - what.start)
+
     def clear(self) -> None:
         """Forgets all mirrors; their files are the caller's to remove."""
         for mirror in self._mirrors.values():
@@ -114,6 +123,7 @@ class _Coming:
         self._nbytes = nbytes
         self._changed = threading.Condition()
         self._has_failed = False
+        self._delta: Path | None = None  # what is passed on in place of the bytes
         self._ends: dict[int, int] = {}  # number of a part -> what of it is here ends there
 
     def came(self, start: int, end: int) -> None:
@@ -122,6 +132,24 @@ class _Coming:
             part = start // PART_BYTES
             self._ends[part] = max(end, self._ends.get(part, 0))
             self._changed.notify_all()
+
+    def came_whole(self) -> None:
+        for start in range(0, self._nbytes, PART_BYTES):
+            self.came(start, min(self._nbytes, start + PART_BYTES))
+
+    def tell_delta(self, path: Path) -> None:
+        """Its delta is here, or a header that says that there is none."""
+        with self._changed:
+            self._delta = path
+            self._changed.notify_all()
+
+    def delta(self) -> Path:
+        """Returns the file with the delta when it is here. Raises ContractError like ``wait``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_failed or self._delta is not None, _WAIT_S)
+            if self._delta is None:
+                raise _does_not_come()
+            return self._delta
 
     def fail(self) -> None:
         with self._changed:
@@ -136,7 +164,7 @@ class _Coming:
         with self._changed:
             self._changed.wait_for(lambda: self._has_failed or self._is_here(start, end), _WAIT_S)
             if not self._is_here(start, end):
-                raise ContractError("the bucket does not come here either", where="push")
+                raise _does_not_come()
 
     def _is_here(self, start: int, end: int) -> bool:
         return all(
@@ -199,6 +227,8 @@ class _Mirror:
         self._ending: list[asyncio.Task[None]] = []  # of an earlier push, that may still write
         self._of = ("", "")  # node and worker whose memory it is
         self._avoided: dict[str, float] = {}  # parent that has failed -> until when, monotonic
+        self._deltas = DeltaReader(path)
+        self._keeping: list[asyncio.Task[None]] = []  # copies that still read this memory
 
     async def bring(self, request: MirrorRequest, progress: Callable[[], None]) -> str:
         push = request.version, request.attempt
@@ -239,6 +269,9 @@ class _Mirror:
     async def _pull(self, request: MirrorRequest, progress: Callable[[], None]) -> None:
         if self._ending:
             await asyncio.wait(self._ending)  # what they would write, is not of this push
+        if self._keeping:
+            await asyncio.wait(self._keeping)
+        self._keeping = []
         end = request.offset + request.nbytes
         where = f"node {request.node}, version {request.version}, bucket {request.index}"
         try:
@@ -271,21 +304,64 @@ class _Mirror:
         )
         coming = _Coming(self._path, request.nbytes)
         self._coming.add(what, coming)
+        asks_delta = self._deltas.may_ask(request.index, request.nbytes, request.delta)
+        if not asks_delta and request.delta != "never":
+            coming.tell_delta(self._deltas.without(request.index, PAUSE))
         try:
-            for place, parent in enumerate(request.parents):
-                if time.monotonic() < self._avoided.get(parent, 0.0):
-                    continue
-                patience_s = PARENT_PATIENCE_S * (len(request.parents) - place)
+            for source, read in self._sources(request, progress):
                 try:
-                    await self._client.read(parent, what, memory, progress, coming.came, patience_s)
-                    return
+                    await self._read_from(source, read, request, what, memory, coming, asks_delta)
+                    break
                 except GcoreError as error:
-                    self._leave(parent, request, error)
-            pushed = PushedContent(request.worker, request.offset, request.nbytes)
-            await self._client.read(request.node, pushed, memory, progress, coming.came)
+                    if source == request.node:
+                        raise
+                    self._leave(source, request, error)
         except BaseException:
             coming.fail()
             raise
+        if asks_delta:
+            keeping = asyncio.to_thread(self._deltas.keep, request.index, memory)
+            self._keeping.append(asyncio.ensure_future(keeping))
+
+    def _sources(
+        self, request: MirrorRequest, progress: Callable[[], None]
+    ) -> Iterator[tuple[str, Callable[..., Awaitable[None]]]]:
+        """Gives the nodes that may be asked now, and how to read from each; the sender's is last.
+
+        Each reads a content into a memory, see ``BulkClient.read``.
+        """
+        for place, parent in enumerate(request.parents):
+            if time.monotonic() >= self._avoided.get(parent, 0.0):
+                patience_s = PARENT_PATIENCE_S * (len(request.parents) - place)
+                yield (
+                    parent,
+                    partial(self._client.read, parent, progress=progress, patience_s=patience_s),
+                )
+        yield request.node, partial(self._client.read, request.node, progress=progress)
+
+    async def _read_from(
+        self,
+        source: str,
+        read: Callable[..., Awaitable[None]],
+        request: MirrorRequest,
+        what: MirroredContent,
+        memory: memoryview,
+        coming: _Coming,
+        asks_delta: bool,
+    ) -> None:
+        """Fills ``memory`` from one node: from a delta, or with the bytes as they are."""
+        if asks_delta:
+            rate = self._deltas.bytes_per_s(source)
+            ask = DeltaContent(what, request.delta == "always", rate, 0)
+            if await self._deltas.read(ask, source, read, memory, coming.tell_delta):
+                coming.came_whole()
+                return
+        content: What = what
+        if source == request.node:
+            content = PushedContent(request.worker, request.offset, request.nbytes)
+        began_s = time.monotonic()
+        await read(content, memory, came=coming.came)
+        self._deltas.measured(source, request.nbytes, time.monotonic() - began_s)
 
     def _leave(self, parent: str, request: MirrorRequest, error: GcoreError) -> None:
         """Asks nothing more of a parent for a while."""
@@ -297,6 +373,10 @@ class _Mirror:
             request.index,
             error,
         )
+
+
+def _does_not_come() -> ContractError:
+    return ContractError("the bucket does not come here either", where="push")
 
 
 def _superseded() -> ContractError:
