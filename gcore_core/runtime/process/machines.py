@@ -242,8 +242,13 @@ class MachinesLauncher(ABC):
             for node, dealt in zip(nodes, _deal(nodes, devices, at_most=at_most), strict=True)
         ]
 
+    def site(
+        self, where: Mapping[str, str], supervisor: Servable, logs: Path
+    ) -> AbstractAsyncContextManager[Site]:
+        return self._found_and_opened(where, supervisor, logs)
+
     @contextlib.asynccontextmanager
-    async def site(
+    async def _found_and_opened(
         self, where: Mapping[str, str], supervisor: Servable, logs: Path
     ) -> AsyncIterator[Site]:
         async with self.hosts() as hosts, self._opened(hosts, where, supervisor, logs) as site:

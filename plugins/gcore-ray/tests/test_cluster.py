@@ -1,0 +1,283 @@
+"""The launcher on a real Ray cluster, on machines that have only files and a network in common."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gcore_ray.config import RayConfig
+from gcore_ray.launcher import RayLauncher
+
+from gcore_core.contract.errors import ConfigError, WorkerDied
+from gcore_core.contract.launching import Site
+from gcore_core.runtime.messages import EXITS, USAGE, Nothing
+from gcore_core.runtime.rpc.service import Service
+from gcore_core.testing.contracts.launcher import LauncherContract
+from tests.support.machines import Machine, machines
+from tests.support.ray_nodes import Cluster, ray_nodes
+
+pytestmark = [pytest.mark.engine]
+
+ROOT = Path(__file__).parents[3]
+RECIPE = ROOT / "recipes" / "quickstart.yaml"
+PATIENCE_S = 6.0
+#: For what takes long only on a machine that is busy.
+LONG_S = 90.0
+
+Two = tuple[Machine, Machine, Cluster]
+
+
+@contextlib.contextmanager
+def environment_of(cluster: Cluster) -> Iterator[None]:
+    """Has this process find a cluster by itself, as on a machine where Ray runs."""
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = cluster.environment["RAY_TMPDIR"]
+    try:
+        yield
+    finally:
+        os.environ.pop("RAY_TMPDIR")
+        if before is not None:
+            os.environ["RAY_TMPDIR"] = before
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Two]:
+    """Two Ray nodes. This process is on the first one's network, so the first one is home."""
+    with machines(2, shm_mib=600) as (first, second), first.network():
+        with ray_nodes([first, second]) as cluster, environment_of(cluster):
+            yield first, second, cluster
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    return directory
+
+
+def launcher(**settings: Any) -> RayLauncher:
+    return RayLauncher(RayConfig(**{"patience_s": PATIENCE_S, "start_s": LONG_S, **settings}))
+
+
+def visit(launcher: RayLauncher, logs: Path, look: Callable[[Site], Awaitable[None]]) -> list[str]:
+    """Opens a site, looks at it and closes it; returns the names of its nodes."""
+
+    async def go() -> list[str]:
+        nodes = [node.name for node in await launcher.nodes("auto")]
+        where = {f"rollout.{rank}": name for rank, name in enumerate(nodes)}
+        async with launcher.site(where, Service("supervisor"), logs) as site:
+            await look(site)
+        return nodes
+
+    return asyncio.run(go())
+
+
+def ours_on(machine: Machine) -> list[str]:
+    """Returns what a run has left on a machine: processes, and shared memory that is not Ray's."""
+    processes = [line for line in machine.processes() if "gcore_" in line or "Keeper" in line]
+    memory = machine.run(["ls", "/dev/shm"]).stdout.split()
+    return processes + [name for name in memory if name.startswith("g-core")]
+
+
+def wait_until(holds: Callable[[], bool], within_s: float = LONG_S) -> None:
+    started_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started_s < within_s, "it never came to hold"
+        time.sleep(0.1)
+
+
+def test_without_a_cluster_the_way_to_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError) as error:
+        asyncio.run(launcher().nodes("auto"))
+    assert error.value.what == "this machine is a node of no Ray cluster"
+    assert error.value.where == "launcher.config.cluster"
+    assert "ray start --head" in error.value.todo
+
+
+@pytest.mark.slow
+class TestRayNodes(LauncherContract):
+    @pytest.fixture
+    def launcher(self, two: Two) -> Any:
+        return launcher()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_and_nothing_secret_shows(two: Two, logs: Path) -> None:
+    """Neither the secret nor the key is in an argument, an environment, a log or a file of Ray."""
+    first, second, cluster = two
+    key = b""
+    secret = b""
+
+    async def look(site: Site) -> None:
+        nonlocal key, secret
+        secret = site.secret
+        key = next(line for line in site.identity.splitlines() if b"-----" not in line)
+        for node in site.nodes.values():
+            await node.agent.call(USAGE, Nothing(), deadline_s=LONG_S)
+        n_agents = 0
+        for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
+            for name in ("cmdline", "environ"):
+                with contextlib.suppress(OSError):
+                    told = (process / name).read_bytes()
+                    n_agents += b"gcore_core.runtime.process.agent" in told
+                    for hidden in (site.secret, site.secret.hex().encode(), key):
+                        assert hidden not in told, f"{name} of {process}"
+        assert n_agents >= 2, "the agents were not looked at"
+        for machine in (first, second):  # what Ray holds in shared memory, and has written
+            assert not holds(machine, "/dev/shm", key), "shared memory"
+            assert not holds(machine, str(cluster.directory), key), "files of Ray"
+
+    assert visit(launcher(), logs, look) == ["agent.0", "agent.1"]
+    wait_until(lambda: ours_on(first) == ours_on(second) == [])
+    for path in logs.rglob("*"):
+        assert key not in path.read_bytes(), path
+    assert [path.name for path in logs.iterdir() if path.suffix == ".json"] == []
+
+
+def holds(machine: Machine, directory: str, content: bytes) -> bool:
+    """Whether a file below a directory of a machine holds some content."""
+    words = ["grep", "-rlF", "--devices=skip", content.decode(), directory]
+    return machine.run(words, check=False).stdout != ""
+
+
+@pytest.mark.slow
+def test_an_address_in_place_of_auto(two: Two) -> None:
+    nodes = asyncio.run(launcher(cluster=two[2].address).nodes("auto"))
+    assert [node.host for node in nodes] == ["10.77.0.1", "10.77.0.2"]
+
+
+@pytest.mark.slow
+def test_more_than_the_cluster_has_is_told_and_given_up(
+    two: Two, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wish = launcher(nodes=2, resources={"GPU": 1.0}, wait_s=4.0)
+    with pytest.raises(ConfigError) as error:
+        asyncio.run(wish.nodes("auto"))
+    assert error.value.what == "Ray has no such machines after 4 s"
+    assert error.value.why == (
+        "2 nodes with GPU 1 free are asked for; Ray has 0; "
+        "10.77.0.1 has GPU 0 of 1; 10.77.0.2 has GPU 0 of 1"
+    )
+
+
+@pytest.mark.slow
+def test_a_node_whose_ray_has_no_gcore_ray_is_named(two: Two) -> None:
+    """The interpreter of the agents is another matter: here it is one without the core."""
+    with pytest.raises(ConfigError) as error:
+        asyncio.run(launcher(python="/usr/bin/false").nodes("auto"))
+    assert error.value.what == "10.77.0.1 cannot be used"
+    assert "ended with 1" in error.value.why
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_killed_takes_its_agent_with_it(two: Two, logs: Path) -> None:
+    async def look(site: Site) -> None:
+        agent = site.nodes["agent.1"].agent
+        await agent.call(USAGE, Nothing(), deadline_s=LONG_S)
+        two[1].run(["pkill", "-KILL", "-f", "ray::Keeper"])
+        with pytest.raises(WorkerDied):
+            async for _ in agent.stream(EXITS, Nothing()):
+                pass
+        await asyncio.to_thread(wait_until, lambda: ours_on(two[1]) == [])
+
+    visit(launcher(), logs, look)
+
+
+# -- whole runs ------------------------------------------------------------------------------------
+
+
+def run_words(*overrides: str) -> list[str]:
+    short = ("run.steps=2", "evaluation.every=2", "controller.config.prompts=8", "plugins=[]")
+    words = [sys.executable, "-u", "-m", "gcore_core", "run", str(RECIPE)]
+    return [*words, *short, "placement.use=placement/split", "run.deterministic=true", *overrides]
+
+
+ON_RAY = ("launcher.use=ray", f"launcher.config.patience_s={PATIENCE_S}")
+
+
+def hash_of(output: str) -> str:
+    (line,) = [line for line in output.splitlines() if line.startswith("weights_sha256")]
+    return line.split()[1]
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_the_same_on_ray(two: Two, tmp_path: Path) -> None:
+    """Its trainer and its generator are on two Ray nodes; the weights equal those of one machine,
+    bit for bit.
+    """
+    first, second, cluster = two
+    environment = {**cluster.environment, "OMP_NUM_THREADS": "1"}
+    done = first.run(run_words(*ON_RAY), cwd=tmp_path, env=environment, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = tmp_path / "runs" / "quickstart" / "001" / "logs"
+    assert "policy.0 is started" in (logs / "agent.0.log").read_text()
+    assert "rollout.0 is started" in (logs / "agent.1.log").read_text()
+    wait_until(lambda: ours_on(first) == ours_on(second) == [])
+    alone = subprocess.run(
+        run_words("cluster.devices=2"),
+        cwd=tmp_path,
+        env=environment,
+        timeout=400,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert hash_of(done.stdout) == hash_of(alone.stdout)
+
+
+@pytest.mark.slow
+def test_a_ray_node_that_is_lost_is_survived(tmp_path: Path) -> None:
+    """Ray dies on the machine of the generator, and everything with it. The run goes on from its
+    newest checkpoint when Ray is there again.
+    """
+    with machines(2, shm_mib=600) as (first, second), first.network():
+        with ray_nodes([first, second]) as cluster:
+            overrides = ("run.steps=6", "checkpoint.every=1", "checkpoint.restarts=3")
+            with first.start(
+                run_words(*ON_RAY, *overrides, "evaluation.every=0"),
+                cwd=tmp_path,
+                env={**cluster.environment, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as run:
+                assert run.stdout is not None
+                lines = []
+                for line in run.stdout:
+                    lines.append(line)
+                    if "  reward " in line and sum("  reward " in one for one in lines) == 2:
+                        cluster.kill(second)
+                        cluster.start(second)
+                assert run.wait() == 0, "".join(lines)
+            text = "".join(lines)
+            assert "the run goes on from step" in text, text
+            wait_until(lambda: ours_on(first) == ours_on(second) == [])
+
+
+@pytest.mark.slow
+def test_a_job_that_is_submitted_to_ray(tmp_path: Path) -> None:
+    with machines(2, shm_mib=600) as (first, second), first.network():
+        with ray_nodes([first, second], dashboard=True) as cluster:
+            ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
+            address = f"--address=http://{first.address}:8265"
+            done = first.run(
+                [*ray, address, f"--working-dir={tmp_path}", "--", *run_words(*ON_RAY)],
+                env={**cluster.environment, "OMP_NUM_THREADS": "1"},
+                timeout=500,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "weights_sha256" in done.stdout
+            wait_until(lambda: ours_on(first) == ours_on(second) == [])
