@@ -80,12 +80,12 @@ class RayLauncher(MachinesLauncher):
 
     def _host(self, node: KeptNode) -> Host:
         """Returns the machine of a Ray node. Raises ConfigError when it cannot be used."""
-        facts, fault = read_facts(node.code, node.out, node.err)
-        if facts is None:
+        facts = read_facts(node.code, node.out, node.err)
+        if isinstance(facts, str):
             raise ConfigError(
                 f"{node.address} cannot be used",
                 where="launcher.config",
-                why=fault,
+                why=facts,
                 todo="install there, where Ray runs, what is installed here, in the same versions",
             )
         if facts.machine == machine_identity():
