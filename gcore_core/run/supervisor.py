@@ -35,9 +35,11 @@ from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
+from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
+    ANSWERED,
     EXITS,
     FAILED,
     HELLO,
@@ -51,6 +53,7 @@ from gcore_core.runtime.messages import (
     TIME_OF_DAY,
     UP,
     USAGE,
+    Answered,
     Hello,
     Hung,
     KillRequest,
@@ -117,6 +120,7 @@ class Supervisor:
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None  # held, or it could be collected
+        self._restarts = Restarts()
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -127,6 +131,7 @@ class Supervisor:
         service.add(STEP_END, self.step_end)
         service.add(PUBLISHED, self.published)
         service.add(HUNG, self.hung)
+        service.add(ANSWERED, self.answered)
         AgreementService(self._job.shards).register(service)
         self._keeper.register(service)
         return service
@@ -282,6 +287,7 @@ class Supervisor:
         From then on it is handled like any process that was lost.
         """
         log_file = run_files.log_path(self._job.directory, request.name)
+        self._restarts.hung(request.name, request.waiter, request.what)
         self._display.note(
             f"{request.waiter} waits for {request.name}: {request.what} (run.patience_s); it is "
             "killed, "
@@ -296,6 +302,11 @@ class Supervisor:
                 await end_agent()
         else:
             await site.node_of(request.name).agent.call(KILL, KillRequest(request.name))
+        return Nothing()
+
+    async def answered(self, request: Answered, call: Call) -> Nothing:
+        """Notes that a worker which was started again has got somewhere."""
+        self._restarts.answered(request.name)
         return Nothing()
 
     async def published(self, request: Published, call: Call) -> Nothing:
@@ -322,6 +333,7 @@ class Supervisor:
         The metrics include the CPU time and memory that each process has used.
         """
         assert self._site is not None
+        self._restarts.step_ended()
         report = request.report
         site = self._site
         await self._add_usage(site, report)
@@ -415,11 +427,14 @@ class Supervisor:
         reason = f"ended with {_code(exited.code)}"
         role, _, rank = exited.name.rpartition(".")
         self._lost_trainer |= role == POLICY
-        failure = WorkerFailure(
-            role=role, rank=int(rank), reason=reason, fatal=not exited.restarted
-        )
+        log_file = run_files.log_path(self._job.directory, exited.name)
+        in_vain = self._restarts.ended(exited, reason, log_file) if exited.restarted else None
+        goes_on = exited.restarted and in_vain is None
+        failure = WorkerFailure(role=role, rank=int(rank), reason=reason, fatal=not goes_on)
         self._observers.worker_failed(self._run, failure)
-        if exited.restarted:
+        if in_vain is not None:
+            raise in_vain
+        if goes_on:
             message = exited.running or _last_error(exited)
             why = f"\n  {message}" if message else ""
             self._display.note(f"{exited.name} {reason}; it is started again{why}")

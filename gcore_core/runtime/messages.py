@@ -736,6 +736,12 @@ class TimeOfDay(Message):
     unix_s: float
 
 
+class Answered(Message):
+    """Reports that a process which took a lost one's place has answered its first request."""
+
+    name: str
+
+
 class Hung(Message):
     """Reports that a deadline expired.
 
@@ -831,6 +837,7 @@ class MeterReply(Message):
 HELLO = Endpoint("hello", Hello, Nothing, Wait.EVER)
 FAILED = Endpoint("failed", RemoteFailure, Nothing)
 TIME_OF_DAY = Endpoint("time_of_day", Nothing, TimeOfDay)
+ANSWERED = Endpoint("answered", Answered, Nothing)
 HUNG = Endpoint("hung", Hung, Nothing)
 STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)

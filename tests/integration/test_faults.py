@@ -114,6 +114,34 @@ def test_a_process_stopped_in_a_push_is_detected_long_before_the_push_times_out(
     assert consumed(run) == consumed(still)
 
 
+def test_a_generator_that_is_started_again_in_vain_sends_the_run_back_to_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    steps = 4
+    job = config(steps, 1)
+    job["roles"]["rollout"] = {"use": "trouble/crashes"}
+    tmp_path.joinpath("crashes").mkdir()
+    crash = tmp_path / "crashes" / "crash"
+    crash.touch()
+    with runs.running(tmp_path / "crashes", job) as run:
+        run.read_until("the run goes on from step 2")
+        crash.unlink()
+        assert run.wait() == 0, run.output
+    assert run.output.count("rollout.0 ended with signal SIGKILL; it is started again") == 5
+    assert re.search(
+        r"rollout\.0: it was started again 5 times in a row and has answered no request\n"
+        r" +the last time it ended with signal SIGKILL\n"
+        r"( +.*\n)* +no memory for the cache of keys\n"
+        r" +its log: \S+/rollout\.0\.log\n",
+        run.output,
+    ), run.output
+    job["roles"]["rollout"] = {"use": "fake"}
+    code, still = runs.finish(tmp_path / "calm", job)
+    assert code == 0, still.output
+    assert run.weights() == still.weights()
+    assert consumed(run) == consumed(still)
+
+
 @pytest.mark.parametrize("what", ["load", "commit"])
 def test_a_hanging_engine_in_a_push_is_detected_although_its_process_answers(
     what: str, tmp_path: Path

@@ -78,6 +78,16 @@ class Freezes(fake.FakeGenerator):
         super().begin_weights(plan)
 
 
+class Crashes(fake.FakeGenerator):
+    """While the file ``crash`` is there, every process that draws beyond version 2 ends like one without memory."""
+
+    def step(self):
+        if self.version >= 2 and os.path.exists("crash"):
+            print("no memory for the cache of keys", flush=True)
+            os.kill(os.getpid(), 9)
+        return super().step()
+
+
 class Hangs(fake.FakeGenerator):
     """Where a test has laid the file ``hang <what>``, the thread of the one that comes there first hangs for ever."""
 
@@ -243,7 +253,7 @@ def gcore_trainers():
 @hookimpl
 def gcore_generators():
     words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
-    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Evaluated, Freezes, Hangs):
+    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Evaluated, Freezes, Crashes, Hangs):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
             config=fake.FakeGeneratorConfig,

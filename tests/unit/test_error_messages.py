@@ -49,7 +49,8 @@ from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.comparison import compare
 from gcore_core.run.export import export, weights_sha256
 from gcore_core.run.homecoming import no_directory
-from gcore_core.runtime.messages import HeldReply, TrainReply, Versions
+from gcore_core.run.restarts import Restarts
+from gcore_core.runtime.messages import HeldReply, TrainReply, Versions, WorkerExit
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc import sockets, tls
 from gcore_core.runtime.rpc.service import Service
@@ -414,8 +415,20 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "another run's certificate": lambda w: asyncio.run(another_run()),
         "no package for TLS": lambda w: without_cryptography(),
         "socket path too long": lambda w: sockets.check_free("unix:/" + "x" * 120),
+        "started again in vain": lambda w: started_in_vain(),
     },
 }
+
+
+def started_in_vain() -> None:
+    """Ends a generator until its supervisor has seen enough."""
+    tail = "Loading weights: 100%\nCUDA error: an illegal memory access was encountered\n"
+    exited = WorkerExit("rollout.0", 4711, -9, True, tail)
+    restarts = Restarts()
+    log_file = Path("runs/job/001/logs/rollout.0.log")
+    for _ in range(100):
+        if error := restarts.ended(exited, "ended with signal SIGKILL", log_file):
+            raise error
 
 
 async def another_run() -> None:

@@ -24,11 +24,13 @@ from gcore_core.contract.factories import build, config_object
 from gcore_core.contract.launching import Network, Peer
 from gcore_core.contract.questions import Sampler
 from gcore_core.runtime.messages import (
+    ANSWERED,
     FAILED,
     HELLO,
     HUNG,
     STOP_RUN,
     TIME_OF_DAY,
+    Answered,
     Hello,
     Hung,
     Nothing,
@@ -98,6 +100,9 @@ class Worker:
             await self._compute(self._build, settings, self._service)
             await self._network.serve(spec.name, self._service)
             await self._hello()
+            if spec.restarted:
+                await self._service.answered.wait()
+                await insist(self._network.peer("supervisor"), ANSWERED, Answered(spec.name))
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             raise

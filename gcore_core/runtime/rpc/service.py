@@ -74,12 +74,14 @@ class Service:
     Requests are decoded against their type before the handler sees them, so a malformed one is
     refused with its path. Every service answers ``ALIVE``.
 
+    answered: set when a request other than ``ALIVE`` was answered, or an item of a stream was sent.
     deadlines: those of its callers, which say how often a request must show progress; None: it does
         so every ``PROGRESS_S``.
     """
 
     def __init__(self, name: str, deadlines: Deadlines | None = None) -> None:
         self.name = name
+        self.answered = asyncio.Event()
         self._deadlines = deadlines
         # endpoint -> its decoder, its handler, seconds between two signs of progress
         self._handlers: dict[
@@ -138,10 +140,14 @@ class Service:
         try:
             outcome = handler(request, call)
             if not inspect.isasyncgen(outcome):
-                return encode(await outcome)
+                reply = encode(await outcome)
+                self.answered.set()
+                return reply
             async with contextlib.aclosing(outcome):
                 async for item in outcome:
                     await emit(encode(item))
+                    self.answered.set()
+            self.answered.set()
             return encode(None)
         finally:
             self._running.discard(call)
