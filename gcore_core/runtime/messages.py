@@ -793,7 +793,8 @@ class WorkerExit(Message):
     """Tells how a worker ended.
 
     tail: last lines of its log.
-    running: the reward that ran, for a process that its alarm ended; else empty.
+    running: the reward that ran, for a process that its alarm ended; how long it was stopped, for
+        one that was ended for that; else empty.
     """
 
     name: str

@@ -114,6 +114,21 @@ def test_a_process_stopped_in_a_push_is_detected_long_before_the_push_times_out(
     assert consumed(run) == consumed(still)
 
 
+def test_a_process_that_is_stopped_as_it_starts_is_ended_and_started_again(tmp_path: Path) -> None:
+    """Nobody can ask it anything, so no caller's deadline finds it."""
+    steps = 2
+    job = config(steps, 0)
+    job["run"]["patience_s"] = 2.0
+    job["roles"]["rollout"] = {"use": "trouble/stops"}
+    with runs.running(tmp_path, job) as run:
+        assert run.wait() == 0, run.output
+    assert re.search(
+        r"rollout\.0 ended with signal SIGKILL; it is started again\n"
+        r" +it was stopped for 4 s, twice run\.patience_s",
+        run.output,
+    ), run.output
+
+
 def test_a_generator_that_is_started_again_in_vain_sends_the_run_back_to_its_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -78,6 +78,16 @@ class Freezes(fake.FakeGenerator):
         super().begin_weights(plan)
 
 
+class Stops(fake.FakeGenerator):
+    """The first process is stopped as it starts."""
+
+    def __init__(self, *told):
+        if not os.path.exists("stopped"):
+            Path("stopped").touch()
+            os.kill(os.getpid(), 19)  # SIGSTOP
+        super().__init__(*told)
+
+
 class Crashes(fake.FakeGenerator):
     """While the file ``crash`` is there, every process that draws beyond version 2 ends like one without memory."""
 
@@ -253,7 +263,7 @@ def gcore_trainers():
 @hookimpl
 def gcore_generators():
     words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
-    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Evaluated, Freezes, Crashes, Hangs):
+    for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Evaluated, Freezes, Stops, Crashes, Hangs):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
             config=fake.FakeGeneratorConfig,

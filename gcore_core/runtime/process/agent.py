@@ -70,6 +70,10 @@ log = logging.getLogger(__name__)
 GRACE_S = 2.0  # workers that are asked to end have so long before they are killed
 _CLOSE_S = 1.5  # an agent whose connections are cut has closed them, and its store, within these
 _LOOK_S = 1.0  # so often new files in shared memory are looked for, where engines make some
+#: A worker that is stopped, as by SIGSTOP, is ended after so many times ``run.patience_s``. Where
+#: it serves, who waits for it notices before.
+_STOPPED_PATIENCE = 2.0
+_STOPPED_LOOKS = 16  # so often one looks whether it is, in that time
 _STACKS_S = 0.5  # a process that hangs has so long to write its stacks
 _TAIL_LINES = 20  # of a worker's log, shown when it ends
 _TAIL_BYTES = 8192  # read for them
@@ -227,7 +231,9 @@ class Agent:
         way has a cause of its own, which it reported: it would end so again.
         """
         for start in range(spec.restarts + 1):
+            stopped = asyncio.ensure_future(self._end_stopped(spec, process))
             code = await process.wait()
+            stopped.cancel()
             self._look()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
@@ -245,6 +251,8 @@ class Agent:
             ending = self._ending(process.pid, code)
             note = note_path(spec.store.directory, spec.name)
             running = describe_running(note) if ending == ENDED_BY_ALARM else ""
+            if stopped.done() and not stopped.cancelled():
+                running = f"it was stopped for {stopped.result():g} s, twice run.patience_s"
             end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log), running)
             self._exits.put_nowait(end)
             if not again:
@@ -261,6 +269,24 @@ class Agent:
                     msgspec.structs.replace(end, restarted=False, tail=f"{error.what}")
                 )
                 return
+
+    async def _end_stopped(self, spec: WorkerSpec, process: Process) -> float:
+        """Ends a worker that stays stopped; returns for how many seconds it was.
+
+        While it starts nobody can ask it anything, and so nobody else would notice.
+        """
+        patience_s = _STOPPED_PATIENCE * spec.settings.run.patience_s
+        since_s: float | None = None  # by the clock; None: it runs
+        while since_s is None or time.monotonic() - since_s < patience_s:
+            await asyncio.sleep(patience_s / _STOPPED_LOOKS)
+            if not _is_stopped(process.pid):
+                since_s = None
+            elif since_s is None:
+                since_s = time.monotonic()
+        log.warning("%s (pid %s) is stopped and is ended", spec.name, process.pid)
+        self._hung.add(process.pid)
+        await end_hung(process)
+        return patience_s
 
     def _ending(self, pid: int, code: int) -> str:
         """Returns how a worker ended, as ``WorkerSpec.ending`` says it."""
@@ -412,6 +438,14 @@ async def _spawn_worker(spec: WorkerSpec) -> tuple[Process, int]:
             where=f"roles.{spec.role}.python",
             todo="check it by hand: <python> -m gcore_core --version",
         ) from error
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process; one that a debugger holds is not meant."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:  # it has ended
+        return False
 
 
 async def end_hung(process: Process) -> None:
