@@ -60,10 +60,14 @@ class Clip:
 
 
 def make_context(directory: Path, /, objective: Any = None, **changes: Any) -> WorkerContext:
+    """Returns the context of a worker of the model in ``directory``, where its run's directory is,
+    too.
+    """
     facts = {
         "role": "policy",
         "steps": 10,
         "model": {"path": str(directory)},
+        "directory": str(directory / "run"),
         "parts": {"objective": objective},
     }
     return WorkerContext(**(facts | changes))
