@@ -25,7 +25,7 @@ from gcore_core.contract.abilities import (
 )
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
-from gcore_core.contract.launching import Launcher, Site
+from gcore_core.contract.launching import ElasticLauncher, Site
 from gcore_core.contract.providers import RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
@@ -64,7 +64,7 @@ class Job:
     rows: dataset ("train", "evaluation") -> number of its rows.
     placed: which devices each worker has; by default nothing is placed.
     resumed: the checkpoint that the run goes on from; None for a new run.
-    launcher: was asked for the machines of ``placed``; None: a new one of its kind will do.
+    launcher: has found the nodes of ``placed``, and can find them again; None: one that cannot.
     missing: host -> why the run does without it.
     """
 
@@ -74,7 +74,7 @@ class Job:
     rows: Mapping[str, int]
     placed: Placed = field(default_factory=Placed)
     resumed: Resumed | None = None
-    launcher: Launcher | None = None
+    launcher: ElasticLauncher | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property

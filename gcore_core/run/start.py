@@ -112,7 +112,7 @@ def prepare(
         rows=rows,
         placed=placed,
         resumed=resumed,
-        launcher=launcher,
+        launcher=launcher if isinstance(launcher, ElasticLauncher) else None,
         missing=found.missing,
     )
     return job, display
@@ -280,7 +280,7 @@ async def _placed_again(job: Job, display: Display) -> Job:
 
     Raises ConfigError where they are not enough for too long.
     """
-    if not isinstance(job.launcher, ElasticLauncher):
+    if job.launcher is None:
         return job
     fit = partial(_fitted, job.plan, job.models)
     now = await place_again(job.plan, job.launcher, display.note, fit)

@@ -49,13 +49,14 @@ class Clock:
 class Case:
     """A lease, its clock, and what it has told: "lapsed", "expired"."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_term_s: float = 0.0) -> None:
         self.clock = Clock()
         self.told: list[str] = []
         self.lease = Lease(
             TERM_S,
             lapsed=lambda: self.told.append("lapsed"),
             expired=lambda: self.told.append("expired"),
+            first_term_s=first_term_s,
             call_later=self.clock.call_later,
         )
 
@@ -66,6 +67,17 @@ def test_a_lease_that_nobody_takes_expires_after_its_term() -> None:
     assert case.told == []
     case.clock.go_on(1)
     assert case.told == ["expired"]
+
+
+def test_the_first_holder_may_have_longer_to_come() -> None:
+    """A machine that is slow to be reached has not lost its supervisor."""
+    case = Case(first_term_s=10 * TERM_S)
+    case.clock.go_on(10 * TERM_S - 1)
+    assert case.told == []
+    with case.lease.held("supervisor 1"):
+        pass
+    case.clock.go_on(TERM_S)
+    assert case.told == ["lapsed", "expired"]
 
 
 def test_a_held_lease_does_not_expire_however_silent_its_holder_is() -> None:

@@ -95,6 +95,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
         none.
     lease_s: the term of its lease, for which it outlives a supervisor that is lost; 0: it has none,
         and its lifeline alone says when it ends.
+    start_s: the first term of that lease, in which its supervisor has to reach it; 0: ``lease_s``.
     is_remote: it is on another machine than its launcher, and nothing was prepared for it. It makes
         ``meeting``, which must not exist, and the directories of logs, and clears up after an agent
         that was lost. When it has lost its supervisor, its workers go on for the lease's term.
@@ -117,6 +118,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     identity: bytes = b""
     public: str = ""
     lease_s: float = 0.0
+    start_s: float = 0.0
     bulk: dict[str, str] = {}
 
 
@@ -172,7 +174,9 @@ class Agent:
         self._lease: Lease | None = None
         if spec.lease_s:
             lapsed = _nothing if spec.is_remote else self._lapsed
-            self._lease = Lease(spec.lease_s, lapsed=lapsed, expired=self.end)
+            self._lease = Lease(
+                spec.lease_s, lapsed=lapsed, expired=self.end, first_term_s=spec.start_s
+            )
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)

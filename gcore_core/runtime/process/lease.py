@@ -47,6 +47,7 @@ class Lease:
     term_s: seconds from the loss of the holder to the end of the lease.
     lapsed: called when the holder is gone and the term begins; not for the first term.
     expired: called once, at the end of a term in which nobody has taken the lease.
+    first_term_s: likewise from the start, when nobody can have held it; 0: ``term_s``.
     call_later: the clock; by default that of the event loop, which stands still while the machine
         is suspended.
     """
@@ -57,6 +58,7 @@ class Lease:
         *,
         lapsed: Callable[[], None],
         expired: Callable[[], None],
+        first_term_s: float = 0.0,
         call_later: CallLater | None = None,
     ) -> None:
         self._term_s = term_s
@@ -65,7 +67,7 @@ class Lease:
         self._call_later = call_later or asyncio.get_running_loop().call_later
         self._n_holders = 0  # the latest holder's number, counted from 1
         self._is_over = False
-        self._term: Timer | None = self._call_later(term_s, self._expire)
+        self._term: Timer | None = self._call_later(first_term_s or term_s, self._expire)
 
     @contextlib.contextmanager
     def held(self, holder: str) -> Iterator[None]:
@@ -78,7 +80,7 @@ class Lease:
             raise WorkerDied(
                 "the lease has expired",
                 where="lease",
-                why=f"nobody has held it for {self._term_s:g} s, so this process is ending",
+                why="nobody has held it for its term, so this process is ending",
             )
         self._n_holders += 1
         number = self._n_holders
@@ -103,6 +105,6 @@ class Lease:
             self._term = None
 
     def _expire(self) -> None:
-        log.info("nobody has held the lease for %g s: it has expired", self._term_s)
+        log.info("nobody has held the lease for its term: it has expired")
         self.close()
         self._expired()

@@ -403,6 +403,7 @@ class MachinesLauncher(ABC):
             is_remote=not node.is_home,
             silence_s=silence_s,
             lease_s=0.0 if node.is_home else lease_s,
+            start_s=config.start_s,
             directory=os.getcwd(),
         )
 

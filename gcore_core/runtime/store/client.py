@@ -25,6 +25,7 @@ import hmac
 import math
 import mmap
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,12 @@ def allocate(path: Path, nbytes: int, kind: str, *, make: bool = False) -> None:
 def no_memory(path: Path, nbytes: int, kind: str, error: Exception) -> DataError:
     """Returns what to raise where a file of the store cannot be made."""
     why = getattr(error, "strerror", None) or str(error)
-    return DataError(f"no {kind} of {nbytes} bytes can be made", where=str(path.parent), why=why)
+    return DataError(
+        f"no {kind} of {nbytes} bytes can be made",
+        where=f"{path.parent} on {socket.gethostname()}",
+        why=why,
+        todo="free some of it, or let the store have more: launcher.config.store_gib, spill_dir",
+    )
 
 
 def copy_hashed(parts: Iterable[bytes | memoryview], target: memoryview) -> int:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gcore_core.contract.launching import AdoptingLauncher, Launcher, Site
+from gcore_core.contract.launching import AdoptingLauncher, ElasticLauncher, Launcher, Site
 from gcore_core.runtime.messages import METER, USAGE, MeterRequest, Nothing
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
@@ -48,6 +48,23 @@ class LauncherContract(Contract):
         names = [node.name for node in nodes]
         assert nodes and len(set(names)) == len(names)
         assert sum(len(node.devices) for node in nodes) == DEVICES
+
+    def test_it_finds_its_nodes_again(self, launcher: Any, logs: Path) -> None:
+        """Only of an ``ElasticLauncher``. While none is missing it finds what ``nodes`` returns."""
+        if not isinstance(launcher, ElasticLauncher):
+            self.not_claimed("a run that goes on with fewer machines")
+
+        async def go() -> None:
+            first = await launcher.find_nodes(DEVICES, again=False)
+            found = await launcher.find_nodes(DEVICES, again=True)
+            assert first == found
+            assert found.nodes == await launcher.nodes(DEVICES)
+            assert not found.missing and not found.refusal
+            names = [node.name for node in found.nodes]
+            async with launcher.site(placed(names), Service("supervisor"), logs) as site:
+                assert set(names) <= site.nodes.keys()
+
+        asyncio.run(go())
 
     def test_the_agents_of_a_site_answer(self, launcher: Any, logs: Path) -> None:
         async def look(site: Site) -> None:

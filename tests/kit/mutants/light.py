@@ -18,7 +18,7 @@ from gcore_core.builtin.placement import Even
 from gcore_core.contract.algorithms import GroupScalars, Work
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec, reference_to
-from gcore_core.contract.launching import Guard, NodeFacts, Servable, Site
+from gcore_core.contract.launching import FoundNodes, Guard, NodeFacts, Servable, Site
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
@@ -922,6 +922,15 @@ class TwoNodesOfOneName(CleanLauncher):
         async def nodes(self, devices: int | str) -> list[NodeFacts]:
             nodes = await super().nodes(devices)
             return [*nodes, replace(nodes[0], devices=())]
+
+
+class LosesANodeWithoutAWord(CleanLauncher):
+    caught_by = ("test_it_finds_its_nodes_again",)
+
+    class Backend(InlineLauncher):
+        async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
+            nodes = await self.nodes(devices)
+            return FoundNodes(nodes=[replace(nodes[0], devices=())] if again else nodes)
 
 
 class PutsAllOnOneNode(CleanLauncher):
