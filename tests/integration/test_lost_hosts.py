@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gcore_nodes.command_launcher import CommandLauncher
+from gcore_nodes.config import CommandConfig
 
-from tests.support.machines import Machine, machines
+from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.launching import FoundNodes
+from tests.support.machines import SHELL, Machine, machines
 from tests.support.node_runs import alone, hash_of, left_on, on, wait_until, watched
 
 STEPS = 24
@@ -19,6 +24,37 @@ SAVED = ("checkpoint.every=1", f"run.steps={STEPS}")
 def two() -> Iterator[tuple[Machine, Machine]]:
     with machines(2) as (first, second):
         yield first, second
+
+
+def test_a_host_that_is_cut_off_is_missing_only_where_that_is_allowed(
+    two: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    """A run that begins needs all, unless the job says how many will do; one that goes on does not.
+    Devices that nobody has any more are asked for in vain.
+    """
+    hosts = [machine.address for machine in two]
+
+    def found(least: int | None, *, again: bool) -> FoundNodes:
+        config = CommandConfig(hosts=hosts, command=f"{SHELL} {{host}}", devices=2, min_hosts=least)
+        return asyncio.run(CommandLauncher(config).find_nodes(4, again=again))
+
+    with two[0].network():
+        whole = found(None, again=False)
+        two[1].link_down()
+        with pytest.raises(ConfigError, match=r"10\.77\.0\.2 cannot be used"):
+            found(None, again=False)
+        with pytest.raises(ConfigError, match=r"10\.77\.0\.2 cannot be used"):
+            found(2, again=False)
+        fewer = found(1, again=False)
+        again = found(None, again=True)
+        too_few = found(2, again=True)
+    assert ([node.name for node in whole.nodes], whole.missing) == (["agent.0", "agent.1"], {})
+    for one in (fewer, again, too_few):
+        assert list(one.missing) == ["10.77.0.2"]
+        assert "connect to host 10.77.0.2" in one.missing["10.77.0.2"]
+        assert [(node.name, len(node.devices)) for node in one.nodes] == [("agent.0", 2)]
+    assert fewer.refusal == again.refusal == ""
+    assert too_few.refusal == "1 of 2 hosts answer, and at least 2 must"
 
 
 @pytest.mark.slow

@@ -127,6 +127,14 @@ def test_a_slow_link_is_slow(two: tuple[Machine, Machine]) -> None:
     second.mend()
 
 
+def test_a_far_machine_is_far_both_ways(two: tuple[Machine, Machine]) -> None:
+    """To connect takes one way there and back, to send and be answered another."""
+    first, second = two
+    with second.far(0.1):
+        assert sent(first, second, 1000) > 0.4
+    sent(first, second, 1000)
+
+
 def test_nothing_is_left_of_a_killed_test(tmp_path: Path) -> None:
     """The holders end with the pipe of a killed process; so does all that ran on the machines."""
     script = (

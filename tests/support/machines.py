@@ -120,6 +120,35 @@ class Machine:
         """Ends what ``deafen`` or ``slow`` did."""
         self._at_switch("tc", "qdisc", "del", "dev", self._port, "root")
 
+    @contextlib.contextmanager
+    def far(self, delay_s: float) -> Iterator[None]:
+        """Has whatever goes to this machine or comes from it take so much longer, each way."""
+        near, there = f"{self._port}n", f"{self._port}f"
+        words = [sys.executable, str(Path(__file__).with_name("far_link.py"))]
+        self.run([*words, "without-offload", "eth0"])
+        self._at_switch("ip", "link", "add", near, "type", "veth", "peer", "name", there)
+        self._at_switch(*words, "without-offload", near)
+        at_switch = ("nsenter", "--target", str(self._switch), "--net", "--")
+        for name in (near, there):
+            self._at_switch("ip", "link", "set", name, "up")
+        self.link_down()
+        with subprocess.Popen(
+            [*at_switch, *words, self._port, there, str(delay_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as relay:
+            try:
+                assert relay.stdout is not None and relay.stdin is not None
+                if relay.stdout.readline() != b"ready\n":
+                    raise RuntimeError("nobody passes frames; see what it wrote above")
+                self._at_switch("ip", "link", "set", near, "master", "bridge0")
+                yield
+            finally:
+                assert relay.stdin is not None
+                relay.stdin.close()
+        self._at_switch("ip", "link", "del", near)
+        self.link_up()
+
     def _tbf(self, *settings: str) -> None:
         """Sends what goes to this machine through a token bucket."""
         self._at_switch("tc", "qdisc", "replace", "dev", self._port, "root", "tbf", *settings)

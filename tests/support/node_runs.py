@@ -123,7 +123,7 @@ class Watched:
     def pid(self, agent: str, worker: str) -> str:
         """Returns the pid of a worker, on its machine, as its agent has told it last."""
         log = (self.run / "logs" / f"{agent}.log").read_text()
-        return re.findall(rf"{re.escape(worker)} is started, pid (\d+)", log)[-1]
+        return str(re.findall(rf"{re.escape(worker)} is started, pid (\d+)", log)[-1])
 
     def ends(self, within_s: float = LONG_S) -> str:
         """Waits for a good end; returns all that was printed."""
