@@ -52,6 +52,7 @@ from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.devices import find_devices
 from gcore_core.runtime.process.leftovers import RECORD, clear_up, identify_process
 from gcore_core.runtime.process.metering import Metering
+from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.spares import Process
 from gcore_core.runtime.process.spawn import (
     SHARED_MEMORY,
@@ -343,9 +344,11 @@ class InlineAgent:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._metering = Metering()
+        self._node_files = NodeFiles(AGENT, self.slabs.client)
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
+        self._node_files.register(service)
         service.add(SPAWN, self.spawn)
         service.add(UP, self.up)
         service.add(EXITS, self.exits)

@@ -949,6 +949,22 @@ class PutsAllOnOneNode(CleanLauncher):
                 yield replace(site, where=dict.fromkeys(where, site.home))
 
 
+class KeepsFilesToItself(CleanLauncher):
+    """A second node that has no address for what home gives."""
+
+    caught_by = ("test_files_go_to_every_node_and_come_back",)
+
+    class Backend(InlineLauncher):
+        @contextlib.asynccontextmanager
+        async def site(
+            self, where: Mapping[str, str], supervisor: Servable, logs: Path
+        ) -> AsyncIterator[Site]:
+            async with super().site(where, supervisor, logs) as site:
+                nodes = {**site.nodes, "agent.1": site.home_node}
+                views = {**site.views, "agent.1": site.views[site.home]}
+                yield replace(site, nodes=nodes, views=views)
+
+
 class MeetsInPublic(CleanLauncher):
     caught_by = ("test_where_ranks_meet_is_private",)
 
