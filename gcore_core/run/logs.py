@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import time
 from pathlib import Path
 
 from gcore_core.contract.errors import DataError, did_you_mean
 from gcore_core.contract.run_files import LOGS, log_path
 
+log = logging.getLogger(__name__)
 SUPERVISOR = "supervisor"
+_TRIES = 10
+_PAUSE_S = 0.01
 
 
 def find_logs(run_dir: Path) -> dict[str, Path]:
@@ -56,10 +60,15 @@ def pick_logs(logs: dict[str, Path], name: str, run_dir: Path) -> dict[str, Path
 
 def hold_log(stream: object) -> None:
     """Says that the run goes on for as long as this open file of its supervisor's log is open."""
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
-    except OSError as error:  # a disk without locks; only `g-core logs --follow` is the poorer
-        logging.getLogger(__name__).debug("the log cannot be locked: %s", error)
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
+            return
+        except BlockingIOError:  # somebody asks just now whether the run goes on
+            time.sleep(_PAUSE_S)
+        except OSError as error:  # a disk without locks; only `g-core logs --follow` is the poorer
+            log.debug("the log cannot be locked: %s", error)
+            return
 
 
 def run_goes_on(run_dir: Path) -> bool:

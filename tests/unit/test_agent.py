@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core import __version__
-from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.errors import AddressError, WorkerError
 from gcore_core.contract.job_settings import Run
 from gcore_core.runtime.messages import Nothing, SpawnRequest, StorePlace, Versions, WorkerSpec
 from gcore_core.runtime.process import agent as agent_module
@@ -73,6 +73,23 @@ async def test_an_agent_is_not_cleared_while_a_lost_worker_is_being_started_agai
         await starts.wait()
     with pytest.raises(WorkerError, match="that is being started cannot be ended"):
         await agent.clear(Nothing(), call)
+
+
+def test_a_directory_of_the_run_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """On a machine that does not share it; there the agent makes it first of all."""
+    (tmp_path / "runs").write_text("a file")
+    spec = AgentSpec(
+        name="agent.1",
+        addresses={},
+        secret=b"s" * 32,
+        store=StoreSpec(node="agent.1", directory="", spill=""),
+        meeting=str(tmp_path / "meeting"),
+        record=str(tmp_path / "runs" / "job" / "logs" / "processes.json"),
+        is_remote=True,
+    )
+    with pytest.raises(AddressError, match="the run's directory cannot be made") as error:
+        agent_module._prepare(spec)
+    assert error.value.where == str(tmp_path / "runs" / "job" / "logs")
 
 
 async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for_good(
