@@ -279,10 +279,13 @@ class Homecoming:
     async def collect(self, directory: Path) -> None:
         """Brings home all files below a directory, and removes the directory on the nodes.
 
+        What was appended before comes first: the journals at home have the steps of a checkpoint.
+
         Raises CheckpointError when two disks have the same file with another content.
         """
         if not self._disks:
             return
+        await self.drain()
         below = ListFiles([str(directory.absolute())], everything=True)
         home = self._site.home_node.agent
         at_home = [facts.path for facts in await home.call(LIST_FILES, below)]

@@ -182,7 +182,9 @@ async def test_parts_of_a_checkpoint_come_home_and_go_where_the_trainer_is(tmp_p
             write(run_on(site, "agent.1") / parts / "both", "same")
             write(run_on(site, "agent.2") / parts / ".rank1", "1")
             write(run_on(site, "agent.2") / parts / "both", "same")
+            append(run_on(site, "agent.2") / "tensors.jsonl", "of the step\n")
             await homecoming.collect(home / parts.parent)
+            assert (home / "tensors.jsonl").read_text() == "of the step\n"
             assert {path.name for path in (home / parts).iterdir()} == {"rank0", ".rank1", "both"}
             assert not (run_on(site, "agent.1") / parts.parent).exists()
             stale = write(run_on(site, "agent.1") / "checkpoints" / "step-000001" / "x", "stale")
