@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 T = TypeVar("T")
-TARGETS = 13  # fuzzed, each for its share of the seconds
+TARGETS = 15  # fuzzed, each for its share of the seconds
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "36"))
 FIRST_SEED = int(
     os.environ.get("FUZZ_SEED", "0" if "FUZZ_SECONDS" not in os.environ else time.time_ns() % 2**32)
