@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,6 +71,10 @@ class SyncConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.push_delta == "always" and importlib.util.find_spec("zstandard") is None:
+            raise ValueError(
+                "push_delta: always needs the package zstandard: pip install 'gcore-core[delta]'"
+            )
         if self.logprob_band is not None and not self.logprob_band > 0:
             raise ValueError(f"logprob_band must be positive, not {self.logprob_band}")
 

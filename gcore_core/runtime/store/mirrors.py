@@ -320,8 +320,10 @@ class _Mirror:
             coming.fail()
             raise
         if asks_delta:
-            keeping = asyncio.to_thread(self._deltas.keep, request.index, memory)
-            self._keeping.append(asyncio.ensure_future(keeping))
+            keep = asyncio.to_thread(self._deltas.keep, request.index, memory)
+            keeping = asyncio.ensure_future(keep)
+            keeping.add_done_callback(note_error)
+            self._keeping.append(keeping)
 
     def _sources(
         self, request: MirrorRequest, progress: Callable[[], None]
