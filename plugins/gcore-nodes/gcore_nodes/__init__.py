@@ -41,3 +41,8 @@ def gcore_commands() -> Iterable[CommandProvider]:
         summary="write a script for sbatch that runs a job on several nodes",
         factory="gcore_nodes.slurm:main",
     )
+    yield CommandProvider(
+        name="jobset",
+        summary="write a manifest for Kubernetes that runs a job in several pods",
+        factory="gcore_nodes.jobset:main",
+    )

@@ -175,13 +175,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="values that win over the file"
     )
-    parser.add_argument("--nodes", type=_count, required=True, metavar="N", help="how many nodes")
-    parser.add_argument("--gpus-per-node", type=_count, metavar="N", help="default: none is asked")
-    parser.add_argument("--cpus-per-task", type=_count, metavar="N", help="CPU cores of each node")
+    parser.add_argument("--nodes", type=count, required=True, metavar="N", help="how many nodes")
+    parser.add_argument("--gpus-per-node", type=count, metavar="N", help="default: none is asked")
+    parser.add_argument("--cpus-per-task", type=count, metavar="N", help="CPU cores of each node")
     parser.add_argument("--time", metavar="LIMIT", help="time limit, as sbatch takes it")
     parser.add_argument(
         "--save-within",
-        type=_count,
+        type=count,
         default=120,
         metavar="SECONDS",
         help="so long before the time limit the run saves its state and is queued again; "
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         "--runs", default="runs", metavar="DIR", help="where the run's directory is made"
     )
     parser.add_argument(
-        "--join-port", type=_count, default=29399, metavar="PORT", help="default: 29399"
+        "--join-port", type=count, default=29399, metavar="PORT", help="default: 29399"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write it; default: printed"
@@ -209,7 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Reads a number of at least one. Raises ValueError."""
     number = int(text)
     if number < 1:
         raise ValueError
