@@ -48,7 +48,9 @@ class JoinConfig(MachinesConfig):
         run in; or the path of a file with one name a line. With names it is said who is missing.
     token_file: holds the token that all nodes know. Default: an environment variable does.
     token_variable: name of that variable.
-    join_port: at which nodes join. With ``address``, at this machine's address in it; else at all.
+    home: name or address of this machine, at which nodes join. Default: its address in the network
+        ``address``, the one that its name stands for, or its only one.
+    join_port: at which nodes join.
     wait_s: for how long nodes are waited for.
     The others are those of every launcher for several machines.
     """
@@ -56,6 +58,7 @@ class JoinConfig(MachinesConfig):
     hosts: int | str | list[str]
     token_file: str | None = None
     token_variable: str = TOKEN_VARIABLE
+    home: str | None = None
     join_port: int = 29399
     wait_s: float = 600.0
 

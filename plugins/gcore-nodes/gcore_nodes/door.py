@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 import sys
 from collections.abc import Callable, Sequence
@@ -126,8 +127,7 @@ class Door:
 
     token: which nodes must know.
     wanted: how many nodes join; or their names.
-    port: at which they join.
-    address: of this machine, at which alone they may join; "": at all of its addresses.
+    address, port: of this machine, at which they join.
     silence_s: a node that gives no sign of life for so long is lost.
     say: prints a line for the person who waits.
     """
@@ -137,8 +137,8 @@ class Door:
         token: bytes,
         wanted: int | Sequence[str],
         *,
+        address: str,
         port: int,
-        address: str = "",
         silence_s: float,
         say: Callable[[str], None] | None = None,
     ) -> None:
@@ -166,16 +166,16 @@ class Door:
         try:
             self._server = await asyncio.start_server(
                 self._visited,
-                self._address or None,
+                self._address,
                 self._port,
                 ssl=server_context(identity),
                 ssl_handshake_timeout=_PROOF_S,
             )
         except OSError as error:
             raise AddressError(
-                f"nodes cannot join at port {self._port}: {error.strerror}",
+                f"nodes cannot join at {self._address}:{self._port}: {_reason(error)}",
                 where="launcher.config.join_port",
-                todo="set it to a free port, and give it to the nodes",
+                todo="set it to a free port, and launcher.config.home to this machine's address",
             ) from error
 
     async def gather(self, wait_s: float) -> list[JoinedNode]:
@@ -314,7 +314,7 @@ class Door:
     def _missing(self) -> str:
         """Says who has joined and who is missing."""
         here = natural_order(list(self._nodes))
-        joined = f"{len(here)} of {self._n_wanted} nodes have joined at port {self._port}"
+        joined = f"{len(here)} of {self._n_wanted} nodes have joined {self._address}:{self._port}"
         listed = f": {_some(here)}" if here else ""
         if self._names is None:
             return joined + listed
@@ -324,6 +324,11 @@ class Door:
 def _some(names: list[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def _reason(error: OSError) -> str:
+    """Returns what is wrong, without the address, which asyncio puts in front."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _print(line: str) -> None:

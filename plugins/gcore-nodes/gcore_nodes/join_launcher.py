@@ -17,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import Servable, Site
-from gcore_core.kits.launching import AgentSpec, machine_facts, machine_identity
+from gcore_core.kits.launching import AgentSpec, MachineFacts, machine_facts, machine_identity
 from gcore_core.kits.machines import Host, MachinesLauncher, StartedAgent
 from gcore_nodes.channel import Over
 from gcore_nodes.config import JoinConfig
@@ -54,8 +55,8 @@ class JoinLauncher(MachinesLauncher):
         door = Door(
             token,
             wanted,
+            address=listening_address(config, machine_facts()),
             port=config.join_port,
-            address=_own_address(config.address),
             silence_s=config.patience_s / 2,
         )
         is_counting = not self._opens_site
@@ -109,13 +110,39 @@ def _wanted(config: JoinConfig) -> tuple[int | list[str], dict[str, int | None]]
     return [host.name for host in hosts], {host.name: host.slots for host in hosts}
 
 
-def _own_address(network: str | None) -> str:
-    """Returns this machine's address in a network; "" where it has none, or none is named."""
-    if network is None:
-        return ""
-    parsed = ipaddress.ip_network(network, strict=False)
-    inside = [a for a in machine_facts().addresses if ipaddress.ip_address(a) in parsed]
-    return inside[0] if inside else ""
+def listening_address(config: JoinConfig, facts: MachineFacts) -> str:
+    """Returns the address of this machine at which nodes join. Raises ConfigError.
+
+    It is one, so that nobody on another network of the machine even sees that it listens.
+    """
+    if config.home is not None:
+        return _named(config.home)[0] if _named(config.home) else config.home
+    own = facts.addresses
+    if config.address is not None:
+        network = ipaddress.ip_network(config.address, strict=False)
+        own = [address for address in own if ipaddress.ip_address(address) in network]
+    if not facts.addresses:
+        return "127.0.0.1"  # it has no network, so all nodes are this machine
+    if len(own) == 1:
+        return own[0]
+    for address in _named(facts.host):
+        if address in own:
+            return address
+    raise ConfigError(
+        "it is not clear at which address of this machine nodes join",
+        where="launcher.config.home",
+        why=f"it has {', '.join(facts.addresses)}",
+        todo="set it to the one that the nodes reach, and give that to the nodes",
+    )
+
+
+def _named(host: str) -> list[str]:
+    """Returns the addresses that a name stands for here; [] where nobody knows."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(address[0]) for _, _, _, _, address in found]
 
 
 def _hosts(

@@ -66,6 +66,7 @@ else
         run.dir="$run" \\
         launcher.use=nodes/join \\
         launcher.config.hosts=slurm \\
+        launcher.config.home="$home" \\
         launcher.config.join_port={join_port} \\
         launcher.config.token_file="$token"{overrides} &
 fi

@@ -26,6 +26,7 @@ run | resume) ;;
 *) exit ;;
 esac
 trap 'exit 143' TERM
+until grep -q ^srun calls; do sleep 0.02; done
 echo > began
 if [ -n "$ENDS" ]; then exit "$ENDS"; fi
 while :; do sleep 0.02; done
@@ -84,7 +85,8 @@ def test_it_starts_one_command_on_every_node_and_the_run(place: Path) -> None:
     name = "it-s--HOME"
     assert run == (
         f"-m gcore_core run {RECIPE} run.dir=runs/{name}-7 launcher.use=nodes/join "
-        "launcher.config.hosts=slurm launcher.config.join_port=29399 "
+        "launcher.config.hosts=slurm launcher.config.home=10.0.0.1 "
+        "launcher.config.join_port=29399 "
         f"launcher.config.token_file=runs/{name}-7.token roles.rollout.slots=1 {override}"
     )
     assert "--nodes=2 --ntasks-per-node=1 --cpus-per-task=4" in srun
