@@ -86,7 +86,7 @@ class Slurm:
         words = self.call("scontrol", "show", "job", "--oneliner", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: str, *states: str, within_s: float = 400) -> dict[str, str]:
+    def wait(self, job: str, *states: str, within_s: float = 600) -> dict[str, str]:
         """Waits until a job is in one of the states, or has ended; returns what slurm knows."""
         ends = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         wait_until(lambda: self.state(job) in (states or ends), within_s)
