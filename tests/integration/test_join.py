@@ -367,3 +367,35 @@ def test_a_killed_supervisor_leaves_nothing_and_its_nodes_say_so(
             assert process.returncode == 5 and "home is gone" in told, told
         run.communicate()
         wait_until(lambda: not left_on(first) and not left_on(second))
+
+
+@pytest.mark.slow
+def test_another_node_takes_the_place_of_a_lost_one(token: Path, logs: Path) -> None:
+    """One node more than a run needs waits until it is needed."""
+
+    async def lose(site: Site) -> None:
+        spare.extend(stack.enter_context(joining(token, third, options=["--again=60"])))
+        agent = site.nodes["agent.1"].agent
+        await agent.call(USAGE, Nothing(), deadline_s=LONG_S)
+        assert spare[0].stderr is not None
+        while "all nodes of the run have joined" not in spare[0].stderr.readline():
+            pass
+        second.power_off()
+        with pytest.raises(WorkerDied, match="gone"):
+            async for _ in agent.stream(EXITS, Nothing()):
+                pass
+        raise WorkerError("a node is lost")
+
+    async def look(site: Site) -> None:
+        await site.nodes["agent.1"].agent.call(USAGE, Nothing(), deadline_s=LONG_S)
+        assert site.views["agent.0"]["agent.1"].startswith("tls:10.77.0.3:")
+
+    spare: list[Joined] = []
+    with machines(3) as (first, second, third), first.network(), contextlib.ExitStack() as stack:
+        stack.enter_context(joining(token, first, options=["--again=60"]))
+        lost = second.start(join_words(token), stderr=subprocess.DEVNULL)
+        with pytest.raises(WorkerError, match="a node is lost"):
+            visit(launcher(token), logs, lose)
+        visit(launcher(token), logs, look)
+        assert spare[0].wait(LONG_S) == 0
+        lost.wait(LONG_S)

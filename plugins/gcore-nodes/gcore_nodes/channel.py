@@ -171,8 +171,9 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._limit_bytes = _STRANGER_LIMIT_BYTES
-        self.peer = str(writer.get_extra_info("peername")[0])
-        self.here = str(writer.get_extra_info("sockname")[0])
+        nobody = ("somebody who has gone",)  # the kernel has forgotten him already
+        self.peer = str((writer.get_extra_info("peername") or nobody)[0])
+        self.here = str((writer.get_extra_info("sockname") or nobody)[0])
 
     def send(self, message: Message) -> None:
         """Sends a message. When the connection has ended nothing happens; ``receive`` says so."""

@@ -57,9 +57,10 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {srun_options}\\
     "$python" -m gcore_core nodes join "$home:{join_port}" --token-file "$token" --again 20 &
 nodes=$!
 
-# The run itself. A job that slurm has started again goes on from the newest checkpoint.
+# The run itself. A job that slurm has started again goes on from the newest checkpoint, maybe on
+# other nodes.
 if compgen -G "$run/checkpoints/step-*" > /dev/null; then
-    "$python" -m gcore_core resume "$run" &
+    "$python" -m gcore_core resume "$run" launcher.config.home="$home" &
 else
     if [ -e "$run" ]; then mv "$run" "$run.before-${{SLURM_RESTART_COUNT:-0}}"; fi
     "$python" -m gcore_core run {job} \\

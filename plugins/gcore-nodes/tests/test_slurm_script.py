@@ -136,7 +136,8 @@ def test_a_job_that_is_started_again_goes_on_from_a_checkpoint_or_begins_anew(pl
     assert (place / "runs" / "quickstart-7.before-1" / "logs").exists()
     (run / "checkpoints" / "step-000003").mkdir(parents=True)
     assert started(place, script, ENDS="0", SLURM_RESTART_COUNT="2").wait(60) == 0
-    assert "-m gcore_core resume runs/quickstart-7" in calls(place)
+    resumed = "-m gcore_core resume runs/quickstart-7 launcher.config.home=10.0.0.1"
+    assert resumed in calls(place)
 
 
 def test_what_sbatch_is_told_stands_at_the_top(
