@@ -20,7 +20,7 @@ from pathlib import Path
 from gcore_core.config import venvs
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("vllm", "sglang", "megatron", "deepspeed")
+ENGINES = ("vllm", "sglang", "megatron", "deepspeed", "ray")
 #: What the tests need beside the plugin: the pair of each backend on torch, objectives, and pytest
 #: itself.
 BESIDE = ("gcore-torch", "gcore-algorithms")

@@ -25,10 +25,10 @@ def gcore_launchers() -> Iterable[LauncherProvider]:
 
 @hookimpl
 def gcore_venvs() -> Iterable[VenvProvider]:
-    for name in ("cpu", "cuda"):
-        yield VenvProvider(
-            name=name,
-            summary="Ray, for `g-core run` on a cluster of the same version",
-            engine="ray",
-            requirements="gcore_ray:engine.txt",
-        )
+    yield VenvProvider(
+        name="cpu",
+        summary="Ray, for g-core on a cluster of the same version; machines without CUDA",
+        engine="ray",
+        requirements="gcore_ray:cpu.txt",
+    )
+    yield VenvProvider(name="cuda", summary="the same for CUDA", engine="ray", extras=("engine",))

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -79,7 +80,6 @@ def join(wish: Wish) -> None:
     try:
         ray.init(
             address,
-            namespace="g-core",
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=False,
@@ -173,7 +173,8 @@ class Cluster:
             if not made:
                 await self._wait(why or "no node of the cluster will do")
                 continue
-            self._group = placement_group(made, strategy="STRICT_SPREAD", name="g-core")
+            name = f"g-core-{secrets.token_hex(4)}"  # for who looks at the cluster
+            self._group = placement_group(made, strategy="STRICT_SPREAD", name=name)
             pins = set(addresses_of(made))
             while pins <= {node.address for node in alive()}:
                 if await asyncio.to_thread(self._group.wait, _LOOK_S):
@@ -236,8 +237,11 @@ class Cluster:
             look = kept.actor.look.remote(self._wish.python or "", _FACTS)
             answer = await asyncio.wait_for(look, self._wish.start_s)
         except (RayError, TimeoutError) as error:
-            if kept.address not in {node.address for node in alive()}:
-                raise Lost(f"{kept.address} is gone") from error
+            # Ray takes about a minute to notice that a node is gone, so a run that has lost one may
+            # be given it again.
+            is_lost = self._wish.least > 1 and isinstance(error, TimeoutError)
+            if is_lost or kept.address not in {node.address for node in alive()}:
+                raise Lost(f"{kept.address} does not answer") from error
             raise Refused(self._no_keeper(kept.address, error)) from error
         return KeptNode(address=kept.address, cpus=kept.cpus, **answer)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections import deque
@@ -31,7 +32,9 @@ from gcore_ray.messages import (
 
 COMMAND = (sys.executable, "-m", "gcore_ray.cluster")
 _LINE_BYTES = 1 << 26
-_TAIL_LINES = 3
+_KEPT_LINES = 200  # of what the process writes beside its events
+_TAIL_LINES = 3  # of these, shown when it fails
+_CAUSE = re.compile(r"Check failed|Error\b|cannot|failed to", re.IGNORECASE)
 _ENDS_S = 20.0  # it has so long to give everything back
 _KILLED_S = 5.0
 _JOIN_S = 60.0  # it has so long to join the cluster, beyond ``wait_s``; Ray's own limits are less
@@ -88,7 +91,7 @@ class Link:
         self._wish = wish
         self._say = say
         self._agents: dict[str, KeptAgent] = {}
-        self._errors: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._errors: deque[str] = deque(maxlen=_KEPT_LINES)
         self.nodes: list[KeptNode] = []
 
     async def find(self) -> None:
@@ -99,7 +102,7 @@ class Link:
                 while not self.nodes:
                     self._look(await self._event())
         except TimeoutError as error:
-            raise _refused(Failed("Ray did not answer", "\n".join(self._errors))) from error
+            raise _refused(Failed("Ray did not answer", self._last_words())) from error
 
     async def follow(self) -> None:
         """Takes what is told of agents, until the process has ended."""
@@ -116,14 +119,20 @@ class Link:
             if text := line.decode("utf-8", "replace").strip():
                 self._errors.append(text)
 
+    def _last_words(self) -> str:
+        """Returns the lines that say most: Ray writes its stack behind the cause of its end."""
+        causes = [line for line in self._errors if _CAUSE.search(line)]
+        return "\n".join((causes or list(self._errors))[-_TAIL_LINES:]) or "it wrote nothing"
+
     async def _event(self) -> Event:
         """Returns what is told next. Raises ConfigError when the process has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
             code = await self._process.wait()
-            tail = "\n".join(self._errors) or "it wrote nothing"
-            raise _refused(Failed(f"the process that speaks with Ray ended with {code}", tail))
+            raise _refused(
+                Failed(f"the process that speaks with Ray ended with {code}", self._last_words())
+            )
         event: Event = msgspec.json.decode(line, type=Event)
         return event
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from gcore_ray.config import RayConfig
 from gcore_ray.launcher import RayLauncher
+from gcore_ray.link import COMMAND
 
 from gcore_core.contract.errors import ConfigError, WorkerDied
 from gcore_core.contract.launching import Site
@@ -35,24 +35,11 @@ LONG_S = 90.0
 Two = tuple[Machine, Machine, Cluster]
 
 
-@contextlib.contextmanager
-def environment_of(cluster: Cluster) -> Iterator[None]:
-    """Has this process find a cluster by itself, as on a machine where Ray runs."""
-    before = os.environ.get("RAY_TMPDIR")
-    os.environ["RAY_TMPDIR"] = cluster.environment["RAY_TMPDIR"]
-    try:
-        yield
-    finally:
-        os.environ.pop("RAY_TMPDIR")
-        if before is not None:
-            os.environ["RAY_TMPDIR"] = before
-
-
 @pytest.fixture(scope="module")
 def two() -> Iterator[Two]:
     """Two Ray nodes. This process is on the first one's network, so the first one is home."""
     with machines(2, shm_mib=600) as (first, second), first.network():
-        with ray_nodes([first, second]) as cluster, environment_of(cluster):
+        with ray_nodes([first, second]) as cluster:
             yield first, second, cluster
 
 
@@ -63,8 +50,13 @@ def logs(tmp_path: Path) -> Path:
     return directory
 
 
-def launcher(**settings: Any) -> RayLauncher:
-    return RayLauncher(RayConfig(**{"patience_s": PATIENCE_S, "start_s": LONG_S, **settings}))
+def launcher(two: Two, **settings: Any) -> RayLauncher:
+    """Returns a launcher whose process that speaks with Ray is on the first machine, with Ray."""
+    first, _, cluster = two
+    tmpdir = f"RAY_TMPDIR={cluster.environment['RAY_TMPDIR']}"
+    command = first.command(["env", tmpdir, *COMMAND])
+    config = RayConfig(**{"patience_s": PATIENCE_S, "start_s": LONG_S, **settings})
+    return RayLauncher(config, command)
 
 
 def visit(launcher: RayLauncher, logs: Path, look: Callable[[Site], Awaitable[None]]) -> list[str]:
@@ -100,7 +92,7 @@ def test_without_a_cluster_the_way_to_one_is_told(
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError) as error:
-        asyncio.run(launcher().nodes("auto"))
+        asyncio.run(RayLauncher(RayConfig()).nodes("auto"))
     assert error.value.what == "this machine is a node of no Ray cluster"
     assert error.value.where == "launcher.config.cluster"
     assert "ray start --head" in error.value.todo
@@ -110,7 +102,7 @@ def test_without_a_cluster_the_way_to_one_is_told(
 class TestRayNodes(LauncherContract):
     @pytest.fixture
     def launcher(self, two: Two) -> Any:
-        return launcher()
+        return launcher(two)
 
 
 @pytest.mark.slow
@@ -139,7 +131,7 @@ def test_nothing_is_left_and_nothing_secret_shows(two: Two, logs: Path) -> None:
             assert not holds(machine, "/dev/shm", key), "shared memory"
             assert not holds(machine, str(cluster.directory), key), "files of Ray"
 
-    assert visit(launcher(), logs, look) == ["agent.0", "agent.1"]
+    assert visit(launcher(two), logs, look) == ["agent.0", "agent.1"]
     wait_until(lambda: ours_on(first) == ours_on(second) == [])
     for path in logs.rglob("*"):
         assert key not in path.read_bytes(), path
@@ -154,7 +146,7 @@ def holds(machine: Machine, directory: str, content: bytes) -> bool:
 
 @pytest.mark.slow
 def test_an_address_in_place_of_auto(two: Two) -> None:
-    nodes = asyncio.run(launcher(cluster=two[2].address).nodes("auto"))
+    nodes = asyncio.run(launcher(two, cluster=two[2].address).nodes("auto"))
     assert [node.host for node in nodes] == ["10.77.0.1", "10.77.0.2"]
 
 
@@ -162,7 +154,7 @@ def test_an_address_in_place_of_auto(two: Two) -> None:
 def test_more_than_the_cluster_has_is_told_and_given_up(
     two: Two, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wish = launcher(nodes=2, resources={"GPU": 1.0}, wait_s=4.0)
+    wish = launcher(two, nodes=2, resources={"GPU": 1.0}, wait_s=4.0)
     with pytest.raises(ConfigError) as error:
         asyncio.run(wish.nodes("auto"))
     assert error.value.what == "Ray has no such machines after 4 s"
@@ -176,7 +168,7 @@ def test_more_than_the_cluster_has_is_told_and_given_up(
 def test_a_node_whose_ray_has_no_gcore_ray_is_named(two: Two) -> None:
     """The interpreter of the agents is another matter: here it is one without the core."""
     with pytest.raises(ConfigError) as error:
-        asyncio.run(launcher(python="/usr/bin/false").nodes("auto"))
+        asyncio.run(launcher(two, python="/usr/bin/false").nodes("auto"))
     assert error.value.what == "10.77.0.1 cannot be used"
     assert "ended with 1" in error.value.why
 
@@ -192,7 +184,7 @@ def test_a_keeper_that_is_killed_takes_its_agent_with_it(two: Two, logs: Path) -
                 pass
         await asyncio.to_thread(wait_until, lambda: ours_on(two[1]) == [])
 
-    visit(launcher(), logs, look)
+    visit(launcher(two), logs, look)
 
 
 # -- whole runs ------------------------------------------------------------------------------------
@@ -273,11 +265,12 @@ def test_a_job_that_is_submitted_to_ray(tmp_path: Path) -> None:
             ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
             address = f"--address=http://{first.address}:8265"
             done = first.run(
-                [*ray, address, f"--working-dir={tmp_path}", "--", *run_words(*ON_RAY)],
+                [*ray, address, "--", *run_words(*ON_RAY, f"run.dir={tmp_path}/on-ray")],
                 env={**cluster.environment, "OMP_NUM_THREADS": "1"},
                 timeout=500,
                 check=False,
             )
             assert done.returncode == 0, done.stdout + done.stderr
             assert "weights_sha256" in done.stdout
+            assert (tmp_path / "on-ray" / "summary.md").is_file()
             wait_until(lambda: ours_on(first) == ours_on(second) == [])
