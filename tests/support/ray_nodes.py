@@ -24,11 +24,12 @@ from pathlib import Path
 from tests.support.machines import Machine
 
 _PORT = 6379
-_START_S = 90.0
+_START_S = 240.0
 _STORE_BYTES = 100_000_000
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_METRICS": "1",
+    "RAY_raylet_start_wait_time_s": "200",  # on a machine that is busy
     "OMP_NUM_THREADS": "1",
 }
 
@@ -55,6 +56,7 @@ class Cluster:
         if head:
             where = ["--head", f"--port={_PORT}", f"--include-dashboard={self.dashboard}"]
         own = Path(f"{self.directory}-{machine.name}")
+        shutil.rmtree(own, ignore_errors=True)  # where Ray was killed there
         own.mkdir()
         machine.run(["mount", "--bind", str(own), str(self.directory)])
         words = [

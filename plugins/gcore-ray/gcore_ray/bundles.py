@@ -36,13 +36,12 @@ Bundle = dict[str, float]
 
 
 def bundles(
-    nodes: Sequence[RayNode], count: int | None, resources: Bundle, least: int = 1
+    nodes: Sequence[RayNode], count: int | None, resources: Bundle
 ) -> tuple[list[Bundle], str]:
     """Returns one bundle for each node that the run is to have, or why there can be none yet.
 
     nodes: those that are alive.
     count, resources: ``RayConfig.nodes`` and ``RayConfig.resources``.
-    least: fewer nodes are too few.
     """
     if not resources and any(node.total.get("GPU") for node in nodes):
         nodes = [node for node in nodes if node.total.get("GPU")]
@@ -57,15 +56,29 @@ def bundles(
     else:
         asked = len(nodes)
         made = [pinned(node) for node in nodes]
-    if asked < least:
-        return [], f"{_number(asked, 'node')} of the cluster will do, and {least} are needed"
+    if not asked:
+        return [], f"none of {_number(len(nodes), 'node')} of the cluster has what is asked for"
     return made, ""
 
 
-def pinned(node: RayNode) -> Bundle:
-    """Returns a bundle with all that a node has, which fits that node alone."""
+def pinned(node: RayNode, resources: Bundle | None = None) -> Bundle:
+    """Returns a bundle that fits one node alone. resources: empty: all that it has."""
     whole = {name: node.total[name] for name in _COUNTED if node.total.get(name)}
-    return whole | {f"node:{node.address}": _PIN}
+    return (dict(resources or {}) or whole) | {f"node:{node.address}": _PIN}
+
+
+def free_now(made: Sequence[Bundle], nodes: Sequence[RayNode]) -> list[Bundle]:
+    """Returns bundles for those nodes that can take one of ``made`` now, each pinned to its node.
+
+    At most as many as ``made``, on the nodes with the lowest addresses.
+    """
+    able = []
+    for index in in_order([node.address for node in nodes]):
+        node = nodes[index]
+        fitting = [bundle for bundle in made if _fits(bundle, node.free)]
+        if fitting:
+            able.append(pinned(node, _without_pin(fitting[0])))
+    return able[: len(made)]
 
 
 def addresses_of(made: Sequence[Bundle]) -> list[str]:

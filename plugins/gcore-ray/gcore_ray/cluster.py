@@ -25,7 +25,16 @@ from typing import Any, TextIO
 
 import msgspec
 
-from gcore_ray.bundles import Bundle, RayNode, addresses_of, bundles, in_order, shortage
+from gcore_ray.bundles import (
+    Bundle,
+    RayNode,
+    addresses_of,
+    bundles,
+    free_now,
+    in_order,
+    pinned,
+    shortage,
+)
 from gcore_ray.keeper import Keeper
 from gcore_ray.messages import (
     Close,
@@ -149,7 +158,8 @@ class Cluster:
         self._tell = tell
         self._group: Any = None
         self._kept: dict[str, Kept] = {}
-        self._deadline_s = time.monotonic() + wish.wait_s
+        self._began_s = time.monotonic()
+        self._deadline_s = self._began_s + wish.wait_s
         self._say_s = time.monotonic() + _SAY_S
         self._working: set[asyncio.Task[None]] = set()
 
@@ -164,23 +174,55 @@ class Cluster:
                 self.release()
 
     async def _reserve(self) -> list[Bundle]:
-        """Waits until Ray has set aside what is asked for; returns the bundles."""
+        """Waits until Ray has set aside what is asked for; returns the bundles.
+
+        After ``settle_s`` it is what can be had at once, where that is enough.
+        """
+        while True:
+            nodes = alive()
+            made, why = self._wanted(nodes)
+            if made and self._settles():
+                fewer = free_now(made, nodes)
+                if self._wish.least <= len(fewer) < len(made):
+                    made = fewer
+            if not made:
+                await self._wait(why)
+            elif await self._set_aside(made):
+                return made
+
+    def _wanted(self, nodes: list[RayNode]) -> tuple[list[Bundle], str]:
+        """Returns the bundles of all nodes that the run is to have, or why there can be none."""
+        wish = self._wish
+        if not wish.addresses:
+            return bundles(nodes, wish.nodes, wish.resources)
+        by_address = {node.address: node for node in nodes}
+        for address in wish.addresses:
+            if address not in by_address:
+                why = "Ray no longer has it, and the run was placed on it"
+                raise Refused(Failed("the machine is lost", why, where=address, is_lost=True))
+        return [pinned(by_address[one], wish.resources) for one in wish.addresses], ""
+
+    def _settles(self) -> bool:
+        settle_s = self._wish.settle_s
+        return settle_s is not None and time.monotonic() > self._began_s + settle_s
+
+    async def _set_aside(self, made: list[Bundle]) -> bool:
+        """Waits for a placement group; returns whether it is there.
+
+        It is given up when a node is gone that a bundle was pinned to, and when less will do.
+        """
         from ray.util.placement_group import placement_group
 
-        while True:
-            wish = self._wish
-            made, why = bundles(alive(), wish.nodes, wish.resources, wish.least)
-            if not made:
-                await self._wait(why or "no node of the cluster will do")
-                continue
-            name = f"g-core-{secrets.token_hex(4)}"  # for who looks at the cluster
-            self._group = placement_group(made, strategy="STRICT_SPREAD", name=name)
-            pins = set(addresses_of(made))
-            while pins <= {node.address for node in alive()}:
-                if await asyncio.to_thread(self._group.wait, _LOOK_S):
-                    return made
-                await self._wait(shortage(made, alive()))
-            self.release()  # a node that a bundle was pinned to is gone
+        name = f"g-core-{secrets.token_hex(4)}"  # for who looks at the cluster
+        self._group = placement_group(made, strategy="STRICT_SPREAD", name=name)
+        pins = set(addresses_of(made))
+        settled = self._settles()
+        while pins <= {node.address for node in alive()} and settled == self._settles():
+            if await asyncio.to_thread(self._group.wait, _LOOK_S):
+                return True
+            await self._wait(shortage(made, alive()))
+        self.release()
+        return False
 
     async def _wait(self, why: str) -> None:
         """Waits a moment, and says why from time to time. Raises Refused when it took too long."""
@@ -239,7 +281,7 @@ class Cluster:
         except (RayError, TimeoutError) as error:
             # Ray takes about a minute to notice that a node is gone, so a run that has lost one may
             # be given it again.
-            is_lost = self._wish.least > 1 and isinstance(error, TimeoutError)
+            is_lost = self._wish.settle_s is not None and isinstance(error, TimeoutError)
             if is_lost or kept.address not in {node.address for node in alive()}:
                 raise Lost(f"{kept.address} does not answer") from error
             raise Refused(self._no_keeper(kept.address, error)) from error

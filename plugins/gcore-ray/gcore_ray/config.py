@@ -18,6 +18,8 @@ class RayConfig(MachinesConfig):
         with GPUs where there are some.
     resources: what each of them must have free for the run, such as ``{GPU: 8, CPU: 32}``. Default:
         all that a node has.
+    min_nodes: with how few of them a run may go on when it has lost others. Default: with what is
+        left.
     wait_s: how long the run waits until Ray has so many nodes with so much free. An autoscaler adds
         them meanwhile.
     python: the interpreter on the nodes. Default: the one that Ray itself runs on there.
@@ -28,6 +30,7 @@ class RayConfig(MachinesConfig):
     cluster: str = "auto"
     nodes: int | None = None
     resources: dict[str, float] = field(default_factory=dict)
+    min_nodes: int | None = None
     wait_s: float = 600.0
     python: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -46,10 +49,10 @@ class RayConfig(MachinesConfig):
             )
         if self.cluster != "auto" and not self.cluster.rpartition(":")[2].isdecimal():
             raise ValueError(f"cluster must be auto or HOST:PORT, not {self.cluster!r}")
-        if self.nodes is not None and self.nodes < 1:
-            raise ValueError(f"nodes must be positive, not {self.nodes}")
-        if not self.wait_s > 0:
-            raise ValueError(f"wait_s must be positive, not {self.wait_s}")
+        for name in ("nodes", "min_nodes", "wait_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, not {value}")
         for name, amount in self.resources.items():
             if not amount > 0:
                 raise ValueError(

@@ -12,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.launching import Servable, Site
+from gcore_core.contract.launching import FoundNodes
 from gcore_core.kits.launching import AgentSpec, input_of, machine_identity
 from gcore_core.kits.machines import (
     AGENT,
@@ -45,30 +46,46 @@ class RayLauncher(MachinesLauncher):
         super().__init__(config, config.python or sys.executable)
         self._ray = config
         self._command = command
-        self._least = 1
+        self._addresses: list[str] = []  # of the nodes that ``find_nodes`` found
         self._link: Link | None = None
         self._visible: str | None = None  # CUDA_VISIBLE_DEVICES that Ray has set on this machine
 
-    def site(
-        self, where: Mapping[str, str], supervisor: Servable, logs: Path
-    ) -> AbstractAsyncContextManager[Site]:
-        # The run is placed on so many nodes: with fewer, it waits for Ray to have them again.
-        numbers = [int(name.rpartition(".")[2]) for name in where.values()]
-        self._least = max(numbers, default=0) + 1
-        return super().site(where, supervisor, logs)
+    async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
+        """See ``ElasticLauncher``. Ray does not tell which of its nodes are missing, so missing are
+        those that this run had before, unless others have taken their places.
+        """
+        before, self._addresses = self._addresses, []
+        least = self._ray.min_nodes or 1
+        async with self._found(self._wish(least, self._ray.start_s if again else None)) as hosts:
+            nodes = self.node_facts(hosts, devices, at_most=again)
+            self._addresses = [host.name for host in hosts]
+        gone = [address for address in before if address not in self._addresses]
+        n_fewer = max(0, len(before) - len(self._addresses))
+        missing = dict.fromkeys(gone[:n_fewer], "Ray no longer has it")
+        return FoundNodes(nodes=nodes, missing=missing)
 
     @contextlib.asynccontextmanager
     async def hosts(self) -> AsyncIterator[list[Host]]:
+        wish = msgspec.structs.replace(self._wish(1, None), addresses=self._addresses)
+        async with self._found(wish) as hosts:
+            yield hosts
+
+    def _wish(self, least: int, settle_s: float | None) -> Wish:
         config = self._ray
-        wish = Wish(
+        return Wish(
             cluster=config.cluster,
             nodes=config.nodes,
             resources=config.resources,
             wait_s=config.wait_s,
             python=config.python,
             start_s=config.start_s,
-            least=self._least,
+            least=least,
+            settle_s=settle_s,
         )
+
+    @contextlib.asynccontextmanager
+    async def _found(self, wish: Wish) -> AsyncIterator[list[Host]]:
+        """Finds the machines of a wish, and holds them."""
         async with linked(wish, _say, self._command) as link:
             hosts = [self._host(node) for node in link.nodes]
             _check_distinct(hosts)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_ray.messages import (
     Close,
     Ended,
@@ -95,7 +95,7 @@ class Link:
         self.nodes: list[KeptNode] = []
 
     async def find(self) -> None:
-        """Waits for the machines. Raises ConfigError."""
+        """Waits for the machines. Raises ConfigError; WorkerError when one is lost meanwhile."""
         self._write(self._wish)
         try:
             async with asyncio.timeout(self._wish.wait_s + self._wish.start_s + _JOIN_S):
@@ -106,7 +106,7 @@ class Link:
 
     async def follow(self) -> None:
         """Takes what is told of agents, until the process has ended."""
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ConfigError, WorkerError):
             while True:
                 self._look(await self._event())
         for agent in self._agents.values():
@@ -160,8 +160,9 @@ class Link:
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
 
 
-def _refused(failed: Failed) -> ConfigError:
-    return ConfigError(failed.what, where=failed.where, why=failed.why, todo=failed.todo)
+def _refused(failed: Failed) -> ConfigError | WorkerError:
+    kind = WorkerError if failed.is_lost else ConfigError
+    return kind(failed.what, where=failed.where, why=failed.why, todo=failed.todo)
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,9 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """Says which machines are wanted; the first line of the standard input.
 
     cluster, nodes, resources, wait_s, python, start_s: see ``RayConfig``.
-    least: how many nodes a run that is placed already must have.
+    least: when so many nodes can be had and no more, these will do, after ``settle_s``.
+    settle_s: None: nothing less than all will do.
+    addresses: just these nodes, where a run is placed already.
     """
 
     cluster: str
@@ -23,6 +25,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None
     start_s: float
     least: int = 1
+    settle_s: float | None = None
+    addresses: list[str] = []
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -60,12 +64,17 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """No machines can be had. where: a key of the configuration."""
+    """No machines can be had.
+
+    where: a key of the configuration, or a machine that is lost.
+    is_lost: a machine that the run was placed on is gone; another attempt may have others.
+    """
 
     what: str
     why: str = ""
     todo: str = ""
     where: str = "launcher.config"
+    is_lost: bool = False
 
 
 class KeptNode(msgspec.Struct, frozen=True, kw_only=True):

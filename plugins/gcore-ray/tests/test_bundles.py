@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from gcore_ray.bundles import Bundle, RayNode, addresses_of, bundles, in_order, shortage
+from gcore_ray.bundles import (
+    Bundle,
+    RayNode,
+    addresses_of,
+    bundles,
+    free_now,
+    in_order,
+    shortage,
+)
 
 
 def node(number: int, cpus: float = 0, gpus: float = 0, **free: float) -> RayNode:
@@ -48,15 +56,23 @@ def test_one_bundle_a_node(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "resources", "least", "why"),
+    ("nodes", "resources", "why"),
     [
-        ([], {}, 1, "0 nodes of the cluster will do, and 1 are needed"),
-        ([HEAD, LARGE], {}, 2, "1 node of the cluster will do, and 2 are needed"),
-        ([HEAD, LARGE], {"GPU": 16.0}, 1, "0 nodes of the cluster will do, and 1 are needed"),
+        ([], {}, "none of 0 nodes of the cluster has what is asked for"),
+        ([HEAD, LARGE], {"GPU": 16.0}, "none of 2 nodes of the cluster has what is asked for"),
     ],
 )
-def test_too_few_nodes(nodes: list[RayNode], resources: Bundle, least: int, why: str) -> None:
-    assert bundles(nodes, None, resources, least) == ([], why)
+def test_no_node_will_do(nodes: list[RayNode], resources: Bundle, why: str) -> None:
+    assert bundles(nodes, None, resources) == ([], why)
+
+
+def test_what_can_be_had_at_once_is_pinned_to_the_nodes_that_have_it() -> None:
+    """A busy node is left out, and no more nodes are taken than were asked for."""
+    busy = node(2, cpus=64, gpus=8, GPU=1.0)
+    nodes = [node(10, gpus=8), node(9, gpus=8), busy]
+    assert free_now([{"GPU": 8.0}] * 3, nodes) == [pinned(9, GPU=8), pinned(10, GPU=8)]
+    assert free_now([{"GPU": 8.0}], nodes) == [pinned(9, GPU=8)]
+    assert free_now([pinned(2, GPU=8.0)], nodes) == []
 
 
 def test_pins_name_their_nodes() -> None:

@@ -14,10 +14,11 @@ from gcore_ray.config import RayConfig
         ({"address": "10.0.0.1:6379"}, "the address of the Ray cluster is set by cluster"),
         ({"address": "auto"}, "the address of the Ray cluster is set by cluster"),
         ({"nodes": 0}, "nodes must be positive"),
+        ({"min_nodes": 0}, "min_nodes must be positive"),
         ({"wait_s": 0.0}, "wait_s must be positive"),
         ({"resources": {"GPU": 0.0}}, "leave it out, as Ray drops resources of 0"),
         ({"resources": {"GPU": 1.5}}, "resources above 1 must be whole, not GPU: 1.5"),
-        ({"patience_s": 1.0}, "patience_s must be at least 4"),
+        ({"patience_s": 1.0}, "patience_s must be at least 8"),
     ],
 )
 def test_wrong_settings(settings: dict[str, object], message: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 from gcore_ray.config import RayConfig
 from gcore_ray.launcher import RayLauncher
 
-from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.launching import NodeFacts
+from gcore_core.contract.errors import ConfigError, WorkerError
+from gcore_core.contract.launching import ElasticLauncher, NodeFacts
 from gcore_core.kits.launching import machine_facts
 from gcore_core.runtime.rpc.service import Service
 
@@ -105,17 +105,28 @@ def test_two_ray_nodes_on_one_machine(tmp_path: Path) -> None:
     assert "once on each machine" in error.todo
 
 
-def test_a_run_that_is_placed_asks_for_as_many_nodes_as_before(tmp_path: Path) -> None:
-    """A site is opened for where its workers are, so with fewer nodes it waits."""
+def test_a_run_is_placed_again_on_what_ray_has_and_then_gets_just_these(tmp_path: Path) -> None:
+    """What was lost is named, and a site is opened on the nodes that were found."""
 
     async def go() -> None:
-        one = launcher(tmp_path, "tell(Failed(f'least {wish.least}'))")
-        where = {"policy.0": "agent.0", "rollout.0": "agent.2"}
-        async with one.site(where, Service("supervisor"), tmp_path):
-            raise AssertionError("the site is open")
+        found = "tell(Found([node('10.0.0.1', here()), node('10.0.0.2', other(2))]))"
+        one = launcher(tmp_path, found + "\nsys.stdin.read()")
+        first = await one.find_nodes("auto", again=False)
+        assert ([node.host for node in first.nodes], first.missing) == (
+            ["10.0.0.1", "10.0.0.2"],
+            {},
+        )
+        launcher(tmp_path, f"tell(Found([node('10.0.0.1', here())]))\n{END}")
+        second = await one.find_nodes("auto", again=True)
+        assert list(second.missing) == ["10.0.0.2"]
+        launcher(tmp_path, "tell(Failed(f'{wish.addresses}', is_lost=True, where='10.0.0.1'))")
+        with pytest.raises(WorkerError) as error:
+            async with one.site({}, Service("supervisor"), tmp_path):
+                raise AssertionError("the site is open")
+        assert (error.value.what, error.value.where) == ("['10.0.0.1']", "10.0.0.1")
 
-    with pytest.raises(ConfigError, match="least 3"):
-        asyncio.run(go())
+    assert isinstance(launcher(tmp_path, ""), ElasticLauncher)
+    asyncio.run(go())
 
 
 def test_the_end_of_what_speaks_with_ray_is_the_end_of_what_its_keepers_hold(

@@ -121,24 +121,33 @@ def test_a_node_that_dies_while_it_is_waited_for_is_no_longer_asked_for(ray: Fak
     assert ray.removed == 1
 
 
-def test_a_run_that_is_placed_waits_for_a_node_in_the_place_of_a_lost_one(ray: FakeRay) -> None:
+def test_a_run_that_has_lost_a_node_takes_fewer_after_a_while(ray: FakeRay) -> None:
+    """First as many as before are asked for, so that an autoscaler may bring one."""
     ray.gpus = {"10.0.0.1": 8.0}
-    looks = 0
+    ray.is_ready = lambda: len(ray.asked) == 2
+    made, _ = reserve(wish(nodes=2, resources={"GPU": 8.0}, settle_s=0.2))
+    assert ray.asked == [[{"GPU": 8.0}] * 2, made]
+    assert made == [{"GPU": 8.0, "node:10.0.0.1": 0.001}]
 
-    def nodes() -> list[dict[str, Any]]:
-        nonlocal looks
-        looks += 1
-        if looks == 5:
-            ray.gpus["10.0.0.7"] = 8.0
-        return FakeRay.nodes(ray)
 
-    sys.modules["ray"].nodes = nodes  # type: ignore[attr-defined]
-    made, said = reserve(wish(least=2))
-    assert [set(bundle) & {"node:10.0.0.1", "node:10.0.0.7"} for bundle in made] == [
-        {"node:10.0.0.1"},
-        {"node:10.0.0.7"},
+def test_fewer_than_the_least_are_not_taken(ray: FakeRay) -> None:
+    ray.gpus = {"10.0.0.1": 8.0}
+    ray.is_ready = lambda: False
+    with pytest.raises(Refused, match="no such machines"):
+        reserve(wish(nodes=3, resources={"GPU": 8.0}, settle_s=0.0, least=2, wait_s=0.3))
+    assert all(len(bundles) == 3 for bundles in ray.asked)
+
+
+def test_a_run_that_is_placed_gets_the_nodes_that_it_was_placed_on(ray: FakeRay) -> None:
+    ray.gpus = {"10.0.0.1": 8.0, "10.0.0.2": 8.0, "10.0.0.3": 8.0}
+    made, _ = reserve(wish(resources={"GPU": 4.0}, addresses=["10.0.0.3", "10.0.0.1"]))
+    assert made == [
+        {"GPU": 4.0, "node:10.0.0.3": 0.001},
+        {"GPU": 4.0, "node:10.0.0.1": 0.001},
     ]
-    assert said[0] == "1 node of the cluster will do, and 2 are needed"
+    with pytest.raises(Refused) as error:
+        reserve(wish(addresses=["10.0.0.1", "10.0.0.9"]))
+    assert (error.value.failed.where, error.value.failed.is_lost) == ("10.0.0.9", True)
 
 
 def test_waiting_ends_and_says_what_is_missing(ray: FakeRay) -> None:
