@@ -18,8 +18,8 @@ class RayConfig(MachinesConfig):
         with GPUs where there are some.
     resources: what each of them must have free for the run, such as ``{GPU: 8, CPU: 32}``. Default:
         all that a node has.
-    min_nodes: with how few of them a run may go on when it has lost others. Default: with what is
-        left.
+    min_nodes: with how few of them a run may go on when it has lost others. ``nodes`` of them are
+        first waited for, up to ``start_s``. Default: with what is left.
     wait_s: how long the run waits until Ray has so many nodes with so much free. An autoscaler adds
         them meanwhile.
     python: the interpreter on the nodes. Default: the one that Ray itself runs on there.

@@ -47,20 +47,23 @@ class RayLauncher(MachinesLauncher):
         self._ray = config
         self._command = command
         self._addresses: list[str] = []  # of the nodes that ``find_nodes`` found
+        self._most: list[str] = []  # of the nodes that the run had when it had most
         self._link: Link | None = None
         self._visible: str | None = None  # CUDA_VISIBLE_DEVICES that Ray has set on this machine
 
     async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
         """See ``ElasticLauncher``. Ray does not tell which of its nodes are missing, so missing are
-        those that this run had before, unless others have taken their places.
+        those that this run has had, unless others have taken their places.
         """
-        before, self._addresses = self._addresses, []
+        self._addresses = []
         least = self._ray.min_nodes or 1
         async with self._found(self._wish(least, self._ray.start_s if again else None)) as hosts:
             nodes = self.node_facts(hosts, devices, at_most=again)
             self._addresses = [host.name for host in hosts]
-        gone = [address for address in before if address not in self._addresses]
-        n_fewer = max(0, len(before) - len(self._addresses))
+        if len(self._addresses) >= len(self._most):
+            self._most = self._addresses
+        n_fewer = len(self._most) - len(self._addresses)
+        gone = [address for address in self._most if address not in self._addresses]
         missing = dict.fromkeys(gone[:n_fewer], "Ray no longer has it")
         return FoundNodes(nodes=nodes, missing=missing)
 
