@@ -24,12 +24,15 @@ ENGINES = ("vllm", "sglang", "megatron", "deepspeed", "ray")
 #: What the tests need beside the plugin: the pair of each backend on torch, objectives, and pytest
 #: itself.
 BESIDE = ("gcore-torch", "gcore-algorithms")
+#: Beyond that, what the jobs of some plugins' tests name.
+BESIDE_OF = {"ray": ("gcore-placement", "gcore-queueing")}
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 
 
 def create_venv(engine: str, *, fresh: bool) -> str:
     """Makes the venv, with pytest in it; returns its interpreter."""
-    beside = [word for name in BESIDE for word in ("--with", name)]
+    names = (*BESIDE, *BESIDE_OF.get(engine, ()))
+    beside = [word for name in names for word in ("--with", name)]
     create = [sys.executable, "-m", "gcore_core", "venv", "create", engine, "--cpu", *beside]
     subprocess.run([*create, *(["--fresh"] if fresh else [])], check=True)
     python = venvs.resolve(f"venv:{engine}", where="")
