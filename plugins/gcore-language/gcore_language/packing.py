@@ -175,22 +175,27 @@ def steady_batches(
 ) -> Iterator[Batch]:
     """Yields ``steady`` batches that together hold every sample exactly once; see ``build``.
 
-    A record's layout follows from its own length, so that it is the same in any company: flat where
-    the model can and the record is short, else padded. A flat batch ends before its longest prompt
-    and its longest completion together would have more than ``STEADY_KEYS`` keys.
+    A record's layout follows from its own length, so that it is the same in any company.
+
+    short   flat, many to a batch. A batch ends before its longest prompt and its longest completion
+            together would have more than ``STEADY_KEYS`` keys.
+    long    padded, one to a batch: its tensors have the same shapes wherever it is, and so the same
+            kernels. A pass of so many tokens keeps a processor busy without others.
+
+    A model that does not go through the layout flat has its records padded together, whatever their
+    length; their last bits depend on their company.
 
     layouts: those that may be used; "shared" only stands in for padded.
     """
-    short = [
-        sample
-        for sample in samples
-        if "flat" in layouts and is_steady(len(sample.prompt), sample.fed)
-    ]
-    chosen = {sample.index for sample in short}
-    long = [sample for sample in samples if sample.index not in chosen]
-    yield from micro_batches(short, "flat", budget_tokens, device, steady=True)
     layout: Layout = "padded" if "padded" in layouts else "shared"
-    yield from micro_batches(long, layout, budget_tokens, device, steady=True)
+    if "flat" not in layouts:
+        yield from micro_batches(samples, layout, budget_tokens, device, steady=True)
+        return
+    short = [sample for sample in samples if is_steady(len(sample.prompt), sample.fed)]
+    yield from micro_batches(short, "flat", budget_tokens, device, steady=True)
+    for sample in samples:
+        if not is_steady(len(sample.prompt), sample.fed):
+            yield build([[sample]], layout, device, steady=True)
 
 
 def steady_width(tokens: int) -> int:

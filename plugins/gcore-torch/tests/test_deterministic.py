@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gcore_torch.steady_decoder import columns_of
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.runs import run_together
 from tests.support import exact_ranks
@@ -88,7 +90,15 @@ def test_a_record_has_the_same_log_probs_whichever_tiles_are_beside_its_own(
     trainer.close()
 
 
-@pytest.mark.parametrize("lengths", [[(150, 10), (10, 150)], [(80, 80), (20, 30)]])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [(150, 10), (10, 150)],
+        [(80, 80), (20, 30)],
+        [(200, 100), (40, 420), (260, 40), (20, 30)],  # longer than a flat row may be
+        [(290, 10), (290, 12), (290, 200)],
+    ],
+)
 def test_a_record_has_the_same_log_probs_beside_longer_prompts_and_answers(
     lengths: list[tuple[int, int]], model_dirs: dict[str, Path]
 ) -> None:
@@ -198,6 +208,58 @@ def test_a_decoder_that_is_far_off_ends_a_deterministic_run(
     monkeypatch.setattr("gcore_torch.steady.NEAR", 0.0)
     with pytest.raises(ContractError, match="away from the model's"):
         sampled(model_dirs["llama"], make_requests(), decoder="transformers")
+
+
+def long_and_short_requests() -> list[SampleRequest]:
+    """Two samples of each prompt; records of some 300, 220 and 20 tokens."""
+    return [
+        SampleRequest(
+            ordinal=ordinal,
+            sample=sample,
+            seed=100 * ordinal + sample,
+            prompt=Prompt(row=ordinal, text=("12+34+56+78" * 40)[:length]),
+        )
+        for ordinal, length in enumerate((290, 210, 9))
+        for sample in range(2)
+    ]
+
+
+def test_a_long_sample_has_the_same_bits_in_any_company_and_in_training(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(model_dirs["llama"], model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    requests = long_and_short_requests()
+    together = sampled(model, requests)
+    for request in requests:
+        key = request.ordinal, request.sample
+        assert sampled(model, [request]) == {key: together[key]}
+    generator = TorchGenerator(
+        TorchGeneratorConfig(max_new_tokens=12, temperature=0.8),
+        make_context(model, role="rollout", deterministic=True),
+    )
+    generator.submit(requests)
+    finished = drain(generator)
+    generator.close()
+    assert max(f.columns["prompt_ids"].size for f in finished) > 256
+    for tiles in (1, 3):
+        trainer = exact_ranks.make_trainer(model, "auto", tmp_path / str(tiles), 0, 1)
+        records = [
+            TrainRecord(
+                ordinal=f.request.ordinal,
+                sample=f.request.sample,
+                minibatch=0,
+                columns=f.columns,
+                tile=f.request.ordinal % tiles,
+            )
+            for f in finished
+        ]
+        trainer.prepare(records, frozenset())
+        metrics = trainer.train(0, np.ones(len(records)), 1, 1)
+        trainer.close()
+        assert metrics["logprob_gap_max"] == 0.0
 
 
 @pytest.mark.parametrize("packing", exact_ranks.PACKINGS)
