@@ -21,7 +21,7 @@ import msgspec
 from gcore_core.config.plugins import observer_failure
 from gcore_core.contract import run_files
 from gcore_core.contract.deadlines import Deadlines, Wait
-from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied
+from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
@@ -442,7 +442,21 @@ class Supervisor:
         # No worker causes another one's SIGKILL, so there is nobody to wait for.
         is_killed = exited.code == -signal.SIGKILL
         await asyncio.sleep(0 if self._errors or is_killed else SETTLE_S)
-        raise self._cause(exited, reason)
+        cause = self._cause(exited, reason)
+        if not isinstance(cause, WorkerError):
+            await self._check_machines()
+        raise cause
+
+    async def _check_machines(self) -> None:
+        """Raises WorkerDied when a machine is lost of which nobody has heard yet.
+
+        A worker's error may come of that. After the loss of a machine the run goes on, but after an
+        error it ends.
+        """
+        if self._site is not None and len(self._site.nodes) > 1:
+            agents = (node.agent for node in self._site.nodes.values())
+            with contextlib.suppress(DeadlineExceeded):
+                await asyncio.gather(*(agent.call(ALIVE, None) for agent in agents))
 
     def _cause(self, exited: WorkerExit, reason: str) -> GcoreError:
         """Returns the error to raise: the first reported one that is not itself about an exit.

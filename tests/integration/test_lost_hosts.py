@@ -58,16 +58,28 @@ def test_a_host_that_is_cut_off_is_missing_only_where_that_is_allowed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("roles", "slots"),
+    [
+        pytest.param((), "policy 1 of 1, rollout 1 of 1", id="with the generator"),
+        pytest.param(
+            ("roles.policy.slots=2", "roles.policy.least=1", "roles.rollout.slots=2"),
+            "policy 1 of 2, rollout 1 of 2",
+            id="with a rank and a replica",
+        ),
+    ],
+)
 def test_a_run_goes_on_without_a_lost_host_and_takes_it_back(
-    two: tuple[Machine, Machine], tmp_path: Path
+    two: tuple[Machine, Machine], tmp_path: Path, roles: tuple[str, ...], slots: str
 ) -> None:
     """Its weights are those of a run that nothing has disturbed, bit for bit."""
     first, second = two
-    with watched(first, tmp_path / "lost", *on(two), *SAVED) as run:
+    private = "launcher.config.private=[10.77.0.0/24]"
+    with watched(first, tmp_path / "lost", *on(two), *SAVED, *roles, private) as run:
         run.step(after=1)
         second.link_down()
         run.line(r"10\.77\.0\.2 is missing, the run goes on without it: .*connect to host 10\.77")
-        run.line("slots: policy 1 of 1, rollout 1 of 1")
+        run.line(f"slots: {slots}")
         wait_until(lambda: not left_on(second))
         second.link_up()
         run.step(after=run.step())
@@ -75,9 +87,9 @@ def test_a_run_goes_on_without_a_lost_host_and_takes_it_back(
         run.line(r"10\.77\.0\.2 is there again")
         output = run.ends()
         log = (run.run / "logs" / "agent.1.log").read_text()
-    assert len(re.findall(r"rollout\.0 is started", log)) == 2
+    assert len(re.findall(r"rollout\.\d is started", log)) == 2
     assert left_on(first) == left_on(second) == []
-    assert hash_of(output) == alone(tmp_path / "alone", *SAVED)
+    assert hash_of(output) == alone(tmp_path / "alone", *SAVED, *roles)
 
 
 @pytest.mark.slow
