@@ -121,6 +121,7 @@ class Supervisor:
         self._stopping: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None  # held, or it could be collected
         self._restarts = Restarts()
+        self._lost_nodes = set[str]()  # on which nothing ran
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -270,11 +271,29 @@ class Supervisor:
             await self._ask_agents(UP)
 
     async def _ask_agents(self, endpoint: Endpoint[Nothing, Reply]) -> list[Reply]:
-        """Asks the agents of all nodes at once, and returns what each answered."""
+        """Asks the agents of all nodes at once, and returns what each answered.
+
+        A node on which nothing runs may be lost meanwhile.
+        """
         if self._site is None:
             return []
-        agents = (node.agent for node in self._site.nodes.values())
-        return await asyncio.gather(*(agent.call(endpoint, Nothing()) for agent in agents))
+        nodes = {
+            name: node for name, node in self._site.nodes.items() if name not in self._lost_nodes
+        }
+        calls = (node.agent.call(endpoint, Nothing()) for node in nodes.values())
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        heard: list[Reply] = []
+        for name, answer in zip(nodes, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                heard.append(answer)
+            elif not (isinstance(answer, WorkerDied) and self._is_idle(name)):
+                raise answer
+        return heard
+
+    def _is_idle(self, node: str) -> bool:
+        """Whether nothing of the run is on a node but its agent."""
+        site = self._site
+        return site is not None and node != site.home and node not in site.where.values()
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         """Notes the error that ends a worker."""
@@ -387,6 +406,10 @@ class Supervisor:
             async for exited in agent.stream(EXITS, Nothing()):
                 await self._exited(exited)
         except WorkerDied as error:
+            if error.where == agent.name and self._is_idle(agent.name):
+                self._lost_nodes.add(agent.name)
+                self._display.note(f"{agent.name} is lost, and nothing of the run is there")
+                return
             if error.where == agent.name:
                 error.why = "the workers of its node end with it, and so does the store"
                 error.todo = f"its log: {run_files.log_path(self._job.directory, agent.name)}"
@@ -454,7 +477,11 @@ class Supervisor:
         error it ends.
         """
         if self._site is not None and len(self._site.nodes) > 1:
-            agents = (node.agent for node in self._site.nodes.values())
+            agents = (
+                node.agent
+                for name, node in self._site.nodes.items()
+                if name not in self._lost_nodes
+            )
             with contextlib.suppress(DeadlineExceeded):
                 await asyncio.gather(*(agent.call(ALIVE, None) for agent in agents))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from gcore_core.contract.errors import DataError, GcoreError, WorkerDied, WorkerError
 from gcore_core.run.supervisor import Supervisor
-from gcore_core.runtime.messages import WorkerExit
+from gcore_core.runtime.messages import USAGE, WorkerExit
 
 
 class Attempt:
@@ -53,11 +55,20 @@ class Agent:
 
     def __init__(self, name: str, *, is_lost: bool) -> None:
         self.name = name
+        self.calls: list[str] = []
         self._is_lost = is_lost
 
     async def call(self, endpoint: Any, request: Any) -> None:
+        self.calls.append(endpoint.name)
         if self._is_lost:
-            raise WorkerDied("the process is gone", where=self.name, process=self.name)
+            raise self._gone()
+
+    async def stream(self, endpoint: Any, request: Any) -> AsyncGenerator[Any, None]:
+        raise self._gone()
+        yield
+
+    def _gone(self) -> WorkerDied:
+        return WorkerDied("the process is gone", where=self.name, process=self.name)
 
 
 class Exits:
@@ -72,6 +83,7 @@ class Exits:
         self._lost_trainer = False
         self._observers = SimpleNamespace(worker_failed=lambda run, failure: None)
         self._run = None
+        self._lost_nodes = set[str]()
         self._errors = [DataError("connection closed by peer", where="policy.0")]
         self._site = SimpleNamespace(
             nodes={agent.name: SimpleNamespace(agent=agent) for agent in agents}
@@ -92,3 +104,45 @@ async def test_an_error_that_comes_of_a_lost_machine_is_not_the_cause(
     exits = Exits(here)
     with pytest.raises(DataError):
         await Supervisor._exited(exits, WorkerExit("policy.0", 1, 1, False, ""))
+
+
+class Watch:
+    """What ``Supervisor._watch`` and ``_ask_agents`` use of a supervisor on two machines.
+
+    busy: where its workers are.
+    """
+
+    _is_idle = Supervisor._is_idle
+    _watch = Supervisor._watch
+    _ask_agents = Supervisor._ask_agents
+
+    def __init__(self, busy: str, *agents: Agent) -> None:
+        self._lost_nodes = set[str]()
+        self.notes: list[str] = []
+        self._display = SimpleNamespace(note=self.notes.append)
+        self._job = SimpleNamespace(directory=Path("run"))
+        self._site = SimpleNamespace(
+            home="agent.0",
+            where={"policy.0": "agent.0", "rollout.0": busy},
+            nodes={agent.name: SimpleNamespace(agent=agent) for agent in agents},
+        )
+
+
+async def test_a_lost_machine_on_which_nothing_runs_costs_nothing() -> None:
+    here, other = Agent("agent.0", is_lost=False), Agent("agent.1", is_lost=True)
+    idle: Any = Watch("agent.0", here, other)
+    assert await idle._ask_agents(USAGE) == [None]  # also before it is noticed
+    await idle._watch(other)
+    assert idle.notes == ["agent.1 is lost, and nothing of the run is there"]
+    assert await idle._ask_agents(USAGE) == [None]
+    assert other.calls == ["usage"]  # it is not asked any more
+
+    busy: Any = Watch("agent.1", here, other)
+    with pytest.raises(WorkerDied):
+        await busy._ask_agents(USAGE)
+    with pytest.raises(WorkerDied) as error:
+        await busy._watch(other)
+    assert "the workers of its node end with it" in error.value.why
+    home: Any = Watch("agent.1", Agent("agent.0", is_lost=True))
+    with pytest.raises(WorkerDied):
+        await home._watch(home._site.nodes["agent.0"].agent)
