@@ -109,7 +109,7 @@ BENCHMARKS = (
             "tests/support/machines.py",
             "tests/support/remote_shell.py",
         ),
-        minutes=25,
+        minutes=29,
     ),
     Benchmark(
         name="rewards",
