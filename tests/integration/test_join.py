@@ -369,6 +369,14 @@ def test_a_killed_supervisor_leaves_nothing_and_its_nodes_say_so(
         wait_until(lambda: not left_on(first) and not left_on(second))
 
 
+def wait_for_line(process: Joined, text: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"it has ended without: {text}")
+
+
 @pytest.mark.slow
 def test_another_node_takes_the_place_of_a_lost_one(token: Path, logs: Path) -> None:
     """One node more than a run needs waits until it is needed."""
@@ -377,9 +385,7 @@ def test_another_node_takes_the_place_of_a_lost_one(token: Path, logs: Path) -> 
         spare.extend(stack.enter_context(joining(token, third, options=["--again=60"])))
         agent = site.nodes["agent.1"].agent
         await agent.call(USAGE, Nothing(), deadline_s=LONG_S)
-        assert spare[0].stderr is not None
-        while "all nodes of the run have joined" not in spare[0].stderr.readline():
-            pass
+        await asyncio.to_thread(wait_for_line, spare[0], "all nodes of the run have joined")
         second.power_off()
         with pytest.raises(WorkerDied, match="gone"):
             async for _ in agent.stream(EXITS, Nothing()):
