@@ -22,9 +22,9 @@ delta: bytes that the trainer's node sends for what has changed between two vers
     quickstart's weights, over those for the whole: delta_push_bytes_share_float32 for the weights
     as they are, _bfloat16 for a copy of them, and _bfloat16_small_rate for a copy where the
     learning rate is 1e-6, as for finetuning large models. The versions are one step apart. The
-    quickstart's model is small, so what messages take is a part of both. delta_pays_below: on which
-    networks a delta of 64 MiB in which as much changes is made, sent and applied sooner than the
-    whole is sent.
+    quickstart's model is small, so what messages take is a part of both. delta_cpu_s_per_gb is what
+    it takes to make and to apply such deltas: with one core on either side they pay on networks
+    slower than (1 - share) / delta_cpu_s_per_gb.
 faults: the quickstart on four nodes with a checkpoint after every step. First the agent of a node
     is killed, with which the node's workers end: the time until the next step is made. Then the
     link of another node is cut: the time until the run's log says that the node is lost
@@ -340,8 +340,8 @@ def written(nodes: Nodes, name: str, directory: Path, is_rounded: bool) -> Path:
     return path
 
 
-def delta_rate(paths: Sequence[Path], nbytes: int) -> float:
-    """Returns the rate of a network below which a delta pays, in GB/s.
+def delta_cpu_s_per_gb(paths: Sequence[Path], nbytes: int) -> float:
+    """Returns the CPU seconds in which a delta of 1 GB of weights is made and applied.
 
     The weights are too few for a measurement, so words are drawn from what has changed in them.
 
@@ -356,13 +356,13 @@ def delta_rate(paths: Sequence[Path], nbytes: int) -> float:
     target = np.empty_like(base)
     took_s = []
     for _ in range(5):
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         delta = make_delta(other, base)
         apply_delta(memoryview(delta), base, target)
-        took_s.append(time.perf_counter() - began_s)
+        took_s.append(time.process_time() - began_s)
         if not np.array_equal(target, other):
             sys.exit("a delta has made other bits")
-    return (nbytes - len(delta)) / 1e9 / min(took_s)
+    return min(took_s) / (nbytes / 1e9)
 
 
 def measure_delta(nodes: Nodes, short: bool) -> list[Claim]:
@@ -382,10 +382,10 @@ def measure_delta(nodes: Nodes, short: bool) -> list[Claim]:
             nodes.all[0], "deltas", versions=[str(path) for path in paths], **nodes.on_all()
         )
         nodes.tell(f"delta: {kind}, {whole} bytes whole, {changed} of what has changed")
-        rate = delta_rate(paths, (4 if short else 64) << 20)
+        cpu_s = delta_cpu_s_per_gb(paths, (4 if short else 64) << 20)
         claims += [
             Claim(f"delta_push_bytes_share_{kind}", changed / whole, "share of the whole"),
-            Claim(f"delta_pays_below_{kind}", rate, "GB/s"),
+            Claim(f"delta_cpu_s_per_gb_{kind}", cpu_s, "CPU-s/GB, both sides"),
         ]
     return claims
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -319,6 +320,42 @@ async def test_a_delta_that_makes_something_else_is_refused(
             await nodes.push(version)
             told = "\n".join(record.getMessage() for record in caplog.records)
             assert "bucket 0 is read as it is" in told
+
+
+async def test_a_delta_that_is_applied_ends_before_another_push_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push begins anew meanwhile. The thread of the first one still writes into the mirror."""
+    pytest.importorskip("zstandard")
+    applied = deltas.apply_delta
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(delta: memoryview, base: np.ndarray, target: np.ndarray) -> None:
+        begun.set()
+        go_on.wait()
+        applied(delta, base, target)
+        target[:] = 0
+
+    async with opened(tmp_path, others=1) as nodes:
+        nodes.delta = "always"
+        await nodes.push(1)
+        monkeypatch.setattr(deltas, "apply_delta", slow)
+        nodes.fill(2, 0)
+        first = asyncio.ensure_future(nodes.bring("agent.1", 2, 0))
+        await asyncio.to_thread(begun.wait)
+        nodes.delta = "never"
+        content = nodes.fill(3, 0)
+        second = asyncio.ensure_future(nodes.bring("agent.1", 3, 0))
+        try:
+            for _ in range(100):  # of the event loop: enough for whatever waits for no thread
+                await asyncio.sleep(0)
+            (mirror,) = nodes.stores["agent.1"]._mirrors._mirrors.values()
+            assert [pull for pull in mirror._ending if not pull.done()], "its thread still writes"
+        finally:
+            go_on.set()
+        with pytest.raises(ContractError, match="another push began"):
+            await first
+        assert await second == content
 
 
 async def test_a_network_that_is_measured_decides(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ where the package ``zstandard`` is installed, and while the machine has memory e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import struct
@@ -397,7 +398,7 @@ class DeltaReader:
             await read(msgspec.structs.replace(ask, start=HEADER_BYTES), delta)
             self.measured(source, len(delta), time.monotonic() - began_s)
             tell(await asyncio.to_thread(write_delta, self._beside, bucket.index, header, delta))
-            await asyncio.to_thread(_apply, header, delta, base, memory)
+            await _to_its_end(asyncio.to_thread(_apply, header, delta, base, memory))
         except DataError as error:
             log.warning("bucket %d is read as it is: %s", bucket.index, error)
             tell(self.without(bucket.index, WHOLE))
@@ -411,6 +412,20 @@ class DeltaReader:
     def keep(self, index: int, memory: memoryview) -> None:
         """Keeps a bucket for the next push."""
         self._bases.keep(index, np.frombuffer(memory, np.uint8))
+
+
+async def _to_its_end(work: Awaitable[None]) -> None:
+    """Waits for work that writes into a memory also where this is cancelled.
+
+    The memory is another push's then.
+    """
+    done = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(done)
+    finally:
+        while not done.done():
+            with contextlib.suppress(asyncio.CancelledError, DataError):
+                await asyncio.shield(done)
 
 
 def _apply(header: Header, delta: memoryview, base: Base, memory: memoryview) -> None:

@@ -11,7 +11,7 @@ passes on every piece as soon as it has it. So the last node of a row has a buck
 than the first, and not as many times later as there are nodes before it.
 
 A parent that fails is left: the bucket then comes from that one's own parent, or at last from the
-sender's node, from its first byte on, and for a while nothing is asked of the one that failed.
+sender's node, from its first byte on, and for a while nothing is asked of one that is silent.
 Those who read here meanwhile do not notice, since the bytes are the same; they wait a little longer
 for their parent than it does for its own.
 """
@@ -271,7 +271,7 @@ class _Mirror:
             await asyncio.wait(self._ending)  # what they would write, is not of this push
         if self._keeping:
             await asyncio.wait(self._keeping)
-        self._keeping = []
+        self._keeping = [keeping for keeping in self._keeping if not keeping.done()]
         end = request.offset + request.nbytes
         where = f"node {request.node}, version {request.version}, bucket {request.index}"
         try:
@@ -366,8 +366,9 @@ class _Mirror:
         self._deltas.measured(source, request.nbytes, time.monotonic() - began_s)
 
     def _leave(self, parent: str, request: MirrorRequest, error: GcoreError) -> None:
-        """Asks nothing more of a parent for a while."""
-        self._avoided[parent] = time.monotonic() + _AVOIDED_S
+        """Turns from a parent; asks nothing more of it for a while where it is gone or silent."""
+        if isinstance(error, WorkerDied):
+            self._avoided[parent] = time.monotonic() + _AVOIDED_S
         log.warning(
             "%s does not pass version %d, bucket %d on, it comes from another node: %s",
             parent,
