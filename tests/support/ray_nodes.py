@@ -55,8 +55,11 @@ class Cluster:
         where = [f"--address={self.address}"]
         if head:
             where = ["--head", f"--port={_PORT}", f"--include-dashboard={self.dashboard}"]
+            where += [f"--dashboard-host={machine.address}"] if self.dashboard else []
         own = Path(f"{self.directory}-{machine.name}")
-        shutil.rmtree(own, ignore_errors=True)  # where Ray was killed there
+        if own.exists():  # Ray was killed there
+            machine.run(["umount", "--lazy", str(self.directory)])
+            shutil.rmtree(own)
         own.mkdir()
         machine.run(["mount", "--bind", str(own), str(self.directory)])
         words = [

@@ -128,20 +128,24 @@ def _not_joined(address: str, version: str, error: Exception) -> Failed:
 
 
 def alive() -> list[RayNode]:
-    """Returns the nodes of the cluster that Ray believes to be alive."""
+    """Returns the nodes of the cluster that Ray believes to be alive, each address once.
+
+    Where Ray was started again on a machine, it may be there twice for a minute.
+    """
     import ray
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
-    return [
-        RayNode(
-            address=str(node["NodeManagerAddress"]),
-            total=dict(node["Resources"]),
-            free=dict(free.get(node["NodeID"], {})),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    by_address = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            address = str(node["NodeManagerAddress"])
+            by_address[address] = RayNode(
+                address=address,
+                total=dict(node["Resources"]),
+                free=dict(free.get(node["NodeID"], {})),
+            )
+    return list(by_address.values())
 
 
 # -- machines --------------------------------------------------------------------------------------

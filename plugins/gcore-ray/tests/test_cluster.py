@@ -165,8 +165,7 @@ def test_more_than_the_cluster_has_is_told_and_given_up(
 
 
 @pytest.mark.slow
-def test_a_node_whose_ray_has_no_gcore_ray_is_named(two: Two) -> None:
-    """The interpreter of the agents is another matter: here it is one without the core."""
+def test_an_interpreter_without_the_core_is_told_with_its_node(two: Two) -> None:
     with pytest.raises(ConfigError) as error:
         asyncio.run(launcher(two, python="/usr/bin/false").nodes("auto"))
     assert error.value.what == "10.77.0.1 cannot be used"

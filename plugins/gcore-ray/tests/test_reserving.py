@@ -176,3 +176,12 @@ def test_why_a_cluster_cannot_be_joined(error: Exception, what: str) -> None:
     assert what in failed.what
     assert f"{error}" in failed.why
     assert failed.where == "launcher.config.cluster"
+
+
+def test_a_machine_where_ray_was_started_again_is_one_node(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.gpus = {"10.0.0.1": 8.0}
+    (node,) = ray.nodes()
+    monkeypatch.setattr(sys.modules["ray"], "nodes", lambda: [node, {**node, "NodeID": "new"}])
+    assert [one.address for one in module.alive()] == ["10.0.0.1"]
