@@ -18,6 +18,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.machinery import BuiltinImporter
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
 from gcore_core.contract.errors import GcoreError, error_types
 from gcore_core.contract.factories import FactorySpec, build, import_attribute
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.launching import ALIVE
+from gcore_core.contract.launching import ALIVE, FoundNodes, NodeFacts
 from gcore_core.contract.lineage import check_receipt, check_seal
+from gcore_core.contract.placement import Device
 from gcore_core.contract.records import Header, Prompt, RunFacts, StepReport
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.sentinel import Alarm
@@ -49,6 +51,8 @@ from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.comparison import compare
 from gcore_core.run.export import export, weights_sha256
 from gcore_core.run.homecoming import no_directory
+from gcore_core.run.initial_placement import place_on_fewer
+from gcore_core.run.machines_left import place_again
 from gcore_core.run.restarts import Restarts
 from gcore_core.runtime.messages import HeldReply, TrainReply, Versions, WorkerExit
 from gcore_core.runtime.process import handshake
@@ -189,6 +193,28 @@ class World:
             (self.directory / "rows.jsonl").write_text(content)
         given = json.dumps({"path": "rows.jsonl", **settings})
         build(self.load(f"data.use={use}", f"data.config={given}").factory("data"))[0]
+
+
+def machines_left(world: World) -> None:
+    """A run that goes on finds one machine of two."""
+
+    class Launcher:
+        async def find_nodes(self, devices: Any, *, again: bool) -> FoundNodes:
+            device = Device(index=0, kind="cpu")
+            ssh = "the command ended with 255: ssh: connect to host node2 port 22: No route to host"
+            return FoundNodes(
+                nodes=[NodeFacts(name="agent.0", devices=(device,), host="node1")],
+                missing={"node2": ssh},
+            )
+
+    async def pause(seconds: float) -> None:
+        clock.append(clock[-1] + seconds)
+
+    clock = [0.0]
+    plan = world.load("roles.policy.slots=2")
+    launcher: Any = Launcher()
+    fit = partial(place_on_fewer, plan)
+    asyncio.run(place_again(plan, launcher, lambda text: None, fit, pause, lambda: clock[-1]))
 
 
 CASES: dict[str, dict[str, Callable[[World], object]]] = {
@@ -416,6 +442,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "no package for TLS": lambda w: without_cryptography(),
         "socket path too long": lambda w: sockets.check_free("unix:/" + "x" * 120),
         "started again in vain": lambda w: started_in_vain(),
+        "too few machines are left": machines_left,
     },
 }
 
