@@ -26,10 +26,20 @@ from tests.support.machines import Machine
 _PORT = 6379
 _START_S = 240.0
 _STORE_BYTES = 100_000_000
+#: Where they are not said, Ray's daemon waits for its helpers to say them, and gives up too soon
+#: on a machine that is busy.
+_PORTS = (
+    "--dashboard-agent-grpc-port=52366",
+    "--dashboard-agent-listen-port=52365",
+    "--runtime-env-agent-port=52367",
+    "--metrics-export-port=52368",
+)
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_METRICS": "1",
-    "RAY_raylet_start_wait_time_s": "200",  # on a machine that is busy
+    "RAY_raylet_start_wait_time_s": "200",
+    "RAY_agent_register_timeout_ms": "200000",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "200",
     "OMP_NUM_THREADS": "1",
 }
 
@@ -66,6 +76,7 @@ class Cluster:
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where),
             *(f"--node-ip-address={machine.address}", f"--num-cpus={cpus}"),
             f"--object-store-memory={_STORE_BYTES}",
+            *_PORTS,
         ]
         with open(f"{own}.log", "wb") as log:
             self._nodes[machine.name] = machine.start(
