@@ -409,6 +409,9 @@ def test_the_quickstart_learns_the_same_without_a_shared_disk(
     run = disk / "runs" / "quickstart" / "001"
     told = [line for line in (run / "logs" / "policy.0.log").read_text().splitlines() if line]
     assert len(told) == len(set(told)) > 0
+    logs = {path.stem for path in (run / "logs").glob("*.log")}
+    workers = {"policy.0", "rollout.0", "scorer.0", "controller.0", "controller.1"}
+    assert logs == {"supervisor", "agent.0", "agent.1", *workers}
     assert {path.stem for path in (run / "trace").iterdir()} == {"controller.0", "controller.1"}
     checkpoints = Checkpoints(run)
     assert [checkpoints.verify(step) for step in checkpoints.steps()] == [[], []]

@@ -111,7 +111,9 @@ async def test_nodes_that_share_a_disk_with_each_other_bring_it_once(tmp_path: P
     with disks(tmp_path, {"agent.0": "home", "agent.1": "far", "agent.2": "far"}) as site:
         async with opened(site) as homecoming:
             append(run_on(site, "agent.2") / "logs" / "rollout.1.log", "a line\n")
+            append(run_on(site, "agent.2") / "logs" / "controller.0.log", "")
             await homecoming.drain()
+        assert (run_on(site, "agent.0") / "logs" / "controller.0.log").read_text() == ""
         at_home = run_on(site, "agent.0") / "logs" / "rollout.1.log"
         assert at_home.read_text() == "a line\n"
 

@@ -432,7 +432,7 @@ def _grown(request: ReadGrown) -> Iterator[Grown]:
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(min(start, os.fstat(file.fileno()).st_size))
             content = file.read(left_bytes)
-            if content:
+            if content or name not in request.positions:  # an empty file is told once
                 left_bytes -= len(content)
                 yield Grown(name, file.tell() - len(content), content)
         if left_bytes <= 0:
