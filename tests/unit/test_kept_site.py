@@ -40,7 +40,10 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def job() -> Any:
     plan = SimpleNamespace(factory=lambda name: name)
-    return SimpleNamespace(plan=plan, where=dict, directory=Path("run"))
+    placed = SimpleNamespace(host=lambda node: node)
+    return SimpleNamespace(
+        plan=plan, where=dict, directory=Path("run"), launcher=None, placed=placed
+    )
 
 
 def test_a_run_that_ends_well_closes_its_site_without_an_error(launcher: Recorder) -> None:
