@@ -76,9 +76,9 @@ def test_a_run_that_goes_on_elsewhere_closes_the_site_before_with_an_error(
     async def run() -> None:
         async with KeptSite(job()) as place:
             first = await place.open()
-            await place.clear(agent_is_lost=False)
+            await place.clear(is_kept=True)
             assert await place.open() is first
-            await place.clear(agent_is_lost=True)
+            await place.clear(is_kept=False)
             assert await place.open() is not first
 
     asyncio.run(run())
