@@ -18,7 +18,7 @@ from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
 
 from gcore_core.contract.errors import ConfigError, WorkerDied, WorkerError
-from gcore_core.contract.launching import Site
+from gcore_core.contract.launching import Launcher, Site
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.runtime.messages import EXITS, USAGE, Nothing
 from gcore_core.runtime.rpc.service import Service
@@ -52,9 +52,7 @@ def launcher(*machines: Machine, **settings: Any) -> CommandLauncher:
     return CommandLauncher(CommandConfig(hosts=hosts, command=command, **changed))
 
 
-def visit(
-    launcher: CommandLauncher, logs: Path, look: Callable[[Site], Awaitable[None]]
-) -> list[str]:
+def visit(launcher: Launcher, logs: Path, look: Callable[[Site], Awaitable[None]]) -> list[str]:
     """Opens a site, looks at it and closes it; returns the names of its nodes."""
 
     async def go() -> list[str]:
