@@ -83,6 +83,7 @@ class Exits:
         self._lost_trainer = False
         self._observers = SimpleNamespace(worker_failed=lambda run, failure: None)
         self._run = None
+        self._job = SimpleNamespace(directory=Path("run"))
         self._lost_nodes = set[str]()
         self._errors = [DataError("connection closed by peer", where="policy.0")]
         self._site = SimpleNamespace(
