@@ -39,7 +39,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import psutil
 import xxhash
 
 from gcore_core.contract.errors import DataError
@@ -252,6 +251,8 @@ class Bases:
 
 def _has_room(nbytes: int) -> bool:
     """Returns whether the machine keeps an eighth of its memory free beside so many bytes."""
+    import psutil  # here, so that workers, which keep no weights of a push before, need not load it
+
     memory = psutil.virtual_memory()
     return bool(memory.available - nbytes > memory.total // 8)
 
