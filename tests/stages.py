@@ -75,7 +75,7 @@ STAGES = (
     ),
     Stage(
         name="processes",
-        budget_min=17,
+        budget_min=20,
         commands=(PYTEST + " tests/gpu tests/integration tests/oracles",),
     ),
     Stage(

@@ -89,6 +89,8 @@ def joining(token: Path, *machines: Machine, options: Any = ()) -> Iterator[list
             process.communicate(timeout=LONG_S)
 
 
+# The same contract holds nodes/command for every change (test_nodes.py), by the same site.
+@pytest.mark.slow
 class TestTwoNodes(LauncherContract):
     @pytest.fixture
     def launcher(self, two: tuple[Machine, Machine], tmp_path: Path) -> Iterator[Any]:
