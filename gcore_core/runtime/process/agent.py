@@ -289,7 +289,9 @@ class Agent:
                 since_s = time.monotonic()
         log.warning("%s (pid %s) is stopped and is ended", spec.name, process.pid)
         self._hung.add(process.pid)
-        await end_hung(process)
+        # ``end_hung`` would wake it for its stacks, and it would go on for a moment.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         return patience_s
 
     def _ending(self, pid: int, code: int) -> str:
