@@ -67,7 +67,7 @@ def make_context(directory: Path, /, objective: Any = None, **changes: Any) -> W
         "role": "policy",
         "steps": 10,
         "model": {"path": str(directory)},
-        "directory": str(directory / "run"),
+        "directory": str(Path(directory) / "run"),
         "parts": {"objective": objective},
     }
     return WorkerContext(**(facts | changes))
