@@ -30,7 +30,7 @@ from tests.integration.test_nodes import (
     visit,
     wait_until,
 )
-from tests.support.machines import Machine, machines
+from tests.support.machines import Machine, assert_in_no_process, machines
 
 TOKEN = "the token of this run, long enough"
 HOME = "10.77.0.1:29399"
@@ -121,17 +121,11 @@ def test_what_is_secret_is_in_no_argument_environment_or_log(
     async def look(site: Site) -> None:
         nonlocal key
         key = next(line for line in site.identity.splitlines() if b"-----" not in line)
-        n_looked_at = 0
-        for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
-            for name in ("cmdline", "environ"):
-                try:
-                    content = (process / name).read_bytes()
-                except OSError:
-                    continue
-                n_looked_at += b"gcore_core.runtime.process.agent" in content
-                n_looked_at += b"nodes\0join" in content
-                for secret in (site.secret, site.secret.hex().encode(), key, TOKEN.encode()):
-                    assert secret not in content, f"{name} of {process}"
+        n_looked_at = assert_in_no_process(
+            [site.secret, site.secret.hex().encode(), key, TOKEN.encode()],
+            b"gcore_core.runtime.process.agent",
+            b"nodes\0join",
+        )
         assert n_looked_at >= 4, "two agents and two commands were not looked at"
 
     with joining(token, *two) as started:

@@ -23,7 +23,7 @@ from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.runtime.messages import EXITS, USAGE, Nothing
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.launcher import LauncherContract
-from tests.support.machines import SHELL, Machine, machines
+from tests.support.machines import SHELL, Machine, assert_in_no_process, machines
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 PATIENCE_S = 8.0
@@ -93,16 +93,9 @@ def test_what_is_secret_is_in_no_argument_environment_or_log(
     async def look(site: Site) -> None:
         nonlocal key
         key = next(line for line in site.identity.splitlines() if b"-----" not in line)
-        n_agents = 0
-        for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
-            for name in ("cmdline", "environ"):
-                try:
-                    told = (process / name).read_bytes()
-                except OSError:
-                    continue
-                n_agents += b"gcore_core.runtime.process.agent" in told
-                for secret in (site.secret, site.secret.hex().encode(), key):
-                    assert secret not in told, f"{name} of {process}"
+        n_agents = assert_in_no_process(
+            [site.secret, site.secret.hex().encode(), key], b"gcore_core.runtime.process.agent"
+        )
         assert n_agents >= 3, "the agents, and the command that leads to one, were not looked at"
 
     visit(launcher(*two), logs, look)

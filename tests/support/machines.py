@@ -278,3 +278,21 @@ def _set_network(descriptor: int) -> None:
     if libc.setns(descriptor, _CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def assert_in_no_process(secrets: Sequence[bytes], *marks: bytes) -> int:
+    """Looks at the arguments and the environment of every process; none may hold a secret.
+
+    Returns how many of them hold one of the marks: so many were surely looked at.
+    """
+    n_marked = 0
+    for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
+        for name in ("cmdline", "environ"):
+            try:
+                content = (process / name).read_bytes()
+            except OSError:  # it has ended
+                continue
+            n_marked += sum(mark in content for mark in marks)
+            for secret in secrets:
+                assert secret not in content, f"{name} of {process}"
+    return n_marked

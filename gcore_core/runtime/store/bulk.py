@@ -252,10 +252,14 @@ class _Tags:
 
 
 class _Line:
-    """One connection that is made, as either side uses it.
+    """Speaks over one open connection. Client and server both use it.
 
-    heard: called whenever bytes come.
-    tagged: whether content has tags of its own: unless TLS protects it.
+    First both sides greet each other: each sends a random number, then a tag that only who knows
+    the run's secret can compute from both numbers. After that each message is followed by a tag,
+    which says that nobody has altered it.
+
+    heard: is called whenever bytes come.
+    tagged: whether content is followed by tags, too. Under TLS it is not: TLS finds changes itself.
     """
 
     def __init__(

@@ -1,21 +1,23 @@
 """Sends of a bucket of a push only what has changed since the push before, where that pays.
 
-Both nodes keep the bytes that the bucket had, its *base*. What is sent is a *delta*: for each piece
-of 1 MiB, the exclusive or of both contents, compressed. Weights that change little have the same
-upper bits afterwards, so most of it is zeros: in bfloat16 with small learning rates nearly all.
+Both nodes keep the bytes of a bucket as the push before left them: its *base*. A *delta* is the
+exclusive or of the base and the new content, compressed in pieces of 1 MiB. Where a weight changes
+little, its upper bits stay, and their exclusive or is zero. Zeros compress well.
 
-Before a bucket its reader asks for a header, and then decides what it reads:
+A reader first asks for a header. It says which of three cases it is:
 
-    delta     what has changed, from the base with this digest to the content with that one
-    whole     there is no base, so the bucket is read as it is; the next push may bring a delta
-    pause     a delta does not pay; it is not asked for in the pushes that follow
+    delta     the reader may read a delta; the header has the digests of base and new content
+    whole     the sender has no base; the reader reads the bucket as it is
+    pause     a delta does not pay; the reader asks for none in the next pushes
 
-A reader whose base has another digest, or none, reads the whole. So it does where what it made from
-a delta has not the digest that was told. Each generator digests its tensors besides, as ever.
+The reader also reads the bucket as it is
 
-A delta pays when the time to make it, to send it and to apply it is less than the time to send the
-whole. The sender makes some pieces to see how long they take and how large they are; the rate of
-the network is what the reader has measured.
+    where its own base has another digest than the header says, or there is none
+    where what it made from a delta has another digest than the header says
+
+A delta pays when making, sending and applying it takes less time than sending the bucket as it is.
+The sender makes some pieces to see how long they take and how large they are. The reader has
+measured the rate of the network.
 
 A base costs the memory of its bucket, on the sender's node and on each reader's. It is kept only
 where the package ``zstandard`` is installed, and while the machine has memory enough.
