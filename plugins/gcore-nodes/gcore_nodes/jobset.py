@@ -10,12 +10,11 @@ import argparse
 import json
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
-from gcore_nodes.slurm import count, write
+from gcore_nodes.slurm import count, give
 from gcore_nodes.token import TOKEN_VARIABLE
 
 _PROG = "g-core nodes jobset"
@@ -129,12 +128,7 @@ def main(words: Sequence[str] | None = None) -> int:
     written.
     """
     args = _parser().parse_intermixed_args(words)
-    text = manifest(args)
-    if args.out is None:
-        sys.stdout.write(text)
-        return 0
-    write(args.out, text, _PROG)
-    print(f"{args.out} is written; its first lines say how it is started")
+    give(manifest(args), args.out, _PROG, "its first lines say how it is started")
     return 0
 
 

@@ -103,11 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = _parser().parse_intermixed_args(words)
     plan = load_plan(args.file, [*args.overrides, *_launcher(args)])
     text = script(args, plan.name)
-    if args.out is None:
-        sys.stdout.write(text)
-        return 0
-    write(args.out, text, _PROG)
-    print(f"{args.out} is written; submit it with: sbatch {args.out}")
+    give(text, args.out, _PROG, f"submit it with: sbatch {args.out}")
     return 0
 
 
@@ -152,8 +148,16 @@ def script(args: argparse.Namespace, name: str) -> str:
     )
 
 
-def write(path: Path, text: str, where: str) -> None:
-    """Writes a file. Raises ConfigError when that is not possible."""
+def give(text: str, path: Path | None, where: str, hint: str) -> None:
+    """Writes a text to a file and says so, or prints it where there is none.
+
+    where: the command that writes it, for the error.
+    hint: what to do with the file.
+    Raises ConfigError when the file cannot be written.
+    """
+    if path is None:
+        sys.stdout.write(text)
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -162,6 +166,7 @@ def write(path: Path, text: str, where: str) -> None:
             where=f"{where} --out {path}",
             todo="name a file in a directory that you may write to",
         ) from error
+    print(f"{path} is written; {hint}")
 
 
 def _parser() -> argparse.ArgumentParser:
