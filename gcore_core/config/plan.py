@@ -27,6 +27,7 @@ from gcore_core.config import (
     yaml_source,
 )
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import (
     ConfigError,
     ContractError,
@@ -56,7 +57,7 @@ class Plan:
     provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> chosen provider.
     objects: the same paths -> the provider's own config object; None where it has no settings.
     source: the YAML file.
-    columns: role of this run -> the per-action columns that it gives.
+    columns: role of this run -> the per-action columns that it gives under its settings.
     lock: one entry for each loaded plugin, with its name, distribution and version.
     origins: dotted key -> where it was set; a key with a fixed default is absent.
     plugins: the loaded plugins.
@@ -68,7 +69,7 @@ class Plan:
     provided: Mapping[str, Provided]
     objects: Mapping[str, Any]
     source: Path
-    columns: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, tuple[ColumnSpec, ...]]
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
     plugins: Plugins
@@ -175,7 +176,7 @@ def load_plan(
         objects=objects,
         source=source.file,
         columns={
-            role: item.spec.columns
+            role: checks.given_columns(item.spec, objects.get(f"roles.{role}"))
             for role, item in _roles(plugins).items()
             if role in settings.roles and isinstance(item.spec, RoleProvider)
         },

@@ -100,6 +100,18 @@ class KeepsWeights(Protocol):
 
 
 @runtime_checkable
+class SaysWidths(Protocol):
+    """Says how wide the columns [A, k] are that an annotator gives."""
+
+    def column_widths(self) -> Mapping[str, int]:
+        """Returns k by the name of a column, for each wide one that is given.
+
+        A wide column of the role that is not named, or has k 0, is not given in this run. Without
+        the method none is.
+        """
+
+
+@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -190,6 +202,11 @@ def keeps_weights(config: Any) -> bool:
     return config.keeps_weights() if isinstance(config, KeepsWeights) else True
 
 
+def column_widths(config: Any) -> Mapping[str, int]:
+    """Returns k of each column [A, k] that an annotator gives under its settings."""
+    return config.column_widths() if isinstance(config, SaysWidths) else {}
+
+
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -254,6 +271,7 @@ ABILITIES = (
     _ability(TakesStale, "objective"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
+    _ability(SaysWidths, "annotator"),
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
