@@ -22,12 +22,13 @@ from gcore_core.contract.abilities import (
     required_by,
     shows_images,
     takes_stale,
+    works_without_rewards,
 )
 from gcore_core.contract.algorithms import LOGP_OF, ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
-from gcore_core.contract.providers import ControllerProvider, RoleProvider
+from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvider
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
@@ -87,6 +88,7 @@ def run(
         *_judges(settings, provided),
     ]
     problems += _uncalled(settings, provided)
+    problems += _rewards(settings, provided, objects)
     problems += _stale(provided, objects)
     role_providers = _role_providers(plugins)
     columns = {
@@ -348,6 +350,21 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
             yield f"roles.{name}: {never} role (kind {kind!r}); leave it out."
     if not calls.get("scorer"):
         yield from (f"rewards.{name}: {never} reward; leave it out." for name in settings.rewards)
+
+
+def _rewards(
+    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
+) -> Iterator[str]:
+    """A job has a reward, unless its step program or its advantage needs none."""
+    controller = provided["controller"]
+    parts = controller.spec.parts if isinstance(controller.spec, ControllerProvider) else PARTS
+    if settings.rewards or "rewards" not in parts or "advantage" not in provided:
+        return
+    if not works_without_rewards(objects.get("advantage")):
+        yield (
+            f"rewards: there is none, and advantage {provided['advantage'].reference} is computed "
+            "from rewards under these settings; add rewards.<name>."
+        )
 
 
 def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:

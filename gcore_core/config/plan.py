@@ -27,6 +27,7 @@ from gcore_core.config import (
     yaml_source,
 )
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
+from gcore_core.contract.abilities import WorksWithoutRewards
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import (
     ConfigError,
@@ -147,7 +148,7 @@ def load_plan(
         _take(section, choice.use, core, user)
     plugins = _load_plugins(core, installed, source.file.parent)
     parts = _parts(core, plugins)
-    _require(core, user, parts, source.file)
+    _require(core, user, parts - _doubtful(core, plugins), source.file)
     for path in _left_out(core, parts):
         OmegaConf.update(tree, f"{path}.use", "")
     # Second phase: each provider's dataclass replaces its open ``config`` node.
@@ -315,6 +316,19 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
     """Returns the parts of a job that the chosen step program needs."""
     spec = plugins.resolve("controller", core["controller"]["use"], where="controller.use").spec
     return spec.parts if isinstance(spec, ControllerProvider) else PARTS
+
+
+def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
+    """Returns the parts that the job may do without, which only the plugins' settings can tell.
+
+    Those settings are not read yet; ``checks.run`` asks them.
+    """
+    use = (core.get("advantage") or {}).get("use", MISSING)
+    if use in ("", MISSING):
+        return frozenset()
+    config = plugins.resolve("advantage", use, where="advantage.use").spec.config
+    is_able = config is not None and issubclass(config, WorksWithoutRewards)
+    return frozenset({"rewards"}) if is_able else frozenset()
 
 
 def _left_out(core: Mapping[str, Any], parts: frozenset[str]) -> list[str]:

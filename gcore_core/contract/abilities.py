@@ -43,6 +43,18 @@ class Requires(Protocol):
 
 
 @runtime_checkable
+class WorksWithoutRewards(Protocol):
+    """Says that an advantage can do without rewards, as where a teacher says what is good."""
+
+    def works_without_rewards(self) -> bool:
+        """Returns whether a job with this advantage needs no reward.
+
+        Without rewards ``GroupScalars.rewards`` is 0 everywhere. Without the method: False, and a
+        job without rewards is refused.
+        """
+
+
+@runtime_checkable
 class StatesLogprobBand(Protocol):
     """Says how exact the log-probs of a generator or trainer are."""
 
@@ -176,6 +188,11 @@ def required_by(config: Any) -> frozenset[str]:
     return config.requires() if isinstance(config, Requires) else frozenset()
 
 
+def works_without_rewards(config: Any) -> bool:
+    """Returns whether a job with this advantage needs no reward."""
+    return isinstance(config, WorksWithoutRewards) and config.works_without_rewards()
+
+
 def logprob_band(*configs: Any) -> float:
     """Returns the widest band that a config states, in nats; 1e-3 where none does."""
     stated = [config.logprob_band() for config in configs if isinstance(config, StatesLogprobBand)]
@@ -266,6 +283,7 @@ def _ability(protocol: type, *kinds: str) -> Ability:
 
 ABILITIES = (
     _ability(Requires, "objective", "advantage"),
+    _ability(WorksWithoutRewards, "advantage"),
     _ability(StatesLogprobBand, "generator", "trainer"),
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),

@@ -249,7 +249,7 @@ class AdvantageProvider(Provider):
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks;
         provisional: nothing in the core calls it yet.
 
-    Ability of its config: ``requires``.
+    Abilities of its config: ``requires``, ``works_without_rewards``.
     """
 
     level: str = "record"
