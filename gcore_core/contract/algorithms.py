@@ -102,6 +102,18 @@ class Objective(Protocol):
         """
 
 
+@runtime_checkable
+class MakesAdvantages(Protocol):
+    """Says by which advantages an objective's loss goes, where it has others than the column's.
+
+    No capability: a trainer asks an objective that has the method, where it checks that the loss
+    raises the log-probs of actions whose advantage is positive.
+    """
+
+    def advantages(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Returns float32[A], such as the column's and a teacher's together; without gradient."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupScalars:
     """Holds the S records of one prompt, in numbers.
