@@ -9,17 +9,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.abilities import replica_slots, required_by, shows_images, takes_stale
+from gcore_core.contract.abilities import (
+    column_widths,
+    replica_slots,
+    required_by,
+    shows_images,
+    takes_stale,
+    works_without_rewards,
+)
+from gcore_core.contract.algorithms import LOGP_OF, ids_column
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
-from gcore_core.contract.providers import ControllerProvider, RoleProvider
+from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvider
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
@@ -79,11 +88,19 @@ def run(
         *_judges(settings, provided),
     ]
     problems += _uncalled(settings, provided)
+    problems += _rewards(settings, provided, objects)
     problems += _stale(provided, objects)
     role_providers = _role_providers(plugins)
-    problems += _columns(settings, role_providers)
+    columns = {
+        name: given_columns(role_providers[name], objects.get(f"roles.{name}"))
+        for name in settings.roles
+        if name in role_providers
+    }
+    problems += _columns(settings, columns, provided)
+    problems += _widths(settings, role_providers, objects)
     for path in ("advantage", "objective"):
-        problems += _requirements(path, objects.get(path), settings, role_providers)
+        problems += _requirements(path, objects.get(path), columns, role_providers)
+    problems += _token_logprobs(objects.get("objective"), provided)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -335,6 +352,21 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
         yield from (f"rewards.{name}: {never} reward; leave it out." for name in settings.rewards)
 
 
+def _rewards(
+    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
+) -> Iterator[str]:
+    """A job has a reward, unless its step program or its advantage needs none."""
+    controller = provided["controller"]
+    parts = controller.spec.parts if isinstance(controller.spec, ControllerProvider) else PARTS
+    if settings.rewards or "rewards" not in parts or "advantage" not in provided:
+        return
+    if not works_without_rewards(objects.get("advantage")):
+        yield (
+            f"rewards: there is none, and advantage {provided['advantage'].reference} is computed "
+            "from rewards under these settings; add rewards.<name>."
+        )
+
+
 def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
     """A step program that trains on records of older weights has an objective that corrects it."""
     controller = provided["controller"]
@@ -354,47 +386,107 @@ def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:
     return {spec.name: spec for spec in specs if isinstance(spec, RoleProvider)}
 
 
-def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterator[str]:
-    """A column comes from one role only, and an annotator follows no role."""
+def given_columns(role: RoleProvider, config: Any) -> tuple[ColumnSpec, ...]:
+    """Returns the columns that a role gives in this run, in the order of its description.
+
+    config: the settings object of the role's backend, which says how wide columns [A, k] are.
+    """
+    widths = column_widths(config)
+    return tuple(
+        replace(column, k=widths[column.name]) if column.wide else column
+        for column in role.column_specs
+        if not column.wide or widths.get(column.name)
+    )
+
+
+def _columns(
+    settings: JobSettings,
+    columns: Mapping[str, Sequence[ColumnSpec]],
+    provided: Mapping[str, Provided],
+) -> Iterator[str]:
+    """A column comes from one role only, and an annotator follows no role.
+
+    columns: role of this run -> what it gives.
+    """
     giver: dict[str, str] = {}
-    for name, node in settings.roles.items():
-        role = roles.get(name)
-        if role is None or role.kind != "annotator":
+    for name, given in columns.items():
+        if provided[f"roles.{name}"].kind != "annotator":
             continue
-        if node.follows:
+        if settings.roles[name].follows:
             yield (
                 f"roles.{name}.follows: no weights are pushed to an annotator; leave it out, and "
                 "give it a model."
             )
-        for column in role.columns:
-            if column in giver:
+        for column in given:
+            if column.name in giver:
                 yield (
-                    f"roles.{name}: gives {column!r}, as roles.{giver[column]} does; leave one of "
-                    "them out."
+                    f"roles.{name}: gives {column.name!r}, as roles.{giver[column.name]} does; "
+                    "leave one of them out."
                 )
-            giver.setdefault(column, name)
+            giver.setdefault(column.name, name)
+
+
+def _widths(
+    settings: JobSettings, roles: Mapping[str, RoleProvider], objects: Mapping[str, Any]
+) -> Iterator[str]:
+    """A backend says widths, each at least 1, of the wide columns of its role alone.
+
+    A backend may serve several roles, so what another role's columns are is no concern of it.
+    """
+    known = {column.name: column for role in roles.values() for column in role.column_specs}
+    for name in settings.roles:
+        for column, k in column_widths(objects.get(f"roles.{name}")).items():
+            if column not in known or not known[column].wide or k < 0:
+                yield (
+                    f"roles.{name}.config: says that column {column!r} has {k} numbers for each "
+                    "action, and no installed role gives such a column; ask its author."
+                )
+
+
+def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """A trainer that does not compute log-probs of other tokens is not asked for them."""
+    policy = provided.get(f"roles.{POLICY}")
+    needed = sorted(name for name in required_by(objective) if name.startswith(LOGP_OF))
+    if not needed or policy is None or "logprobs.tokens" in policy.spec.capabilities:
+        return
+    yield (
+        f"objective: requires {needed[0]!r}, log-probs of other tokens than the actions, and "
+        f"{policy.reference}, which roles.{POLICY} uses, does not compute them; take a trainer "
+        "with the capability logprobs.tokens, such as torch, or an objective that needs none."
+    )
 
 
 def _requirements(
-    path: str, config: Any, settings: JobSettings, roles: Mapping[str, RoleProvider]
+    path: str,
+    config: Any,
+    columns: Mapping[str, Sequence[ColumnSpec]],
+    roles: Mapping[str, RoleProvider],
 ) -> Iterator[str]:
     """The columns and scalars that ``requires()`` of the settings names come from somewhere.
 
     path: "advantage" or "objective".
     config: the settings object of the provider that is chosen there.
+    columns: role of this run -> what it gives.
     """
     annotators = [role for role in roles.values() if role.kind == "annotator"]
     # Roles give per-action columns, and an advantage gets only numbers of whole records.
     if path == "advantage":
         annotators = []
-    # Where several roles give one name, those of this run come last and stay.
-    annotators.sort(key=lambda role: role.name in settings.roles)
-    giver = {name: role.name for role in annotators for name in role.columns}
-    supplied_by_roles = {name for name, role in giver.items() if role in settings.roles}
-    for name in sorted(required_by(config) - FROM_TRAINER - supplied_by_roles):
-        if name in giver:
+    # Where several roles could give one name, those of this run come last and stay.
+    annotators.sort(key=lambda role: role.name in columns)
+    giver = {column.name: role.name for role in annotators for column in role.column_specs}
+    given = {column.name for role in annotators for column in columns.get(role.name, ())}
+    required = {ids_column(name) or name for name in required_by(config)}
+    for name in sorted(required - FROM_TRAINER - given):
+        if name in giver and giver[name] in columns:
+            role = giver[name]
+            yield (
+                f"{path}: requires {name!r}, which roles.{role} gives only where "
+                f"roles.{role}.config says of how many numbers; set that."
+            )
+        elif name in giver:
             yield f"{path}: requires {name!r}, which roles.{giver[name]} gives; add that role."
         else:
-            supplied = ", ".join(sorted(FROM_TRAINER | supplied_by_roles))
+            supplied = ", ".join(sorted(FROM_TRAINER | given))
             no_role = "" if path == "advantage" else ": no installed role gives it"
             yield f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {supplied})."

@@ -27,6 +27,8 @@ from gcore_core.config import (
     yaml_source,
 )
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
+from gcore_core.contract.abilities import WorksWithoutRewards
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import (
     ConfigError,
     ContractError,
@@ -56,7 +58,7 @@ class Plan:
     provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> chosen provider.
     objects: the same paths -> the provider's own config object; None where it has no settings.
     source: the YAML file.
-    columns: role of this run -> the per-action columns that it gives.
+    columns: role of this run -> the per-action columns that it gives under its settings.
     lock: one entry for each loaded plugin, with its name, distribution and version.
     origins: dotted key -> where it was set; a key with a fixed default is absent.
     plugins: the loaded plugins.
@@ -68,7 +70,7 @@ class Plan:
     provided: Mapping[str, Provided]
     objects: Mapping[str, Any]
     source: Path
-    columns: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, tuple[ColumnSpec, ...]]
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
     plugins: Plugins
@@ -146,7 +148,7 @@ def load_plan(
         _take(section, choice.use, core, user)
     plugins = _load_plugins(core, installed, source.file.parent)
     parts = _parts(core, plugins)
-    _require(core, user, parts, source.file)
+    _require(core, user, parts - _doubtful(core, plugins), source.file)
     for path in _left_out(core, parts):
         OmegaConf.update(tree, f"{path}.use", "")
     # Second phase: each provider's dataclass replaces its open ``config`` node.
@@ -175,7 +177,7 @@ def load_plan(
         objects=objects,
         source=source.file,
         columns={
-            role: item.spec.columns
+            role: checks.given_columns(item.spec, objects.get(f"roles.{role}"))
             for role, item in _roles(plugins).items()
             if role in settings.roles and isinstance(item.spec, RoleProvider)
         },
@@ -314,6 +316,19 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
     """Returns the parts of a job that the chosen step program needs."""
     spec = plugins.resolve("controller", core["controller"]["use"], where="controller.use").spec
     return spec.parts if isinstance(spec, ControllerProvider) else PARTS
+
+
+def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
+    """Returns the parts that the job may do without, which only the plugins' settings can tell.
+
+    Those settings are not read yet; ``checks.run`` asks them.
+    """
+    use = (core.get("advantage") or {}).get("use", MISSING)
+    if use in ("", MISSING):
+        return frozenset()
+    config = plugins.resolve("advantage", use, where="advantage.use").spec.config
+    is_able = config is not None and issubclass(config, WorksWithoutRewards)
+    return frozenset({"rewards"}) if is_able else frozenset()
 
 
 def _left_out(core: Mapping[str, Any], parts: frozenset[str]) -> list[str]:

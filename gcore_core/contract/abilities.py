@@ -43,6 +43,18 @@ class Requires(Protocol):
 
 
 @runtime_checkable
+class WorksWithoutRewards(Protocol):
+    """Says that an advantage can do without rewards, as where a teacher says what is good."""
+
+    def works_without_rewards(self) -> bool:
+        """Returns whether a job with this advantage needs no reward.
+
+        Without rewards ``GroupScalars.rewards`` is 0 everywhere. Without the method: False, and a
+        job without rewards is refused.
+        """
+
+
+@runtime_checkable
 class StatesLogprobBand(Protocol):
     """Says how exact the log-probs of a generator or trainer are."""
 
@@ -96,6 +108,18 @@ class KeepsWeights(Protocol):
         """Returns whether a generator that sleeps keeps its weights in host memory.
 
         Their size is then checked before anything starts. Without the method: True.
+        """
+
+
+@runtime_checkable
+class SaysWidths(Protocol):
+    """Says how wide the columns [A, k] are that an annotator gives."""
+
+    def column_widths(self) -> Mapping[str, int]:
+        """Returns k by the name of a column, for each wide one that is given.
+
+        A wide column of the role that is not named, or has k 0, is not given in this run. Without
+        the method none is.
         """
 
 
@@ -164,6 +188,11 @@ def required_by(config: Any) -> frozenset[str]:
     return config.requires() if isinstance(config, Requires) else frozenset()
 
 
+def works_without_rewards(config: Any) -> bool:
+    """Returns whether a job with this advantage needs no reward."""
+    return isinstance(config, WorksWithoutRewards) and config.works_without_rewards()
+
+
 def logprob_band(*configs: Any) -> float:
     """Returns the widest band that a config states, in nats; 1e-3 where none does."""
     stated = [config.logprob_band() for config in configs if isinstance(config, StatesLogprobBand)]
@@ -188,6 +217,11 @@ def replica_slots(config: Any) -> int:
 def keeps_weights(config: Any) -> bool:
     """Returns whether a generator that sleeps keeps its weights in host memory."""
     return config.keeps_weights() if isinstance(config, KeepsWeights) else True
+
+
+def column_widths(config: Any) -> Mapping[str, int]:
+    """Returns k of each column [A, k] that an annotator gives under its settings."""
+    return config.column_widths() if isinstance(config, SaysWidths) else {}
 
 
 def shows_images(config: Any) -> bool:
@@ -249,11 +283,13 @@ def _ability(protocol: type, *kinds: str) -> Ability:
 
 ABILITIES = (
     _ability(Requires, "objective", "advantage"),
+    _ability(WorksWithoutRewards, "advantage"),
     _ability(StatesLogprobBand, "generator", "trainer"),
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
+    _ability(SaysWidths, "annotator"),
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),

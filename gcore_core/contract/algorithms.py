@@ -19,8 +19,17 @@ if TYPE_CHECKING:
 #: a weight of 0 is NaN.
 LOG_RATIO_LIMIT = 20.0
 
+#: With this begins the name of an output that an objective may require: the log-probs of the tokens
+#: that a column names, such as "logp@teacher_topk_ids".
+LOGP_OF = "logp@"
+
 #: How many units in the last place numbers may differ and still count as equal.
 _ROUNDING_ULPS = 8
+
+
+def ids_column(required: str) -> str:
+    """Returns the column that names the tokens of an output "logp@COLUMN"; "" for other names."""
+    return required.removeprefix(LOGP_OF) if required.startswith(LOGP_OF) else ""
 
 
 def is_rounding(difference: float, magnitude: float) -> bool:
@@ -58,11 +67,15 @@ class Objective(Protocol):
     and what ``requires`` names; a column that is not required may be absent:
         old_logp float32[A]: log-prob under the weights before this step's first update
         ref_logp, values, returns float32[A]
+        any column of a role: float32 or int64, [A] or [A, k]
     ``current`` has, each with a gradient:
         logp float32[A]: log-prob under the weights that are being trained
         entropy, values float32[A]: only if required
+        logp@COLUMN float32[A, k]: only if required; the log-probs, at the place of each action and
+            at its record's temperature, of the k tokens that the role's column COLUMN names
 
-    requires: names of columns, and "entropy" or "values", without which ``loss`` cannot work.
+    requires: names of columns, and "entropy", "values" or "logp@COLUMN", without which ``loss``
+        cannot work. A trainer that claims "logprobs.tokens" gives the last.
     """
 
     requires: frozenset[str]
@@ -87,6 +100,18 @@ class Objective(Protocol):
         update's weight. It may read record, mask, advantage and rollout_logp, and depends on masks
         and lengths alone.
         """
+
+
+@runtime_checkable
+class MakesAdvantages(Protocol):
+    """Says by which advantages an objective's loss goes, where it has others than the column's.
+
+    No capability: a trainer asks an objective that has the method, where it checks that the loss
+    raises the log-probs of actions whose advantage is positive.
+    """
+
+    def advantages(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Returns float32[A], such as the column's and a teacher's together; without gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)

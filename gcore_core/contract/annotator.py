@@ -22,8 +22,9 @@ class Annotates(Protocol):
         """Returns for each record, in order, the columns named by ``WorkerContext.columns`` and no
         others.
 
-        Each is float32[A], A the record's actions, and finite, also where ``action_mask`` is 0. A
-        record gets the same whatever else is in the call, and however often it is asked for.
+        Each has the dtype and the shape, [A] or [A, k], of its ``ColumnSpec``, A the record's
+        actions, and is finite, also where ``action_mask`` is 0. A record gets the same whatever
+        else is in the call, and however often it is asked for.
         """
 
 

@@ -31,9 +31,12 @@ class WorkerContext:
     parts: factories the backend needs besides its own (a trainer's "objective", "advantage"),
         already made.
     directory: the run's, for what a person may want to look into after a failure.
-    columns: names of the per-action columns that the role gives (``RoleProvider.columns``).
+    columns: names of the per-action columns that the role gives (``RoleProvider.columns``), without
+        those that are not given under its settings.
     given: of a trainer, names of the per-action columns that other roles give: each record that is
         prepared has them.
+    policy: of an annotator, the ``model:`` mapping of the role policy, ``path`` already resolved:
+        its columns are of that model's tokens.
     sampler: of a reward, the generator role that its ``role:`` names; None where it names none.
     progress: call it during long work; it extends the caller's deadline.
     """
@@ -54,5 +57,6 @@ class WorkerContext:
     directory: str = "."
     columns: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    policy: Mapping[str, Any] = field(default_factory=dict)
     sampler: Sampler | None = None
     progress: Callable[[], None] = lambda: None

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gcore_core.contract.abilities import wrong_signatures
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ContractError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SHARED_NAME = re.compile(r"[\w.-]{3}")
-_COLUMN = re.compile(r"[a-z][a-z0-9_]*")
 
 #: What a step program can call on the roles of a kind. A "push" takes a trainer and generators.
 CALLS: Mapping[str, frozenset[str]] = {
@@ -49,6 +49,8 @@ CAPABILITIES = frozenset(
         "logprobs",  # a generator or a trainer that can score given actions (ScoresLogprobs)
         # a trainer that gives its log-probs under the weights that a step begins with
         "logprobs.compared",  # (ComparesLogprobs)
+        # a trainer that gives an objective log-probs of other tokens than the actions, which a
+        "logprobs.tokens",  # column names ("logp@COLUMN" of Objective)
         # a trainer that trains on while its state is written (SavesInBackground)
         "save.background",
         "sharding",  # a trainer that takes more than one slot
@@ -155,14 +157,23 @@ class RoleProvider(Provider):
 
     kind: of the provider that ``use:`` names below the role, one of ``ROLE_KINDS``.
     follows: the role whose weights it follows.
-    columns: names of the per-action columns that it gives for every record that is trained on, such
-        as ``("ref_logp",)``; an objective may require them. An annotator gives at least one.
+    columns: the per-action columns that it gives for every record that is trained on; an objective
+        may require them. A name alone, as in ``("ref_logp",)``, is of a column float32[A]; a
+        ``ColumnSpec`` describes any other. An annotator gives at least one.
     """
 
     factory: str = ""
     kind: str
     follows: str | None = None
-    columns: tuple[str, ...] = ()
+    columns: tuple[str | ColumnSpec, ...] = ()
+
+    @property
+    def column_specs(self) -> tuple[ColumnSpec, ...]:
+        """Describes every column that the role can give, in the order of ``columns``."""
+        return tuple(
+            ColumnSpec(name=column) if isinstance(column, str) else column
+            for column in self.columns
+        )
 
     def problems(self, plugin: str) -> list[str]:
         problems = [text for text in super().problems(plugin) if not text.startswith("factory ")]
@@ -176,11 +187,10 @@ class RoleProvider(Provider):
             problems.append("follows: no weights are pushed to an annotator")
         if self.kind == "generator" and self.columns:
             problems.append("columns: a generator gives none beside its records'")
-        for name in self.columns:
-            if not _COLUMN.fullmatch(name) or name in RECORD_COLUMNS:
-                problems.append(
-                    f"column {name!r} is not lower case words joined by '_', or generators write it"
-                )
+        for column in self.column_specs:
+            problems += column.problems()
+            if column.name in RECORD_COLUMNS:
+                problems.append(f"column {column.name!r}: generators write it")
         return problems
 
 
@@ -212,6 +222,8 @@ class TrainerProvider(Provider):
 class AnnotatorProvider(Provider):
     """Describes a model that gives per-action columns, such as a reference's or a teacher's
     log-probs.
+
+    Ability of its config: ``column_widths``.
     """
 
 
@@ -237,7 +249,7 @@ class AdvantageProvider(Provider):
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks;
         provisional: nothing in the core calls it yet.
 
-    Ability of its config: ``requires``.
+    Abilities of its config: ``requires``, ``works_without_rewards``.
     """
 
     level: str = "record"

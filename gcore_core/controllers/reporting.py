@@ -71,12 +71,13 @@ class Reporting:
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
-            "reward": (
-                sum(rewards[name].weight * v for h in records for name, v in h.rewards.items()),
-                n,
-            ),
             "controller/bytes_per_record": (float(self._before.nbytes - before.nbytes), n),
         }
+        if rewards:
+            weighted = (
+                rewards[name].weight * v for h in records for name, v in h.rewards.items()
+            )
+            sums["reward"] = sum(weighted), n
         for name in rewards:
             values = [h.rewards[name] for h in records if name in h.rewards]
             sums[f"reward/{name}"] = sum(values), float(len(values))

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import (
     groups_per_step,
@@ -199,7 +201,12 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             run=run, shards=job.shards, context=context, resume=resume, sentinel=sentinel
         )
     elif kind == "annotator":
-        settings = AnnotatorSettings(run=run, shards=job.shards, context=context)
+        settings = AnnotatorSettings(
+            run=run,
+            shards=job.shards,
+            context=structs.replace(context, policy=dict(job.models.get(POLICY, {}))),
+            columns=list(job.plan.columns[role]),
+        )
     else:
         factories |= _datasets(job)
         settings = GeneratorSettings(
@@ -378,6 +385,8 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         rendezvous=str(meeting) if meets else "",
         meeting_address=site.meeting_addresses.get(role, ""),
         directory=str(job.directory),
-        columns=job.plan.columns.get(role, ()),
-        given=tuple(name for other in _annotators(job) for name in job.plan.columns[other]),
+        columns=tuple(column.name for column in job.plan.columns.get(role, ())),
+        given=tuple(
+            column.name for other in _annotators(job) for column in job.plan.columns[other]
+        ),
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
 from gcore_core.contract.placement import Device, Need
 from gcore_core.contract.records import Header
@@ -58,6 +59,7 @@ class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = "."
     columns: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    policy: dict[str, Any] = {}
 
 
 class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
@@ -87,9 +89,10 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
 
 
 class AnnotatorSettings(WorkerSettings, frozen=True, kw_only=True, tag="annotator"):
-    """Tells an annotator its context, which names the columns that it gives."""
+    """Tells an annotator its context, and describes the columns that it gives."""
 
     context: PlainContext = PlainContext()
+    columns: list[ColumnSpec] = []
 
 
 class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):

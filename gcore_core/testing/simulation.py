@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.controller import Controller
 from gcore_core.contract.factories import FactorySpec
@@ -560,7 +561,8 @@ def _annotator(
     peer = network.view(life.name).peer("supervisor")
     writer = StoreWriter(store, "node0", SECRET, peer, f"{life.name}-{life.number}")
     compute = TimedCompute(400 + number)
-    return AnnotatorShell(backend, context.columns, writer, compute, job.shards)
+    columns = [ColumnSpec(name=name) for name in context.columns]
+    return AnnotatorShell(backend, columns, writer, compute, job.shards)
 
 
 async def _serve_ranks(

@@ -13,6 +13,7 @@ from tests.support import runs
 TEACHER = '''
 """A role "teacher", whose workers write down what they are shown; one ends in the middle."""
 import json, os
+from dataclasses import dataclass
 from pathlib import Path
 
 from gcore_core import hookimpl
@@ -37,6 +38,21 @@ class Dies(Teacher):
             Path("died").touch()
             os.kill(os.getpid(), 9)
         return given
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoRewardConfig(fake.FakeAdvantageConfig):
+    needs: bool = False
+
+    def works_without_rewards(self) -> bool:
+        return not self.needs
+
+
+@hookimpl
+def gcore_advantages():
+    yield p.AdvantageProvider(
+        summary="-", factory="gcore_core.testing.fake:FakeAdvantage", config=NoRewardConfig
+    )
 
 
 @hookimpl
@@ -113,3 +129,28 @@ def test_a_killed_annotator_is_restarted_and_asked_again(alone: runs.Run, tmp_pa
     assert (run.batches(), run.weights()) == (alone.batches(), alone.weights())
     pids = [pid for pid, _ in shown(run)]
     assert len(set(pids)) == 2 and len(pids) == len(run.batches()) + 1
+
+
+def test_a_run_without_rewards_learns_from_the_annotator(
+    alone: runs.Run, tmp_path: Path
+) -> None:
+    """Its two shards draw what a run with rewards draws, and other weights come of it."""
+    job = with_teacher(controller={"shards": 2}, advantage={"use": "teacher"})
+    del job["rewards"]
+    run = finished(tmp_path, job)
+    assert run.batches()[0] == alone.batches()[0]
+    assert run.weights() != alone.weights()
+    assert all("reward" not in row for row in run.metrics())
+    assert len(run.metrics()) == len(alone.metrics())
+
+
+def test_an_advantage_of_rewards_is_refused_without_any(tmp_path: Path) -> None:
+    job = with_teacher(advantage={"use": "teacher", "config": {"needs": True}})
+    del job["rewards"]
+    (tmp_path / "teacher.py").write_text(TEACHER)
+    code, run = runs.finish(tmp_path, job)
+    assert code == 2
+    assert (
+        "rewards: there is none, and advantage teacher is computed from rewards under these "
+        "settings; add rewards.<name>." in " ".join(run.output.split())
+    )

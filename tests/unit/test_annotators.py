@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gcore_core.config.plan import load_plan
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import TrainRecord
@@ -104,6 +105,14 @@ async def compute(work: Callable[..., Any], *args: Any) -> Any:
             lambda own: {"teacher_logp": own["teacher_logp"] * np.float32(np.nan)},
             "column 'teacher_logp' is not finite",
         ),
+        (
+            lambda own: {"teacher_ids": np.zeros((2, 2), np.int32)},
+            r"column 'teacher_ids' is int32\[2, 2\], it must be int32\[2, 3\]",
+        ),
+        (
+            lambda own: {"teacher_ids": np.zeros((2, 3), np.int64)},
+            r"column 'teacher_ids' is int64\[2, 3\], it must be int32\[2, 3\]",
+        ),
     ],
 )
 async def test_columns_that_break_the_contract_end_the_run(
@@ -114,7 +123,13 @@ async def test_columns_that_break_the_contract_end_the_run(
 
     monkeypatch.setattr(annotator, "open_records", opened)
     store: Any = NoStore()
-    shell = annotator.AnnotatorShell(Bad(gives), ["teacher_logp"], store, compute, 1)
+    is_wide = "teacher_ids" in message
+    column = (
+        ColumnSpec(name="teacher_ids", dtype="int32", wide=True, k=3)
+        if is_wide
+        else ColumnSpec(name="teacher_logp")
+    )
+    shell = annotator.AnnotatorShell(Bad(gives), [column], store, compute, 1)
     call: Any = None
     with pytest.raises(ContractError, match=message) as caught:
         await shell.annotate(AnnotateRequest(0, 0, []), call)
@@ -156,6 +171,16 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.columns import ColumnSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideConfig:
+    k: int = 0
+    column: str = "best_ids"
+
+    def column_widths(self) -> dict[str, int]:
+        return {self.column: self.k}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +195,15 @@ class NeedsConfig:
 def gcore_roles():
     for name, columns in (("teacher", ("teacher_logp",)), ("other", ("teacher_logp", "doubt"))):
         yield p.RoleProvider(name=name, summary="-", kind="annotator", columns=columns)
+    best = ColumnSpec(name="best_ids", dtype="int32", wide=True)
+    yield p.RoleProvider(name="wide", summary="-", kind="annotator", columns=(best,))
+
+
+@hookimpl
+def gcore_annotators():
+    yield p.AnnotatorProvider(
+        summary="-", factory="gcore_core.testing.fake:FakeAnnotator", config=WideConfig
+    )
 
 
 @hookimpl
@@ -198,6 +232,26 @@ def gcore_objectives():
         (
             ["roles.teacher.use=fake", "roles.other.use=fake"],
             "roles.other: gives 'teacher_logp', as roles.teacher does; leave one of them out.",
+        ),
+        (
+            ["roles.wide={use: mine, config: {k: 2}}", "objective.config.names=[best_ids]"],
+            "",
+        ),
+        (
+            ["roles.wide.use=mine", "objective.config.names=[best_ids]"],
+            "objective: requires 'best_ids', which roles.wide gives only where roles.wide.config "
+            "says of how many numbers; set that.",
+        ),
+        (
+            ["roles.wide={use: mine, config: {k: 2, column: best}}"],
+            "roles.wide.config: says that column 'best' has 2 numbers for each action, and no "
+            "installed role gives such a column; ask its author.",
+        ),
+        (
+            ["roles.wide={use: mine, config: {k: 2}}", "objective.config.names=['logp@best_ids']"],
+            "objective: requires 'logp@best_ids', log-probs of other tokens than the actions, and "
+            "fake, which roles.policy uses, does not compute them; take a trainer with the "
+            "capability logprobs.tokens, such as torch, or an objective that needs none.",
         ),
         (
             ["roles.teacher={use: fake, follows: policy}"],

@@ -78,6 +78,10 @@ class Scoring:
         if headers is self._waiting:  # else ``add`` has begun another list meanwhile
             self._task = None
         await self._open.wait()
+        if not self._names:
+            # Nobody is asked in a job without rewards; a record has all its scores when it ends.
+            for header in headers:
+                self._ledger.scored(RecordScore(*header.key, {}, {}), self._names)
         work = [
             (
                 [header for header in headers if header.status != FAILED],

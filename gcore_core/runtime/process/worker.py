@@ -186,7 +186,7 @@ class Worker:
         backend = build(self._spec.factories["backend"], self._context(settings))
         self._closing.append(backend.close)
         store = StoreWriter(*self._place(), f"{self._spec.name}-{os.getpid()}")
-        columns = settings.context.columns
+        columns = settings.columns
         shell = AnnotatorShell(backend, columns, store, self._compute, settings.shards)
         shell.register(service)
 
@@ -293,6 +293,7 @@ class Worker:
             directory=plain.directory,
             columns=plain.columns,
             given=plain.given,
+            policy=plain.policy,
             sampler=sampler,
             progress=self._service.progress,
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gcore_core.contract.annotator import Annotator
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import (
@@ -27,19 +28,19 @@ from gcore_core.runtime.store.client import StoreWriter
 class AnnotatorShell:
     """Serves one worker of a role that gives columns.
 
-    columns: the names that the role gives.
+    columns: what the role gives.
     """
 
     def __init__(
         self,
         backend: Annotator,
-        columns: Sequence[str],
+        columns: Sequence[ColumnSpec],
         store: StoreWriter,
         compute: Compute,
         shards: int,
     ) -> None:
         self._backend = backend
-        self._columns = frozenset(columns)
+        self._columns = {column.name: column for column in columns}
         self._store = store
         self._compute = compute
         self._reader = store.reader()
@@ -83,19 +84,16 @@ class AnnotatorShell:
 
     def _problem(self, record: TrainRecord, columns: Mapping[str, np.ndarray]) -> str:
         """Returns what is wrong with the columns of one record; empty when nothing is."""
-        if columns.keys() != self._columns:
+        if columns.keys() != self._columns.keys():
             names = [", ".join(sorted(names)) or "none" for names in (columns, self._columns)]
             return f"the columns are {names[0]}, the role gives {names[1]}"
         if double := sorted(columns.keys() & record.columns.keys()):
             return f"the record has a column {double[0]!r} already"
         actions = record.columns["action_mask"].size
-        for name, column in columns.items():
-            if column.dtype != np.float32 or column.shape != (actions,):
-                actual = f"{column.dtype}{list(column.shape)}"
-                return f"column {name!r} is {actual}, it must be float32[{actions}]"
-            if not np.isfinite(column).all():
-                return f"column {name!r} is not finite"
-        return ""
+        problems = (
+            self._columns[name].problem_of(column, actions) for name, column in columns.items()
+        )
+        return next(filter(None, problems), "")
 
     async def release_steps(self, request: ReleaseSteps, call: Call) -> Nothing:
         self._store.release(dict.fromkeys(self._shards, (0, request.before)))

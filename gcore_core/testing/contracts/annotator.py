@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.annotator import Annotator
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.contracts.arguments import snapshot, writable
@@ -22,7 +23,7 @@ Annotated = Sequence[Mapping[str, np.ndarray]]
 class AnnotatorContract(Contract):
     """To test an annotator, override ``provider``, or the fixture ``annotator``.
 
-    columns: names of the columns that the role gives.
+    columns: what the role gives, as in ``RoleProvider.columns``; a wide column with its k.
     vocabulary: actions are drawn from 3..vocabulary-1.
     tolerance: how much a column may differ, absolute, when its record is annotated among others; a
         model's rounding may depend on the batch.
@@ -31,11 +32,20 @@ class AnnotatorContract(Contract):
     kind: ClassVar[str] = "annotator"
     tolerance: ClassVar[float] = 1e-5
     vocabulary: ClassVar[int] = 9
-    columns: ClassVar[tuple[str, ...]] = ("ref_logp",)
+    columns: ClassVar[tuple[str | ColumnSpec, ...]] = ("ref_logp",)
+
+    @property
+    def specs(self) -> dict[str, ColumnSpec]:
+        """Describes the columns, by name."""
+        described = (
+            ColumnSpec(name=column) if isinstance(column, str) else column
+            for column in self.columns
+        )
+        return {column.name: column for column in described}
 
     @pytest.fixture
     def annotator_context(self, context: WorkerContext) -> WorkerContext:
-        return replace(context, columns=self.columns)
+        return replace(context, columns=tuple(self.specs))
 
     @pytest.fixture
     def annotator(self, annotator_context: WorkerContext) -> Iterator[Any]:
@@ -56,14 +66,20 @@ class AnnotatorContract(Contract):
         self, annotator: Any, records: list[TrainRecord]
     ) -> None:
         answers = annotator.annotate(records)
-        assert [set(columns) for columns in answers] == [set(self.columns)] * len(records)
+        assert [set(columns) for columns in answers] == [set(self.specs)] * len(records)
 
-    def test_each_action_has_one_float32(self, annotator: Any, records: list[TrainRecord]) -> None:
+    def test_each_action_has_what_the_column_says(
+        self, annotator: Any, records: list[TrainRecord]
+    ) -> None:
+        """That is one number, or as many as the column is wide, of the column's dtype."""
         answers = annotator.annotate(records)
         for record, columns in zip(records, answers, strict=True):
-            shape = record.columns["action_ids"].shape
-            for name, column in columns.items():
-                assert (column.dtype, column.shape) == (np.dtype(np.float32), shape), name
+            shapes = {
+                name: (np.dtype(spec.dtype), spec.shape(len(record.columns["action_ids"])))
+                for name, spec in self.specs.items()
+            }
+            given = {name: (column.dtype, column.shape) for name, column in columns.items()}
+            assert given == shapes
 
     def test_every_value_is_finite(self, annotator: Any, records: list[TrainRecord]) -> None:
         """Masked actions have finite values too, because trainers compute with whole columns."""

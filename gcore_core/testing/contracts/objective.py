@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.contract.algorithms import Objective
+from gcore_core.contract.algorithms import LOGP_OF, Objective
 from gcore_core.testing.contracts.arguments import ASKS
 from gcore_core.testing.contracts.base import Contract
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Batch = Mapping[str, "Tensor"]
-#: Outputs of the model that carry a gradient: logp always, the others where they are required.
+#: Outputs of the model that carry a gradient: logp always, the others where they are required. So
+#: do log-probs of other tokens, "logp@COLUMN", which only a batch of the tested objective has.
 CURRENT = ("logp", "entropy", "values")
 #: Columns that every objective gets.
 GIVEN = frozenset({"record", "mask", "advantage", "rollout_logp"})
@@ -59,7 +60,8 @@ class ObjectiveContract(Contract):
     def batch(self) -> Batch:
         """Gives every column and output for records of different lengths.
 
-        Some actions are masked, and all actions of one record are.
+        Some actions are masked, and all actions of one record are. An objective that requires
+        columns of roles overrides it, and adds them.
         """
         return make_batch()
 
@@ -137,10 +139,7 @@ class ObjectiveContract(Contract):
 
     def test_masked_actions_have_no_influence(self, objective: Any, batch: Batch) -> None:
         """Other numbers at masked places change nothing, and get no gradient."""
-        wild = {
-            name: column.masked_fill(~batch["mask"], 3.0) if column.is_floating_point() else column
-            for name, column in batch.items()
-        }
+        wild = {name: _wild(column, ~batch["mask"]) for name, column in batch.items()}
         result = update(objective, wild)
         self._assert_same(result, update(objective, batch))
         for gradient in result[1]:
@@ -157,7 +156,7 @@ class ObjectiveContract(Contract):
         assert not weight.requires_grad, "weight_sum carries a gradient"
         moved = {
             **batch,
-            **{name: batch[name] - 0.7 for name in (*CURRENT, "old_logp") if name in batch},
+            **{name: batch[name] - 0.7 for name in (*_outputs(batch), "old_logp")},
         }
         assert float(call(objective, leaves(moved))[1]) == float(weight)
 
@@ -224,8 +223,8 @@ class ObjectiveContract(Contract):
     def _assert_same(self, actual: Sequence[Any], expected: Sequence[Any]) -> None:
         """Compares values, gradients and, where both have them, metrics."""
         self._assert_close("value", actual[0], expected[0])
-        for name, one, other in zip(CURRENT, actual[1], expected[1], strict=False):
-            self._assert_close(f"gradient by {name}", one, other)
+        for at, (one, other) in enumerate(zip(actual[1], expected[1], strict=True)):
+            self._assert_close(f"gradient by output {at}", one, other)
         if len(actual) == len(expected) == 3:
             assert actual[2].keys() == expected[2].keys()
             for name in actual[2]:
@@ -279,6 +278,7 @@ def select(data: Batch, part: Any) -> dict[str, Any]:
 
 def _arguments(objective: Any, data: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
     names = GIVEN | (objective.requires - {"logp", "entropy"})
+    names = {name for name in names if not name.startswith(LOGP_OF)}
     columns = {name: column for name, column in data.items() if name in names}
     if "values" in columns:
         columns["values"] = data["old_values"]
@@ -286,12 +286,26 @@ def _arguments(objective: Any, data: Batch) -> tuple[dict[str, Any], dict[str, A
 
 
 def _live(objective: Any) -> list[str]:
-    return [name for name in CURRENT if name == "logp" or name in objective.requires]
+    """Returns the outputs that an objective gets, in the order of its gradients."""
+    plain = [name for name in CURRENT if name == "logp" or name in objective.requires]
+    return plain + sorted(name for name in objective.requires if name.startswith(LOGP_OF))
+
+
+def _outputs(batch: Batch) -> list[str]:
+    return [name for name in batch if name in CURRENT or name.startswith(LOGP_OF)]
+
+
+def _wild(column: Any, where: Any) -> Any:
+    """Returns a column, [A] or [A, k], with other numbers at the actions ``where``, bool[A]."""
+    if not column.is_floating_point():
+        return column
+    return column.masked_fill(where.reshape(-1, *[1] * (column.dim() - 1)), 3.0)
 
 
 def leaves(batch: Batch) -> dict[str, Any]:
     """Returns the batch with fresh leaf tensors for the outputs that need gradients."""
-    return {**batch, **{name: batch[name].detach().clone().requires_grad_() for name in CURRENT}}
+    live = {name: batch[name].detach().clone().requires_grad_() for name in _outputs(batch)}
+    return {**batch, **live}
 
 
 def _gradient(data: Batch, name: str) -> Any:

@@ -41,34 +41,80 @@ class Policy(nn.Module):
         self.takes_images = takes_images(model.config)
         self.head_apart = self.takes_images
 
-    def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Returns (log-probs float32[A], entropies float32[A]) of the batch's actions.
 
         Both are at the actions' temperature. Entropies are None when ``entropy`` is "none", and
         have no gradient when it is "metric".
 
+        tokens: int64[A, k], ids of other tokens whose log-probs at the actions' places are wanted.
+            Log-probs are then float32[A, 1 + k]: first the action's, then those of these tokens.
+            They are one tensor, so that a sharded model sees all of its outputs.
+
         Raises DataError when the batch has images and the model takes none.
         """
-        if self.takes_images:
-            hidden = hidden_states(
-                self.model, batch.ids, batch.images or (None,) * len(batch.ids)
-            ).flatten(0, 1)
-            return _head_logp(
-                self.model.get_output_embeddings(),
-                hidden.index_select(0, batch.predict),
-                batch,
-                entropy,
-            )
-        if batch.images:
+        self._check_images(batch)
+        targets = batch.targets[:, None]
+        if tokens is not None:
+            targets = torch.cat([targets, tokens], 1)
+        if not self.head_apart:
+            logits = self._whole_logits(batch)
+            logp, entropies = _action_logp(logits, targets, batch.temperature, entropy)
+        else:
+            head = self.model.get_output_embeddings()
+            logp, entropies = _head_logp(head, self._states(batch), batch, entropy, targets)
+        return (logp.squeeze(1) if tokens is None else logp), entropies
+
+    def likeliest(self, batch: Batch, k: int, known: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns (action log-probs float32[A], ids int64[A, k], their log-probs float32[A, k]).
+
+        The ids are those of the k most probable tokens at each action, from the likeliest down, at
+        the actions' temperature. It is not for a sharded model, and has no gradient.
+
+        k: 1..known.
+        known: only tokens below this number are looked for. Others keep their probability.
+        """
+        self._check_images(batch)
+
+        def run(span: slice) -> tuple[Tensor, ...]:
+            logits = self._whole_logits(batch)[span] if states is None else head(states[span])
+            logp = _logp_of(logits, _part(batch.temperature, span))
+            own = logp.gather(1, batch.targets[span, None]).squeeze(1)
+            best = logp[:, :known].topk(k, dim=1)
+            return own, best.indices, best.values
+
+        def head(hidden: Tensor) -> Tensor:
+            return flat.of_enough_rows(self.model.get_output_embeddings(), hidden)
+
+        with torch.no_grad():
+            states = self._states(batch) if self.head_apart else None
+            parts = [run(span) for span in self._spans(len(batch.targets), states)]
+        own, ids, best = (torch.cat(part) for part in zip(*parts, strict=True))
+        return own, ids, best
+
+    def _spans(self, actions: int, states: Tensor | None) -> list[slice]:
+        """Returns the chunks of actions that go through the head together; one without states."""
+        if states is None:
+            return [slice(0, actions)]
+        rows = _chunk_rows(self.model.get_output_embeddings())
+        return [slice(start, start + rows) for start in range(0, actions, rows)]
+
+    def _check_images(self, batch: Batch) -> None:
+        if batch.images and not self.takes_images:
             raise DataError(
                 "records have images, and the model takes none.",
                 where=self.model.config.name_or_path,
             )
-        if not self.head_apart:
-            return _action_logp(
-                self._whole_logits(batch), batch.targets, batch.temperature, entropy
-            )
-        return _head_logp(self.model.get_output_embeddings(), self._hidden(batch), batch, entropy)
+
+    def _states(self, batch: Batch) -> Tensor:
+        """Returns the last hidden states [A, D] at the positions that predict actions."""
+        if not self.takes_images:
+            return self._hidden(batch)
+        images = batch.images or (None,) * len(batch.ids)
+        hidden = hidden_states(self.model, batch.ids, images).flatten(0, 1)
+        return hidden.index_select(0, batch.predict)
 
     def trial(self, batch: Batch) -> Tensor:
         """Returns what ``check_layouts`` compares, [A, ...]: log-probs."""
@@ -89,7 +135,7 @@ class Policy(nn.Module):
         return logits.flatten(0, 1).index_select(0, batch.predict)
 
     def _hidden(self, batch: Batch) -> Tensor:
-        """Returns the last hidden states [A, D] at the positions that predict actions."""
+        """Returns the states of a model that takes no images."""
         if batch.flat is not None:
             hidden = flat.forward(self.model, batch.ids, batch.flat)
         else:
@@ -111,9 +157,15 @@ class Policy(nn.Module):
 
 
 def _head_logp(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, batch: Batch, entropy: Entropy
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    batch: Batch,
+    entropy: Entropy,
+    targets: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes ``_action_logp`` of ``head(hidden)`` in chunks.
+
+    targets: int64[A, n].
 
     The backward pass computes the logits of each chunk again, so that one chunk's are held at a
     time.
@@ -122,29 +174,44 @@ def _head_logp(
     def run(h: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return _action_logp(flat.of_enough_rows(head, h), targets, temperature, entropy)
 
-    rows = max(1, _CHUNK_LOGITS // int(head.weight.shape[0]))  # type: ignore[attr-defined]
+    rows = _chunk_rows(head)
     if len(hidden) <= rows:
-        return run(hidden, batch.targets, batch.temperature)
+        return run(hidden, targets, batch.temperature)
     parts = []
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
-        temperature = None if batch.temperature is None else batch.temperature[span]
-        parts.append(
-            checkpoint(run, hidden[span], batch.targets[span], temperature, use_reentrant=False)
-        )
+        temperature = _part(batch.temperature, span)
+        parts.append(checkpoint(run, hidden[span], targets[span], temperature, use_reentrant=False))
     logp = torch.cat([part[0] for part in parts])
     return logp, None if entropy == "none" else torch.cat([part[1] for part in parts])
+
+
+def _chunk_rows(head: Any) -> int:
+    """Returns how many actions go through an output embedding at once."""
+    return max(1, _CHUNK_LOGITS // int(head.weight.shape[0]))
+
+
+def _part(temperature: Tensor | None, span: slice) -> Tensor | None:
+    return None if temperature is None else temperature[span]
+
+
+def _logp_of(logits: Tensor, temperature: Tensor | None) -> Tensor:
+    """Returns the log-probs float32[A, vocabulary] at the actions' temperature."""
+    logits = logits.float()
+    if temperature is not None:
+        logits = logits / temperature[:, None]
+    return logits.log_softmax(-1)
 
 
 def _action_logp(
     logits: Tensor, targets: Tensor, temperature: Tensor | None, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns (log-probs float32[A], entropies float32[A] or None) from logits [A, vocabulary]."""
-    logits = logits.float()
-    if temperature is not None:
-        logits = logits / temperature[:, None]
-    logp = logits.log_softmax(-1)
-    target_logp = logp.gather(1, targets[:, None]).squeeze(1)
+    """Returns (log-probs float32[A, n], entropies float32[A] or None) from logits [A, vocabulary].
+
+    targets: int64[A, n], the tokens whose log-probs are wanted.
+    """
+    logp = _logp_of(logits, temperature)
+    target_logp = logp.gather(1, targets)
     if entropy == "none":
         return target_logp, None
     if entropy == "metric":

@@ -14,16 +14,21 @@ minibatch of a step, and over the others too when the objective requires ``old_l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
+from gcore_core.contract.algorithms import (
+    LOG_RATIO_LIMIT,
+    LOGP_OF,
+    MakesAdvantages,
+    ids_column,
+)
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, NonFiniteLoss, TrainingError
@@ -65,6 +70,8 @@ from gcore_language.update_checks import (
 
 #: Called with a batch, its log-probs and entropies; of a value head, with its values and None.
 LossOf = Callable[[Batch, Tensor, Any], Tensor]
+#: The same with log-probs of other tokens behind it, float32[A, k].
+LossOfTokens = Callable[[Batch, Tensor, Any, Tensor], Tensor]
 #: A record and its place among the prepared ones.
 Placed = tuple[int, TrainRecord]
 
@@ -165,6 +172,23 @@ class TrainingEngine(Protocol):
         """Frees what the engine holds."""
 
 
+@runtime_checkable
+class ScoresTokens(Protocol):
+    """An engine that gives a loss the log-probs of other tokens than the actions.
+
+    Its trainer claims the capability "logprobs.tokens".
+    """
+
+    def accumulate_tokens(
+        self, batches: Sequence[Batch | None], loss: LossOfTokens, entropy: Entropy, ids: str
+    ) -> None:
+        """Does what ``accumulate`` does; ``loss`` gets float32[A, k] more, with gradient.
+
+        Those are the log-probs, where each action is predicted and at its temperature, of the
+        tokens that the batch's column ``ids``, int64[A, k], names.
+        """
+
+
 @dataclass(kw_only=True)
 class _Prepared:
     """The records of a step, packed. Log-probs and advantages join the columns when computed.
@@ -200,12 +224,17 @@ def keeps_reference(settings: TrainerSettings, context: WorkerContext) -> bool:
     )
 
 
-def check_objective(context: WorkerContext, supplied: Set[str] = _SUPPLIED) -> None:
+def check_objective(
+    context: WorkerContext, supplied: Set[str] = _SUPPLIED, *, scores_tokens: bool = False
+) -> None:
     """Raises ConfigError when the objective requires a column that nothing supplies.
 
     supplied: what this trainer computes.
+    scores_tokens: whether the engine is a ``ScoresTokens``.
     """
     required = frozenset(context.parts["objective"].requires)
+    if scores_tokens:
+        required = frozenset(ids_column(name) or name for name in required)
     unknown = sorted(required - supplied - frozenset(context.given))
     if unknown:
         raise ConfigError(
@@ -237,8 +266,11 @@ class LanguageTrainer:
             contract="ObjectiveContract",
         )
         self._has_reference = keeps_reference(settings, context)
+        # Of which tokens, besides the actions, the objective wants log-probs; "": of none.
+        self._ids = _ids_of(self._objective.requires, context.role)
         # A reference's log-probs serve scalars too.
-        self._supplied = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
+        wanted = {*self._objective.requires, "ref_logp", self._ids}
+        self._supplied = frozenset(context.given) & wanted
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._last_rate = 0.0  # of the latest update
@@ -401,7 +433,7 @@ class LanguageTrainer:
         """
         for name in sorted(self._supplied):
             parts = [records[place].columns[name] for place in batch.index.tolist()]
-            column = torch.from_numpy(np.concatenate(parts).astype(np.float32))
+            column = _as_tensor(np.concatenate(parts))
             if len(column) != len(batch.columns["record"]):
                 raise ConfigError(
                     f"column {name} has one value for each action, but the objective of this "
@@ -546,8 +578,7 @@ class LanguageTrainer:
         weight = self._engine.ranks.sum_terms([self._weight(b) for b in part if b is not None])
         pass_ = _Pass(weight=weight, progress=progress, first=first, prepared=prepared)
         if part:
-            entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
-            self._engine.accumulate(part, lambda *arguments: self._loss(pass_, *arguments), entropy)
+            self._accumulate(part, lambda *arguments: self._loss(pass_, *arguments))
         self._check_ratio(pass_)
         if first:
             self._check_reference(pass_)
@@ -572,6 +603,29 @@ class LanguageTrainer:
         self._moved = self._moved or (rate > 0 and norm > 0)
         self._changed = self._changed or self._moved
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
+
+    def _accumulate(self, part: Sequence[Batch | None], loss: Callable[..., Tensor]) -> None:
+        """Has the engine go forward and backward over a minibatch, for what the objective requires.
+
+        loss: called with a batch and what the engine computed of it.
+        """
+        entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
+        if not self._ids:
+            self._engine.accumulate(part, loss, entropy)
+            return
+        engine = cast(ScoresTokens, self._engine)  # ``check_objective`` has refused others
+        engine.accumulate_tokens(part, loss, entropy, self._ids)
+
+    def _current(
+        self, logp: Tensor, entropies: Any, tokens: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Returns ``current`` of ``Objective.loss``; tokens: the log-probs of other tokens."""
+        current = {"logp": logp}
+        if entropies.requires_grad:
+            current["entropy"] = entropies
+        if tokens is not None:
+            current[LOGP_OF + self._ids] = tokens
+        return current
 
     def _is_looked_at(self) -> bool:
         """Whether this step's first update is looked at closely; see ``resplit_every``."""
@@ -605,7 +659,14 @@ class LanguageTrainer:
         """Returns the normaliser of one micro-batch, by which its loss is to be divided."""
         return float(self._code.call(self._objective.weight, batch.columns))
 
-    def _loss(self, pass_: _Pass, batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
+    def _loss(
+        self,
+        pass_: _Pass,
+        batch: Batch,
+        logp: Tensor,
+        entropies: Tensor,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """Returns one micro-batch's part of the normalised loss, 0-d, and adds to the metrics."""
         self._context.progress()
         if pass_.first:  # the weights are still those of the rollout and of ``old_logp``
@@ -619,16 +680,19 @@ class LanguageTrainer:
             # The direction asks for the derivative by this copy. Asked for that by the original,
             # the module that gave it would begin its backward pass; sharded, with the other ranks.
             logp = logp.clone()
-        loss, metrics = self._loss_of(batch, self._current(logp, entropies))
+        loss, metrics = self._loss_of(batch, self._current(logp, entropies, tokens))
         if is_looked_at:
-            columns = batch.columns
-            pass_.direction.add(loss, logp, columns["advantage"], columns["mask"])
+            pass_.direction.add(loss, logp, self._advantages(batch), batch.columns["mask"])
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
         return pass_.part_of(loss, batch)
 
-    def _current(self, logp: Tensor, entropies: Any) -> dict[str, Tensor]:
-        """Returns ``current`` of ``Objective.loss``, of what the engine gave."""
-        return {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
+    def _advantages(self, batch: Batch) -> Tensor:
+        """Returns the advantages, float32[A], that the objective's loss is to follow."""
+        objective = self._objective
+        if not isinstance(objective, MakesAdvantages):
+            return batch.columns["advantage"]
+        made: Tensor = self._code.call(objective.advantages, batch.columns)
+        return made
 
     def _check_terms(self, pass_: _Pass, batch: Batch) -> None:
         prepared = pass_.prepared
@@ -708,12 +772,13 @@ class LanguageTrainer:
         again = self._resplit(pass_.prepared, part)
         weight = engine.ranks.sum([sum(map(self._weight, filter(None, again)))])[0]
 
-        def loss(batch: Batch, logp: Tensor, entropies: Any) -> Tensor:
+        def loss(
+            batch: Batch, logp: Tensor, entropies: Any, tokens: Tensor | None = None
+        ) -> Tensor:
             self._context.progress()
-            return self._loss_of(batch, self._current(logp, entropies))[0] / weight
+            return self._loss_of(batch, self._current(logp, entropies, tokens))[0] / weight
 
-        entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
-        engine.accumulate(again, loss, entropy)
+        self._accumulate(again, loss)
         second = engine.gradient()
         engine.discard()
         engine.set_gradient(gradient)
@@ -885,3 +950,24 @@ def _sum_terms(batch: Batch, name: str) -> list[float]:
     sums = torch.zeros(len(batch.index), device=terms.device)
     values: list[float] = sums.index_add_(0, columns["record"], terms).tolist()
     return values
+
+
+def _ids_of(required: Iterable[str], role: str) -> str:
+    """Returns the column whose tokens' log-probs an objective requires; "" where it requires none.
+
+    Raises ConfigError for more than one.
+    """
+    columns = sorted(filter(None, map(ids_column, required)))
+    if len(columns) > 1:
+        raise ConfigError(
+            f"the objective requires log-probs of the tokens of {len(columns)} columns.",
+            where=f"roles.{role}.use",
+            why=f"This trainer computes those of one: {', '.join(columns)}.",
+        )
+    return columns[0] if columns else ""
+
+
+def _as_tensor(column: np.ndarray) -> Tensor:
+    """Returns a role's column as float32, or, where it holds whole numbers, as int64."""
+    is_whole = np.issubdtype(column.dtype, np.integer)
+    return torch.from_numpy(column.astype(np.int64 if is_whole else np.float32))

@@ -90,10 +90,19 @@ class ValueTraining(LanguageTrainer):
         """Returns None for each record: there are no log-probs."""
         return [None] * self._at_start.records
 
-    def _current(self, values: Tensor, entropies: Any) -> dict[str, Tensor]:
+    def _current(
+        self, values: Tensor, entropies: Any, tokens: Tensor | None = None
+    ) -> dict[str, Tensor]:
         return {"values": values}
 
-    def _loss(self, pass_: _Pass, batch: Batch, values: Tensor, entropies: Any) -> Tensor:
+    def _loss(
+        self,
+        pass_: _Pass,
+        batch: Batch,
+        values: Tensor,
+        entropies: Any,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """Returns one micro-batch's part of the normalised loss, 0-d, and adds to the metrics."""
         self._context.progress()
         self._check_terms(pass_, batch)
@@ -102,15 +111,17 @@ class ValueTraining(LanguageTrainer):
         return pass_.part_of(loss, batch)
 
 
-def check_value_objective(context: WorkerContext) -> None:
+def check_value_objective(context: WorkerContext, *, scores_tokens: bool = False) -> None:
     """``check_objective``, also where the objective requires values.
 
     A value head gives nothing else: an objective cannot require log-probs beside values.
+
+    scores_tokens: whether the engine is a ``ScoresTokens``.
     """
     if trains_values(context):
         check_objective(context, SUPPLIED_WITH_VALUES)
     else:
-        check_objective(context)
+        check_objective(context, scores_tokens=scores_tokens)
 
 
 def refuse_reference_of_values(context: WorkerContext) -> None:

@@ -47,10 +47,12 @@ class ValueModel(Policy):
         super().__init__(model)
         self.head_apart = True
 
-    def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, None]:
+    def forward(
+        self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
+    ) -> tuple[Tensor, None]:
         """Returns (values float32[S], None) of the batch's states.
 
-        entropy: is not looked at; values have none.
+        entropy, tokens: are not looked at; values have neither.
 
         Raises DataError when the batch has images.
         """

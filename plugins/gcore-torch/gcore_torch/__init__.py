@@ -30,6 +30,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "images",
                 "logprobs",
                 "logprobs.compared",
+                "logprobs.tokens",
                 "save.background",
                 "sharding",
                 "sharding.nodes",

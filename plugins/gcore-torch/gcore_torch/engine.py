@@ -32,7 +32,7 @@ from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
-from gcore_language.training import LossOf, keeps_reference
+from gcore_language.training import LossOf, LossOfTokens, keeps_reference
 from gcore_language.value_training import check_value_objective, refuse_reference_of_values
 from gcore_language.values import ValueModel, trains_values
 from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_of, to_bytes
@@ -55,7 +55,7 @@ class TorchEngine:
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
         self._config = config
         self._context = context
-        check_value_objective(context)
+        check_value_objective(context, scores_tokens=True)
         refuse_engine(context)
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
@@ -194,16 +194,19 @@ class TorchEngine:
         return autocast
 
     def _forward(
-        self, policy: Policy, batch: Batch | None, entropy: Entropy
+        self, policy: Policy, batch: Batch | None, entropy: Entropy, ids: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """Returns log-probs and entropies of a batch.
 
         For None it runs a stand-in, because the ranks of a sharded model must all go forward.
+
+        ids: the column of tokens whose log-probs are wanted too, see ``Policy.forward``.
         """
         self._context.progress()
+        tokens = batch.columns[ids] if batch is not None and ids else None
         with self._autocast(), self.clock.running():
             parts: tuple[Tensor, Tensor | None] = policy(
-                stand_in(self.device) if batch is None else batch, entropy
+                stand_in(self.device) if batch is None else batch, entropy, tokens
             )
         return parts
 
@@ -225,9 +228,24 @@ class TorchEngine:
         For a batch that is None the backward pass runs with a loss of 0, because the ranks of a
         sharded model must all go backward.
         """
+        self._accumulate(batches, loss, entropy)
+
+    def accumulate_tokens(
+        self, batches: Sequence[Batch | None], loss: LossOfTokens, entropy: Entropy, ids: str
+    ) -> None:
+        """See ``ScoresTokens.accumulate_tokens``."""
+
+        def split(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
+            return loss(batch, logp[:, 0], entropies, logp[:, 1:])
+
+        self._accumulate(batches, split, entropy, ids)
+
+    def _accumulate(
+        self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
+    ) -> None:
         for place, batch in enumerate(batches):
             last = place == len(batches) - 1
-            logp, entropies = self._forward(self._policy, batch, entropy)
+            logp, entropies = self._forward(self._policy, batch, entropy, ids)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
             with self.clock.running():
                 self._gradients.expect(last=last)

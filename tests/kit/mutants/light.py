@@ -16,6 +16,7 @@ import pytest
 
 from gcore_core.builtin.placement import Even
 from gcore_core.contract.algorithms import GroupScalars, Work
+from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec, reference_to
 from gcore_core.contract.launching import FoundNodes, Guard, NodeFacts, Servable, Site
@@ -1017,12 +1018,53 @@ class GivesAnotherColumn(CleanAnnotator):
 
 
 class GivesFloat64(CleanAnnotator):
-    caught_by = ("test_each_action_has_one_float32",)
+    caught_by = ("test_each_action_has_what_the_column_says",)
 
     class Backend(FakeAnnotator):
         def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
             return [
                 {name: column.astype(np.float64) for name, column in columns.items()}
+                for columns in super().annotate(records)
+            ]
+
+
+class CleanWideAnnotator(AnnotatorContract):
+    """Gives the two letters that come first in its table beside the log-prob of the action."""
+
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    columns = ("teacher_logp", ColumnSpec(name="teacher_ids", dtype="int32", wide=True, k=2))
+
+    class Backend(FakeAnnotator):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            best = np.argsort(-self._logits)[:2].astype(np.int32)
+            return [
+                {**columns, "teacher_ids": np.tile(best, (len(columns["teacher_logp"]), 1))}
+                for columns in super().annotate(records)
+            ]
+
+    @pytest.fixture
+    def annotator(self, annotator_context: WorkerContext) -> FakeAnnotator:
+        return self.Backend(FakeAnnotatorConfig(), annotator_context)
+
+
+class GivesARowForTheWholeRecord(CleanWideAnnotator):
+    caught_by = ("test_each_action_has_what_the_column_says",)
+
+    class Backend(CleanWideAnnotator.Backend):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            return [
+                {**columns, "teacher_ids": columns["teacher_ids"][0]}
+                for columns in super().annotate(records)
+            ]
+
+
+class GivesIdsAsFloats(CleanWideAnnotator):
+    caught_by = ("test_each_action_has_what_the_column_says",)
+
+    class Backend(CleanWideAnnotator.Backend):
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            return [
+                {**columns, "teacher_ids": columns["teacher_ids"].astype(np.float32)}
                 for columns in super().annotate(records)
             ]
 

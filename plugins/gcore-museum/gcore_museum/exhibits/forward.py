@@ -173,13 +173,13 @@ def _dropout(scene: Scene) -> None:
     running = _running(scene)
 
     def make(head_logp: Callable[..., Any]) -> Callable[..., Any]:
-        def planted(head: Any, hidden: Any, batch: Any, entropy: Any) -> Any:
+        def planted(head: Any, hidden: Any, *rest: Any) -> Any:
             import torch
 
             if running():
                 scene.act()
                 hidden = torch.nn.functional.dropout(hidden, 0.1, training=True)
-            return head_logp(head, hidden, batch, entropy)
+            return head_logp(head, hidden, *rest)
 
         return planted
 

@@ -1,0 +1,7 @@
+"""Every provider of the plugin holds its public contract."""
+
+from __future__ import annotations
+
+from gcore_core.testing.conformance import contracts_of
+
+globals().update(contracts_of("teacher"))
