@@ -100,6 +100,14 @@ class KeepsWeights(Protocol):
 
 
 @runtime_checkable
+class TakesAdapters(Protocol):
+    """Says whether a generator with the capability "weights.adapter" has it with these settings."""
+
+    def takes_adapters(self) -> bool:
+        """Returns whether a push may bring an adapter alone. Without the method: True."""
+
+
+@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -190,6 +198,11 @@ def keeps_weights(config: Any) -> bool:
     return config.keeps_weights() if isinstance(config, KeepsWeights) else True
 
 
+def takes_adapters(config: Any) -> bool:
+    """Returns whether a generator that claims "weights.adapter" has it with these settings."""
+    return config.takes_adapters() if isinstance(config, TakesAdapters) else True
+
+
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -254,6 +267,7 @@ ABILITIES = (
     _ability(TakesStale, "objective"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
+    _ability(TakesAdapters, "generator"),
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
