@@ -124,6 +124,14 @@ class SaysWidths(Protocol):
 
 
 @runtime_checkable
+class TakesAdapters(Protocol):
+    """Says whether a generator with the capability "weights.adapter" has it with these settings."""
+
+    def takes_adapters(self) -> bool:
+        """Returns whether a push may bring an adapter alone. Without the method: True."""
+
+
+@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -224,6 +232,11 @@ def column_widths(config: Any) -> Mapping[str, int]:
     return config.column_widths() if isinstance(config, SaysWidths) else {}
 
 
+def takes_adapters(config: Any) -> bool:
+    """Returns whether a generator that claims "weights.adapter" has it with these settings."""
+    return config.takes_adapters() if isinstance(config, TakesAdapters) else True
+
+
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -290,6 +303,7 @@ ABILITIES = (
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
     _ability(SaysWidths, "annotator"),
+    _ability(TakesAdapters, "generator"),
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),

@@ -112,6 +112,11 @@ class ReceivesWeights(Protocol):
 
         Raises WeightMismatch, naming the tensor, for a plan of another model; and for a plan that
         is older than ``version``.
+
+        With the capability "weights.adapter" the plan may bring an adapter (``plan.adapter``). The
+        generator then samples with its base, as its model's files have it, and this adapter alone:
+        whatever earlier pushes brought is gone. It raises WeightMismatch for an adapter of another
+        base.
         """
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:

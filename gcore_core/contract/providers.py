@@ -57,6 +57,9 @@ CAPABILITIES = frozenset(
         # one whose ranks may be on several nodes (WorkerContext.meeting_address)
         "sharding.nodes",
         "sleep",  # can give its memory back and take it again (Sleeps)
+        # a trainer that can push a LoRA adapter alone (SendsAdapter), or a generator that puts it
+        # on its base (WeightPlan.adapter, TakesAdapters)
+        "weights.adapter",
         # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
         "weights.device",
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
@@ -206,7 +209,8 @@ class PlacementProvider(Provider):
 class GeneratorProvider(Provider):
     """Describes a backend that samples records from a policy or a judge.
 
-    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``.
+    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``,
+    ``takes_adapters``.
     """
 
 

@@ -250,15 +250,41 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
+class AdapterFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Describes the low-rank adapter (LoRA, Hu et al. 2021) that a push brings.
+
+    A target's weight is W + scale * B A. W is the base's, which does not change; A has the shape
+    (rank, inputs), B (outputs, rank).
+
+    rank: of all targets.
+    alpha: as in peft; alpha / rank is the scale, or alpha / sqrt(rank) with rank stabilisation.
+    scale: the factor itself.
+    targets: names of the modules that have an adapter, such as
+        ``model.layers.0.self_attn.q_proj``, in the order of the tensors.
+    base: weights_sha256 of the base's files, see ``gcore_core.contract.weights_hash``.
+    """
+
+    rank: int
+    alpha: float
+    scale: float
+    targets: list[str]
+    base: str
+
+
 class WeightPlan(msgspec.Struct, frozen=True, array_like=True):
     """Says what a push will bring; it is the push's first message.
 
     version: of the weights that the push brings.
     tensors: every tensor, in the order in which they come.
+    adapter: what the tensors are where they are an adapter's and not the model's. They are then
+        named as in peft's files, ``base_model.model.<target>.lora_A.weight`` and ``lora_B``, of
+        each target A and then B. Only a generator with the capability "weights.adapter" gets such
+        a plan.
     """
 
     version: int
     tensors: list[TensorSpec]
+    adapter: AdapterFacts | None = None
 
 
 class StepReport(msgspec.Struct, kw_only=True):

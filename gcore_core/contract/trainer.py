@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from gcore_core.contract.columns import Columns
-from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.records import AdapterFacts, TensorSpec
 from gcore_core.contract.sentinel import Finding
 
 
@@ -106,6 +106,30 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Frees devices and processes; no other call follows."""
+
+
+@runtime_checkable
+class SendsAdapter(Protocol):
+    """Pushes a low-rank adapter in place of whole weights: capability "weights.adapter".
+
+    ``export_weights`` still gives the whole weights, with the adapter merged, to whoever cannot
+    take the adapter alone.
+    """
+
+    def adapter_facts(self) -> AdapterFacts | None:
+        """Returns what it trains; None where it trains the weights themselves.
+
+        It is the same for the whole life of the trainer.
+        """
+
+    def adapter_specs(self) -> list[TensorSpec]:
+        """Returns a spec of every tensor that ``export_adapter`` will give, in its order."""
+
+    def export_adapter(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        """Yields the adapter's tensors, as ``export_weights`` does and ``WeightPlan`` names them.
+
+        Ranks other than 0 yield empty arrays.
+        """
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ from gcore_core.contract.abilities import (
     logprob_band,
     precision,
     replica_slots,
+    takes_adapters,
     takes_stale,
     updates_per_step,
 )
@@ -198,7 +199,12 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
         sentinel = _sentinel(job)
         factories |= _chosen(job, "sentinel") if sentinel else {}
         settings = TrainerSettings(
-            run=run, shards=job.shards, context=context, resume=resume, sentinel=sentinel
+            run=run,
+            shards=job.shards,
+            context=context,
+            resume=resume,
+            sentinel=sentinel,
+            adapters=_take_adapters(job, role),
         )
     elif kind == "annotator":
         settings = AnnotatorSettings(
@@ -213,6 +219,20 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             run=run, shards=job.shards, context=context, trainers=job.workers(POLICY)
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
+
+
+def _take_adapters(job: Job, trainer: str) -> bool:
+    """Returns whether every generator that follows a trainer takes an adapter alone.
+
+    They all read one push, so a single one that cannot has all of them get whole weights.
+    """
+    roles = job.plan.settings.roles
+    followers = [f"roles.{role}" for role, node in roles.items() if node.follows == trainer]
+    return all(
+        "weights.adapter" in job.plan.provided[path].spec.capabilities
+        and takes_adapters(job.plan.objects[path])
+        for path in followers
+    )
 
 
 def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:

@@ -440,10 +440,12 @@ class FollowPush(Message):
 
     version: of the weights to push.
     number: counts what rank 0 asked the other ranks for; a message that comes late has a lower one.
+    adapter: the push is of the adapter alone.
     """
 
     version: int
     number: int
+    adapter: bool = False
 
 
 class Reserved(Message):

@@ -78,7 +78,7 @@ from gcore_core.contract.generator import Fingerprints, ReceivesWeights
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import stamp_of
 from gcore_core.contract.records import TensorSpec, WeightPlan
-from gcore_core.contract.trainer import Trainer
+from gcore_core.contract.trainer import SendsAdapter, Trainer
 from gcore_core.contract.weight_transfer import (
     SHM,
     Bucket,
@@ -147,6 +147,29 @@ class Here(NamedTuple):
 def exhaust(tensors: Iterable[object]) -> None:
     """Runs an export to its end without keeping anything."""
     deque(tensors, maxlen=0)
+
+
+def sends_adapter(trainer: Trainer, transport: str) -> bool:
+    """Returns whether a push brings the trainer's adapter alone, to receivers that can take it.
+
+    It goes through shared memory; who asks for another transport gets whole weights by that.
+    """
+    if not isinstance(trainer, SendsAdapter) or transport not in ("auto", SHM):
+        return False
+    return trainer.adapter_facts() is not None
+
+
+def exported(trainer: Trainer, adapter: bool) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+    """Exports the trainer's adapter alone, or its whole weights; all ranks take part."""
+    if adapter and isinstance(trainer, SendsAdapter):
+        return trainer.export_adapter()
+    return trainer.export_weights()
+
+
+def _plan_of(trainer: Trainer, version: int, adapter: bool) -> WeightPlan:
+    if adapter and isinstance(trainer, SendsAdapter):
+        return WeightPlan(version, trainer.adapter_specs(), trainer.adapter_facts())
+    return WeightPlan(version, trainer.weight_specs())
 
 
 class PushMemory:
@@ -228,6 +251,7 @@ class PushSource:
     key: (version, attempt) of the push.
     plan: the tensors that will come.
     journal: gets the digests of all tensors when the last one is filled.
+    adapter: it brings the adapter alone, see ``sends_adapter``.
     node: on which the memory is.
     stamp: of the weights, when all tensors are filled; 0 before.
 
@@ -243,10 +267,13 @@ class PushSource:
         request: BeginPush,
         journal: TensorJournal | None = None,
         node: str = "",
+        *,
+        adapter: bool = False,
     ) -> None:
         self.key = request.version, request.attempt
         self._node = node
-        self.plan = WeightPlan(request.version, trainer.weight_specs())
+        self._adapter = adapter
+        self.plan = _plan_of(trainer, request.version, adapter)
         self._trainer = trainer
         self._compute = compute
         self._request = request
@@ -258,7 +285,7 @@ class PushSource:
         self._bucket_nbytes = min(_BUCKET_BYTES, request.bucket_bytes // (_MAY_BE_READ + 1))
         memory.of(self._memory_nbytes)
         self._writer: WeightWriter = memory
-        self._tensors: Iterator[tuple[TensorSpec, Any]] = trainer.export_weights()
+        self._tensors: Iterator[tuple[TensorSpec, Any]] = exported(trainer, adapter)
         self._next_tensor: tuple[TensorSpec, Any] | None = None  # exported, but in no bucket yet
         self._may_be_read: deque[Place] = deque(maxlen=_MAY_BE_READ)  # of the latest buckets
         self._gathering = Gathering(request.receivers)
@@ -350,6 +377,8 @@ class PushSource:
                     why=f"The trainer is on {self._node}, generators are on {min(elsewhere)}.",
                     todo=f"Use auto or {SHM}.",
                 )
+        elif self._adapter:
+            return  # a few megabytes, for which no way is better
         elif isinstance(trainer, SendsDevice):
             writer = trainer.push_writer(transport, offers, self._path, self._memory_nbytes)
             if writer:

@@ -67,11 +67,13 @@ class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
 
     resume: the directory of the trainer's saved state; "": it begins anew.
     sentinel: what compares its log-probs is to know; None: nothing compares them.
+    adapters: every generator that follows it takes an adapter alone.
     """
 
     context: PlainContext = PlainContext()
     resume: str = ""
     sentinel: SentinelContext | None = None
+    adapters: bool = False
 
 
 class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generator"):

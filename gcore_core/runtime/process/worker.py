@@ -259,6 +259,7 @@ class Worker:
             journal=journal,
             sentinel=sentinel,
             followers=self._followers(),
+            adapters=settings.adapters,
         )
         shell.register(service, Relay(self._network, service, settings.shards))
 

@@ -68,7 +68,7 @@ from gcore_core.runtime.messages import (
     TrainRequest,
 )
 from gcore_core.runtime.process.compute import Compute
-from gcore_core.runtime.push import PushMemory, PushSource, exhaust
+from gcore_core.runtime.push import PushMemory, PushSource, exhaust, exported, sends_adapter
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist, shown
@@ -93,6 +93,7 @@ class TrainerShell:
     journal: gets the digests of the tensors of each push.
     sentinel: measures the log-probs of every step; None where nothing watches them.
     followers: in rank 0, the workers of all other ranks.
+    adapters: all receivers of pushes take an adapter alone.
 
     Ranks may meet in collectives, and then all must do the same in the same order. An export is one
     such thing, and it is not over at once: rank 0 exports as receivers load. So whatever else may
@@ -110,6 +111,8 @@ class TrainerShell:
         journal: TensorJournal | None = None,
         sentinel: Sentinel | None = None,
         followers: Sequence[Peer] = (),
+        *,
+        adapters: bool = False,
     ) -> None:
         self._journal = journal
         self._backend = backend
@@ -123,6 +126,7 @@ class TrainerShell:
         self._compared = ComparedRecords(backend, sentinel) if sentinel is not None else None
         self._push: PushSource | None = None  # the push that is open
         self._followers = followers
+        self._adapters = adapters
         self._meets = rank > 0 or bool(followers)  # whether there are other ranks
         self._turns = asyncio.Lock()  # work that may need the other ranks runs, or a push begins
         self._takers = 0  # who has the turn or waits for it
@@ -371,7 +375,8 @@ class TrainerShell:
             self._check_version(request)  # an update may have run since it was asked
             await self._close_push()
             self._number += 1
-            push = FollowPush(request.version, self._number)
+            adapter = self._adapters and sends_adapter(self._backend, request.transport)
+            push = FollowPush(request.version, self._number, adapter)
             if not await self._reserve_all(push):
                 return False
             try:
@@ -383,6 +388,7 @@ class TrainerShell:
                     request,
                     self._journal,
                     self._store.node,
+                    adapter=adapter,
                 )
             except BaseException:
                 await self._free_all(push)
@@ -436,7 +442,7 @@ class TrainerShell:
             if self._reserved != request.number:
                 return
             try:
-                await self._compute(lambda: exhaust(self._backend.export_weights()))
+                await self._compute(lambda: exhaust(exported(self._backend, request.adapter)))
             finally:
                 self._give_turn_back()
 

@@ -26,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gcore_language.lora import weight_of
+
 #: Products of fewer rows are padded to so many: libraries have other kernels for few rows, which
 #: round differently, and then a token's result would depend on how many are beside it.
 _LEAST_ROWS = 16
@@ -354,7 +356,7 @@ class LayerWeights:
             return torch.cat([_pairs(torch.cat([q if normed else q * scale, k]), size), v])
 
         return cls(
-            joined(*(part.weight for part in parts)),
+            joined(*map(weight_of, parts)),
             None if parts[0].bias is None else joined(*(part.bias for part in parts)),
             (
                 (
@@ -364,7 +366,7 @@ class LayerWeights:
                 if normed
                 else None
             ),
-            torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
+            torch.cat([weight_of(layer.mlp.gate_proj), weight_of(layer.mlp.up_proj)]),
         )
 
 
@@ -390,11 +392,16 @@ def finish(layer: Any, weights: LayerWeights, x: Tensor, attended: Tensor) -> Te
     x: [N, D], the layer's input.
     attended: [N, H E], outputs of the attention.
     """
-    x = x + of_enough_rows(layer.self_attn.o_proj, attended)
+    x = x + of_enough_rows(_product(layer.self_attn.o_proj), attended)
     gate_and_up = of_enough_rows(
         lambda rows: F.linear(rows, weights.gate_up), norm(layer.post_attention_layernorm, x)
     )
-    return x + of_enough_rows(layer.mlp.down_proj, _SwiGlu.apply(gate_and_up))
+    return x + of_enough_rows(_product(layer.mlp.down_proj), _SwiGlu.apply(gate_and_up))
+
+
+def _product(module: Any) -> Callable[[Tensor], Tensor]:
+    """Returns the product with a linear layer's weight, adapter included."""
+    return lambda rows: F.linear(rows, weight_of(module), module.bias)
 
 
 def _layer(layer: nn.Module, x: Tensor, shared: _Pass, kept_tokens: Tensor | None) -> Tensor:

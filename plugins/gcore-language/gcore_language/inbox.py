@@ -28,8 +28,12 @@ class WeightInbox:
         self._awaited: set[str] | None = None  # tensors yet to come, while a push is open
         self._is_complete = False  # all of them came; only a commit or another plan may follow
 
-    def begin(self, plan: WeightPlan) -> None:
+    def begin(
+        self, plan: WeightPlan, expected: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
         """Compares the plan with the model, then awaits all tensors anew.
+
+        expected: name -> shape of the tensors that must come, where it is not the whole model.
 
         Raises WeightMismatch for an older version, and when names or shapes differ from the
         model's.
@@ -41,11 +45,12 @@ class WeightInbox:
                 tensor=plan.tensors[0].name if plan.tensors else "",
             )
         offered = {spec.name: tuple(spec.shape) for spec in plan.tensors}
-        for name in sorted(offered.keys() - self._shapes.keys()):
+        shapes = self._shapes if expected is None else expected
+        for name in sorted(offered.keys() - shapes.keys()):
             raise self.mismatch(
                 f"the plan has tensor {name}, which the model does not have.", tensor=name
             )
-        for name, shape in self._shapes.items():
+        for name, shape in shapes.items():
             if name not in offered:
                 raise self.mismatch(f"the plan lacks tensor {name}.", tensor=name)
             if offered[name] != shape:
@@ -53,7 +58,7 @@ class WeightInbox:
                     f"tensor {name} has shape {offered[name]} in the plan and {shape} here.",
                     tensor=name,
                 )
-        self._awaited = set(self._shapes)
+        self._awaited = set(shapes)
         self._is_complete = False
 
     def take(

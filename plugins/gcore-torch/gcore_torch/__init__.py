@@ -34,6 +34,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "save.background",
                 "sharding",
                 "sharding.nodes",
+                "weights.adapter",
                 "weights.device",
             }
         ),
@@ -53,7 +54,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=TorchGeneratorConfig,
         capabilities=frozenset(
             {"abort", "determinism", "images", "logprobs", "sleep"}
-            | {"weights.device", "weights.fingerprint", "weights.push"}
+            | {"weights.adapter", "weights.device", "weights.fingerprint", "weights.push"}
         ),
         needs=_NEEDS,
         preload=_PRELOAD,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gcore_language.settings import GeneratorSettings, TrainerSettings, require
+from gcore_language.lora_settings import LoraTrainerSettings
+from gcore_language.settings import GeneratorSettings, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchTrainerConfig(TrainerSettings):
+class TorchTrainerConfig(LoraTrainerSettings):
     """Settings of ``roles.<trainer>.config``."""
 
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
@@ -44,6 +45,10 @@ class TorchGeneratorConfig(GeneratorSettings):
 
     def keeps_weights(self) -> bool:
         """Returns whether the weights are valid after a sleep without a push."""
+        return self.sleep == "keep"
+
+    def takes_adapters(self) -> bool:
+        """Returns whether the base is always there, so that a push may bring an adapter alone."""
         return self.sleep == "keep"
 
 

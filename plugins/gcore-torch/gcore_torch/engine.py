@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,15 @@ import torch
 import torch.distributed as dist
 from gcore_language.alignment import align
 from gcore_language.device_clock import DeviceClock
+from gcore_language.lora import (
+    ADAPTER,
+    NUMBERS,
+    Adapters,
+    add_adapters,
+    check_numbers,
+    refuse_base,
+)
+from gcore_language.lora_settings import LoraSettings
 from gcore_language.model_files import open_model_files
 from gcore_language.models import (
     DTYPES,
@@ -39,6 +48,7 @@ from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_o
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.gradients import (
@@ -68,7 +78,9 @@ class TorchEngine:
         )
         self.sums_exactly = context.deterministic
         self._path = str(files.directory)
-        self._policy = self._open(self._path)
+        self._adapters: Adapters | None = None
+        refuse_base(config.lora, self._path, context.role)
+        self._policy = self._open(self._path, config.lora)
         model = self._policy.model
         embedded = model.get_input_embeddings().weight.shape[0]
         trust = config.trust_remote_code
@@ -78,24 +90,30 @@ class TorchEngine:
         self.layouts = self._policy.layouts
         self.hidden_size = int(model.config.get_text_config().hidden_size)
         self._reference = None
-        if keeps_reference(config, context):
+        if self._adapters is not None and not config.reference_path:
+            if config.lora.path:
+                self._adapters.keep_start()
+        elif keeps_reference(config, context):
             refuse_reference_of_values(context)
             path = open_model_files(context, config.reference_path).directory
             self._reference = self._open(str(path)).requires_grad_(False)
-        self._tensors = named_tensors(model)
+        self._tensors = self._adapters.trained() if self._adapters else named_tensors(model)
         self._parameters = [t for t in self._tensors.values() if t.requires_grad]
         self._optimizer = self._make_optimizer()
         self._gradients = self._add_gradients()
         self.staging = Staging()
 
-    def _open(self, path: str) -> Policy:
+    def _open(self, path: str, lora: LoraSettings | None = None) -> Policy:
         """Opens a model as a policy on this device, sharded over the ranks.
 
         Its layouts are tried before it is sharded.
+
+        lora: of the policy; where it is on, adapters are added and the rest is frozen.
         """
         config = self._config
-        policy = self._load(path)
+        policy = self._load(path, lora)
         model = policy.model
+        adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
             align(model)
         if config.gradient_checkpointing:
@@ -106,7 +124,7 @@ class TorchEngine:
             model.gradient_checkpointing_enable()
             model.train()
         exact = config.dtype == "float32"
-        with self._autocast():
+        with self._autocast(), adapters.on_trial() if adapters else nullcontext():
             check_layouts(
                 policy,
                 self.device,
@@ -116,11 +134,22 @@ class TorchEngine:
         self._shard(policy, set(model._no_split_modules or ()))
         return policy
 
-    def _load(self, path: str) -> Policy:
-        """Loads a model onto this device; with a value head where the objective requires values."""
+    def _load(self, path: str, lora: LoraSettings | None) -> Policy:
+        """Loads a model onto this device; with a value head where the objective requires values.
+
+        lora: where it is on, adapters are added. Raises ConfigError for those beside a value head.
+        """
         config = self._config
         attention, trust = config.attn_implementation, config.trust_remote_code
+        has_adapters = lora is not None and lora.on
         if trains_values(self._context):
+            if has_adapters:
+                raise ConfigError(
+                    "a model with a value head takes no adapters.",
+                    where=f"roles.{self._context.role}.config.lora",
+                    why="Its head is new, so it is trained as a whole.",
+                    todo="Leave lora out of this role.",
+                )
             return ValueModel(
                 load_value_model(
                     path,
@@ -130,15 +159,17 @@ class TorchEngine:
                     trust_remote_code=trust,
                 ).to(self.device)
             )
-        return Policy(
-            load_model(
-                path,
-                dtype="float32",
-                attn_implementation=attention,
-                trust_remote_code=trust,
-                images=True,
-            ).to(self.device)
+        model = load_model(
+            path,
+            dtype="float32",
+            attn_implementation=attention,
+            trust_remote_code=trust,
+            images=True,
         )
+        if lora is not None and has_adapters:
+            dtype = DTYPES[config.dtype]
+            self._adapters = add_adapters(model, lora, Path(path), self._context.role, dtype)
+        return Policy(model.to(self.device))
 
     def _shard(self, policy: Policy, blocks: set[str]) -> None:
         """Shards the policy by FSDP2; does nothing for a single rank.
@@ -217,6 +248,10 @@ class TorchEngine:
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
         """See ``TrainingEngine.logprobs``. Raises RuntimeError when there is no reference model."""
+        if model == "reference" and self._adapters is not None and self._reference is None:
+            self.staging.wait()  # the trained values may be lent others
+            with self._adapters.at_start():
+                return self.logprobs(batches, "policy")
         policy = self._policy if model == "policy" else self._reference
         if policy is None:
             raise RuntimeError("there is no reference model")
@@ -293,28 +328,45 @@ class TorchEngine:
     # -- weights -----------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
+        tensors = self._adapters.base() if self._adapters else self._tensors
         return [
-            spec_of(name, tensor, DTYPES[self._config.dtype])
-            for name, tensor in self._tensors.items()
+            spec_of(name, tensor, DTYPES[self._config.dtype]) for name, tensor in tensors.items()
         ]
+
+    def _whole(self) -> Iterator[Tensor]:
+        """Yields every tensor of the whole weights, in the order of ``weight_specs``."""
+        if self._adapters is None:
+            yield from map(full, self._tensors.values())
+            return
+        for _, tensor in self._adapters.whole(full):
+            yield tensor
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         """Yields every tensor of a push with its bytes, uint8[nbytes]; ranks besides 0 yield no
         bytes.
         """
-        for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
-            full_tensor = full(tensor)
+        for spec, tensor in zip(self.weight_specs(), self._whole(), strict=True):
             yield (
                 spec,
-                to_bytes(full_tensor, DTYPES[self._config.dtype])
+                to_bytes(tensor, DTYPES[self._config.dtype])
                 if self.ranks.rank == 0
                 else np.empty(0, np.uint8),
             )
 
     def export_tensors(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.device_push.DeviceEngine``."""
-        for spec, tensor in zip(self.weight_specs(), self._tensors.values(), strict=True):
-            yield spec, flat_bytes(full(tensor), DTYPES[self._config.dtype])
+        for spec, tensor in zip(self.weight_specs(), self._whole(), strict=True):
+            yield spec, flat_bytes(tensor, DTYPES[self._config.dtype])
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """See ``gcore_language.adapter_push.AdapterEngine``."""
+        return self._adapters
+
+    def whole_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """See ``gcore_language.adapter_push.AdapterEngine``."""
+        for name, tensor in self._tensors.items():
+            yield name, full(tensor)
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
         """See ``TrainingEngine.save``. Returns when all ranks have saved."""
@@ -337,7 +389,10 @@ class TorchEngine:
             for name, t in self._tensors.items()
             if (s := self._optimizer.state.get(t))
         }
-        return {**numbers, "optimizer_steps": steps}
+        counted = {**numbers, "optimizer_steps": steps}
+        if self._adapters is not None and self.ranks.rank == 0:  # which writes them
+            counted[NUMBERS] = self._adapters.numbers()
+        return counted
 
     def rows(self) -> dict[str, Tensor]:
         """Returns what this rank saves: its rows of weights and moments.
@@ -359,6 +414,9 @@ class TorchEngine:
         """See ``TrainingEngine.load``. Returns the numbers that were saved."""
         self.staging.wait()
         numbers = load_numbers(directory)
+        if self.ranks.rank == 0:
+            check_numbers(numbers, self._adapters, directory)
+        numbers.pop(NUMBERS, None)
         steps = numbers.pop("optimizer_steps")
         self._optimizer.state.clear()  # a state from before the first update has no moments
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
@@ -376,11 +434,13 @@ class TorchEngine:
         """Writes the model and its tokenizer as transformers saves them; rank 0 writes."""
         directory.mkdir(parents=True, exist_ok=True)
         weights: dict[str, Tensor] = {}
-        for name, tensor in self._tensors.items():
-            full_tensor = full(tensor)
+        for spec, tensor in zip(self.weight_specs(), self._whole(), strict=True):
             if self.ranks.rank == 0:
-                weights[name] = full_tensor
+                weights[spec.name] = tensor
+        adapter = dict(self.whole_adapter()) if self._adapters else {}
         if self.ranks.rank == 0:
+            if self._adapters is not None:
+                self._adapters.save_files(directory / ADAPTER, adapter)
             save_model(self._policy.model, directory, weights, DTYPES[self._config.dtype])
             copy_tokenizer(self._path, directory, self._tokenizer)
         self.ranks.wait()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from gcore_language.adapter_push import AdapterInbox
 from gcore_language.alignment import align
 from gcore_language.device_push import DeviceReader, offers_of
 from gcore_language.explain import Score, explain
@@ -141,7 +142,8 @@ class TorchGenerator:
         self._config = config
         self._context = context
         refuse_engine(context)
-        path = str(open_model_files(context).directory)
+        directory = open_model_files(context).directory
+        path = str(directory)
         trust = config.trust_remote_code
         self._device = choose_device(config.device, context, config.threads)
         self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True).to(
@@ -184,6 +186,7 @@ class TorchGenerator:
         self._stale = False  # the cache of running rows is of older weights, or was dropped
         shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         self._inbox = WeightInbox(context.role, shapes)
+        self._adapter = AdapterInbox(context.role, directory, self._tensors, self._open_again)
         self._weights = SleepingWeights(
             context.role, self._tensors, discard=config.sleep == "discard"
         )
@@ -527,12 +530,15 @@ class TorchGenerator:
         if self._weights.asleep:
             self._weights.check_awake()
         self._score_all()
-        self._inbox.begin(plan)
+        self._inbox.begin(plan, self._adapter.begin(plan))
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
         """Copies tensors into the model; see ``ReceivesWeights.load_weights``."""
         for spec, array in self._inbox.take(tensors):
-            copy_bytes(self._tensors[spec.name], spec, array)
+            if self._adapter.opened:
+                self._adapter.load(spec, array)
+            else:
+                copy_bytes(self._tensors[spec.name], spec, array)
 
     def commit_weights(self, plan: WeightPlan) -> None:
         """Ends a push; see ``ReceivesWeights.commit_weights``.
@@ -540,10 +546,20 @@ class TorchGenerator:
         Running samples go on under the new weights; the next step reads them again.
         """
         self._inbox.complete()
+        self._adapter.commit()
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
         self._stale = self._rows.count > 0
         self._inbox.commit(plan.version)
+
+    def _open_again(self) -> dict[str, torch.Tensor]:
+        """Returns the weights of the model's files once more, by name, on the CPU."""
+        config = self._config
+        path = str(open_model_files(self._context).directory)
+        trust = config.trust_remote_code
+        return named_tensors(
+            load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True)
+        )
 
     def _check_tables(self, version: int) -> None:
         """Raises WeightMismatch where the decoder's tables are not those of the model.
@@ -573,7 +589,7 @@ class TorchGenerator:
     def fingerprint(self) -> dict[str, int]:
         """Returns digests of its weights, in its own dtype; see ``Fingerprints.fingerprint``."""
         self._weights.check_awake()
-        return self._weights.fingerprint()
+        return self._weights.fingerprint() | self._adapter.fingerprint()
 
     def sleep(self) -> None:
         """Frees memory of the device; see ``Sleeps.sleep``.

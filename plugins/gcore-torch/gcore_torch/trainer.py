@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gcore_language.adapter_push import PushesAdapter
 from gcore_language.device_push import PushesFromDevice
 from gcore_language.saving import SavingTrainer
 from gcore_language.value_training import ValueTraining
@@ -12,10 +13,10 @@ from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.engine import TorchEngine
 
 
-class TorchTrainer(PushesFromDevice, SavingTrainer):
+class TorchTrainer(PushesAdapter, PushesFromDevice, SavingTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
-    _engine: TorchEngine  # both bases have one, each with the methods that it calls
+    _engine: TorchEngine  # all bases have one, each with the methods that it calls
 
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, TorchEngine(config, context))

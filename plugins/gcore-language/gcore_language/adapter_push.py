@@ -1,0 +1,206 @@
+"""Pushes of an adapter alone: what a trainer sends, and what a generator puts on its base.
+
+The contract's side of it is ``WeightPlan.adapter`` and ``SendsAdapter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
+from gcore_language.lora import Adapters, merged, tensor_names
+from gcore_language.model_files import weights_sha256
+from gcore_language.ranks import Ranks
+from gcore_language.weights import from_bytes, spec_of, to_bytes
+
+
+class AdapterEngine(Protocol):
+    """An engine that can train an adapter."""
+
+    ranks: Ranks
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """What it trains; None where it trains the weights themselves."""
+
+    def whole_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields peft's name and whole tensor of the adapter's parts; all ranks iterate."""
+
+
+class PushesAdapter:
+    """A trainer with the capability "weights.adapter".
+
+    See ``gcore_core.contract.trainer.SendsAdapter``.
+    """
+
+    _engine: AdapterEngine
+
+    def adapter_facts(self) -> AdapterFacts | None:
+        adapters = self._engine.adapters
+        return adapters.facts() if adapters is not None and adapters.push_alone else None
+
+    def adapter_specs(self) -> list[TensorSpec]:
+        adapters = self._engine.adapters
+        trained = adapters.trained() if adapters is not None else {}
+        return [spec_of(name, tensor) for name, tensor in trained.items()]
+
+    def export_adapter(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        for name, tensor in self._engine.whole_adapter():
+            sends = self._engine.ranks.rank == 0
+            yield spec_of(name, tensor), to_bytes(tensor) if sends else np.empty(0, np.uint8)
+
+
+# -- at a generator --------------------------------------------------------------------------------
+
+
+class AdapterInbox:
+    """Puts the adapters of pushes on the weights of a generator.
+
+    Each is merged into the base anew, so that many pushes drift no further than one. The base of
+    the targets is kept in host memory from the first such push on.
+
+    role: the generator's, for errors.
+    directory: the model's.
+    tensors: Hugging Face name -> tensor of the weights that sample; they are written in place.
+    reload: opens the model's files once more and returns such tensors; called where a push of whole
+        weights has come before the first adapter.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        directory: Path,
+        tensors: Mapping[str, Tensor],
+        reload: Callable[[], Mapping[str, Tensor]],
+    ) -> None:
+        self._role = role
+        self._directory = directory
+        self._tensors = tensors
+        self._reload = reload
+        self._base_sha256 = ""
+        self._base: dict[str, Tensor] = {}  # by target's name; in host memory
+        self._is_base = True  # no push of whole weights has come
+        self._facts: AdapterFacts | None = None  # of the open push
+        self._came: dict[str, Tensor] = {}
+        self._held: dict[str, tuple[int, int]] = {}  # tensor -> its digest, its target's merged one
+
+    def begin(self, plan: WeightPlan) -> Mapping[str, tuple[int, ...]] | None:
+        """Looks at a plan; returns the shapes of the tensors that it must have.
+
+        None for a plan of whole weights. Raises WeightMismatch for an adapter of another base, or
+        of modules that this model does not have.
+        """
+        self._facts = facts = plan.adapter
+        self._came = {}
+        if facts is None:
+            self._is_base = False  # from its first tensor on, whether or not it ends well
+            return None
+        self._check_base(facts)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for target in facts.targets:
+            weight = self._tensors.get(f"{target}.weight")
+            if weight is None or weight.dim() != 2:
+                raise self._mismatch(
+                    f"the adapter is for {target}, which this model does not have as a matrix.",
+                    tensor=f"{target}.weight",
+                )
+            first, second = tensor_names(target)
+            shapes[first] = (facts.rank, weight.shape[1])
+            shapes[second] = (weight.shape[0], facts.rank)
+        return shapes
+
+    def _check_base(self, facts: AdapterFacts) -> None:
+        if not self._base_sha256:
+            self._base_sha256 = weights_sha256(self._directory)
+        if facts.base != self._base_sha256:
+            raise self._mismatch(
+                "the adapter is for another base than this generator has.",
+                why=f"It is for weights_sha256 {facts.base[:12]}, the files of this role's model "
+                f"have {self._base_sha256[:12]}.",
+            )
+
+    @property
+    def opened(self) -> bool:
+        """Whether the open push is of an adapter."""
+        return self._facts is not None
+
+    def load(self, spec: TensorSpec, content: np.ndarray) -> None:
+        """Keeps a tensor of the adapter."""
+        self._came[spec.name] = from_bytes(spec, content)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Writes base and adapter into the weights; does nothing after a push of whole weights."""
+        facts = self._facts
+        self._facts = None
+        self._held = {}
+        if facts is None:
+            return
+        self._keep_base(facts.targets)
+        for target in facts.targets:
+            name = f"{target}.weight"
+            weight = self._tensors[name]
+            halves = [self._came[half] for half in tensor_names(target)]
+            on_device = [half.to(weight.device) for half in halves]
+            whole = merged(self._base[name].to(weight.device), *on_device, facts.scale)
+            weight.copy_(whole)
+            digest = _digest(weight)
+            for half, tensor in zip(tensor_names(target), halves, strict=True):
+                self._held[half] = _digest(tensor), digest
+        self._came = {}
+        self._is_base = True  # what no adapter is on is the base's
+
+    def _keep_base(self, targets: list[str]) -> None:
+        """Copies the base of the targets where that is not done, and undoes what else differs."""
+        names = [f"{target}.weight" for target in targets]
+        if not self._is_base:
+            fresh = self._reload()
+            for name, tensor in self._tensors.items():
+                tensor.copy_(fresh[name])
+            self._base = {}
+        for name in self._base.keys() - set(names):  # another adapter had more targets
+            self._tensors[name].copy_(self._base.pop(name))
+        for name in names:
+            if name not in self._base:
+                self._base[name] = self._tensors[name].detach().to("cpu", copy=True)
+
+    def fingerprint(self) -> dict[str, int]:
+        """Returns the digests of the adapter's tensors that are in the weights now.
+
+        One whose matrix was changed since has another digest.
+        """
+        now: dict[str, int] = {}
+        for name in self._held:
+            target = _target_of(name)
+            if target not in now:
+                now[target] = _digest(self._tensors[target])
+        return {
+            name: digest ^ merged_digest ^ now[_target_of(name)]
+            for name, (digest, merged_digest) in self._held.items()
+        }
+
+    def _mismatch(self, what: str, *, why: str = "", tensor: str = "") -> WeightMismatch:
+        return WeightMismatch(
+            what,
+            where=f"roles.{self._role}",
+            why=why,
+            todo="Make both roles from one model directory.",
+            tensor=tensor,
+        )
+
+
+def _target_of(name: str) -> str:
+    """Returns the name of the weight that a tensor of an adapter changes."""
+    return name.removeprefix("base_model.model.").rpartition(".lora_")[0] + ".weight"
+
+
+def _digest(tensor: Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(to_bytes(tensor).data)
