@@ -96,11 +96,16 @@ class GroupScalars:
     rewards: float64[S], the weighted sum of the named rewards.
     lengths: int64[S], how many actions.
     scalars: name -> float64[S], of those that the advantage's ``requires`` names.
+    named: reward -> float64[S], each reward by itself: normalised as its settings say, without its
+        weight. NaN for a record that does not have it, because it was skipped.
+    weights: reward -> its weight, for each of ``named``.
     """
 
     rewards: np.ndarray
     lengths: np.ndarray
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
+    named: Mapping[str, np.ndarray] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable
