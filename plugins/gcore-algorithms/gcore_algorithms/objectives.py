@@ -31,7 +31,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gcore_algorithms.config import CispoConfig, GspoConfig, ObjectiveConfig, PpoClipConfig
+from gcore_algorithms.config import (
+    CispoConfig,
+    GspoConfig,
+    ObjectiveConfig,
+    PpoClipConfig,
+    SapoConfig,
+)
 from gcore_algorithms.corrections import correction_weights
 from gcore_algorithms.kl import kl
 from gcore_algorithms.layout import Records, keep_trained
@@ -61,11 +67,13 @@ class Surrogate:
     loss: float[A], with gradient.
     ratio: float[A], that of the policies; of whole sequences under GSPO.
     clipped: bool[A], whether the clip was active.
+    gate: float[A], how much of an action's gradient a gate lets through; None without a gate.
     """
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
+    gate: Tensor | None = None
 
 
 class PolicyObjective(ABC):
@@ -75,6 +83,7 @@ class PolicyObjective(ABC):
 
     ratio: r.
     clip_share: share of actions at which the clip was active.
+    gate: 1 where a gate lets all of the gradient through; only under SAPO.
     log_ratio_clamped: share of actions with a log-ratio beyond +-LOG_RATIO_LIMIT.
     kl_behaviour: k3 estimate of KL(behaviour policy || current policy).
     kl_reference: k3 estimate of KL(current policy || reference); only with ``ref_logp``.
@@ -256,6 +265,36 @@ class Cispo(PolicyObjective):
         return Surrogate(loss=-weight * actions.logp, ratio=ratio, clipped=clipped)
 
 
+class Sapo(PolicyObjective):
+    """SAPO: f(r) A, where f(r) = 4 / tau x sigmoid(tau (r - 1)): a gate in place of the clip.
+
+    tau is one temperature where A > 0, and another where it is not. On policy f has slope 1, as r
+    has. The gradient is that of w r A logp, where w = 4 p (1 - p), p = sigmoid(tau (r - 1)): it
+    fades with the distance of r from 1 and is nowhere cut off.
+
+    Source: Gao et al., "Soft Adaptive Policy Optimization", arXiv:2511.20347.
+    """
+
+    def __init__(self, config: SapoConfig) -> None:
+        super().__init__(config)
+        self._temperatures = config.temperature_positive, config.temperature_negative
+
+    def surrogate(self, actions: Actions) -> Surrogate:
+        ratio = _ratio(actions.log_ratio)
+        advantage = actions.advantage
+        positive, negative = (torch.full_like(advantage, tau) for tau in self._temperatures)
+        temperature = torch.where(advantage > 0, positive, negative)
+        share = torch.sigmoid(temperature * (ratio - 1.0))
+        with torch.no_grad():
+            gate = 4.0 * share * (1.0 - share)
+        return Surrogate(
+            loss=-4.0 / temperature * share * advantage,
+            ratio=ratio,
+            clipped=torch.zeros_like(gate, dtype=torch.bool),
+            gate=gate,
+        )
+
+
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, bounds: tuple[float, float], dual_clip: float | None
 ) -> Surrogate:
@@ -306,6 +345,8 @@ def _metrics(
         "clip_share": surrogate.clipped.sum(dtype=log_ratio.dtype),
         "kl_behaviour": (exponent.expm1() - exponent).sum(),
     }
+    if surrogate.gate is not None:
+        metrics["gate"] = surrogate.gate.sum()
     if "ref_logp" in columns:
         metrics["kl_reference"] = kl("k3", current["logp"], columns["ref_logp"]).sum()
     if "entropy" in current:

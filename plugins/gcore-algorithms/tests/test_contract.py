@@ -46,6 +46,10 @@ class TestCispoTerms(Terms):
     provider = "algorithms/cispo"
 
 
+class TestSapoTerms(Terms):
+    provider = "algorithms/sapo"
+
+
 class Papers(ObjectiveContract):
     """The defaults, beside a loop over records and actions."""
 
@@ -128,10 +132,13 @@ def test_every_provider_of_the_plugin_is_held_to_a_contract():
         "rloo",
         "reinforce-pp",
         "reinforce-pp-baseline",
+        "gdpo",
         "gae",
         "ppo_clip",
         "gspo",
         "cispo",
+        "sapo",
         "overlong",
+        "repetition",
     ]
     assert {f"algorithms/{name}" for name in names} <= tested
