@@ -16,7 +16,13 @@ from typing import Any
 from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.abilities import replica_slots, required_by, shows_images, takes_stale
+from gcore_core.contract.abilities import (
+    adapts,
+    replica_slots,
+    required_by,
+    shows_images,
+    takes_stale,
+)
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
 from gcore_core.contract.providers import ControllerProvider, RoleProvider
@@ -80,6 +86,7 @@ def run(
     ]
     problems += _uncalled(settings, provided)
     problems += _stale(provided, objects)
+    problems += _adapting(provided, objects)
     role_providers = _role_providers(plugins)
     problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
@@ -345,6 +352,19 @@ def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iter
             f"objective: {provided['objective'].reference} does not correct for actions that older "
             f"weights sampled, and controller {controller.reference} trains on such actions; "
             "choose an objective that corrects for them."
+        )
+
+
+def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+    """An objective that learns from steps has a trainer that shows them and saves its state."""
+    policy = provided.get(f"roles.{POLICY}")
+    if policy is None or not adapts(objects.get("objective")):
+        return
+    if "objective.adapts" not in policy.spec.capabilities:
+        yield (
+            f"objective: {provided['objective'].reference} adapts its loss to what steps measure, "
+            f"and trainer {policy.reference} shows it none and saves no state of it; take a "
+            "trainer that does, or settings under which it stays as it is."
         )
 
 

@@ -89,6 +89,32 @@ class Objective(Protocol):
         """
 
 
+@runtime_checkable
+class AdaptsToSteps(Protocol):
+    """Lets an objective change its loss by what a step has measured: an ability ``adapts`` of its
+    config, and a capability "objective.adapts" of the trainer that it is used with.
+
+    Every rank has an objective of its own. All are shown the same numbers, so all have the same
+    state. ``loss`` and ``weight`` do not change it.
+    """
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Learns from a step's metrics, after the step's last update.
+
+        metrics: those that ``Trainer.train`` returns, reduced over ranks; without ``busy_s``.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Returns what was learned, as plain values that survive JSON.
+
+        Those are finite numbers, texts, lists, and dicts with texts as keys. It is a part of the
+        trainer's checkpoint.
+        """
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on with what ``state`` of an earlier objective of this class returned."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupScalars:
     """Holds the S records of one prompt, in numbers.

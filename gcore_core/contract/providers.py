@@ -49,6 +49,8 @@ CAPABILITIES = frozenset(
         "logprobs",  # a generator or a trainer that can score given actions (ScoresLogprobs)
         # a trainer that gives its log-probs under the weights that a step begins with
         "logprobs.compared",  # (ComparesLogprobs)
+        # a trainer that shows an objective its steps and saves its state (AdaptsToSteps)
+        "objective.adapts",
         # a trainer that trains on while its state is written (SavesInBackground)
         "save.background",
         "sharding",  # a trainer that takes more than one slot
@@ -247,7 +249,7 @@ class AdvantageProvider(Provider):
 class ObjectiveProvider(Provider):
     """Describes a loss, in torch, that runs inside a trainer rank.
 
-    Abilities of its config: ``requires``, ``takes_stale``.
+    Abilities of its config: ``requires``, ``takes_stale``, ``adapts``.
     """
 
 

@@ -256,6 +256,48 @@ class CorrectionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EntropyTargetConfig:
+    """Raises the entropy coefficient while the policy's entropy is below a target, and lowers it
+    otherwise. The defaults but for the target are Skywork-OR1's.
+    """
+
+    target: float | None = None
+    """Entropy to keep, mean per action, in nats: Skywork-OR1 takes 0.2. None: the coefficient stays
+    at ``entropy_coefficient``.
+    """
+    change: float = 1e-4
+    """By how much a step raises or lowers the coefficient."""
+    smallest: float = 0.0
+    """The coefficient does not fall below this."""
+    largest: float = 5e-3
+    """The coefficient does not rise above this."""
+
+    def __post_init__(self) -> None:
+        where = "objective.config.entropy"
+        if self.target is not None and not self.target > 0:
+            raise ConfigError(
+                f"{self.target} is not above 0",
+                where=f"{where}.target",
+                why="an entropy is never negative, so the coefficient would never be raised",
+                todo="set target to a share of the entropy that the run begins with",
+            )
+        if not self.change > 0:
+            raise ConfigError(
+                f"{self.change} is not above 0",
+                where=f"{where}.change",
+                why="each step raises or lowers the coefficient by it",
+                todo="set change above 0, such as 1e-4",
+            )
+        if not 0 <= self.smallest <= self.largest:
+            raise ConfigError(
+                f"[{self.smallest}, {self.largest}] is no range of coefficients",
+                where=where,
+                why="the coefficient stays between smallest and largest, from 0 on",
+                todo="set smallest to 0 or more, and largest to no less",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
     """Settings of every objective; only the surrogate differs between them."""
 
@@ -272,6 +314,8 @@ class ObjectiveConfig:
     """KL penalty in the loss."""
     entropy_coefficient: float = 0.0
     """The loss loses entropy_coefficient x entropy of each action, in nats."""
+    entropy: EntropyTargetConfig = field(default_factory=EntropyTargetConfig)
+    """With a target, ``entropy_coefficient`` is where the coefficient begins."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Behaviour log-probs of the ratio. rollout: the generator's, which saves a forward pass.
     recompute: the trainer's own, under the weights before the step's first update.
@@ -303,6 +347,19 @@ class ObjectiveConfig:
                 todo="set old_logprobs: recompute, or correction.kind: none",
             )
 
+        bounds = self.entropy
+        if self.adapts() and not bounds.smallest <= self.entropy_coefficient <= bounds.largest:
+            raise ConfigError(
+                f"{self.entropy_coefficient} is not in [{bounds.smallest}, {bounds.largest}]",
+                where="objective.config.entropy_coefficient",
+                why="with entropy.target the coefficient begins there and stays in that range",
+                todo="set it within entropy.smallest and entropy.largest",
+            )
+
+    def adapts(self) -> bool:
+        """Returns whether steps change the entropy coefficient."""
+        return self.entropy.target is not None
+
     def takes_stale(self) -> bool:
         """Returns whether older weights may have sampled the actions.
 
@@ -316,7 +373,7 @@ class ObjectiveConfig:
         needed = {
             "old_logp": self.old_logprobs == "recompute",
             "ref_logp": self.kl.coefficient != 0,
-            "entropy": self.entropy_coefficient != 0,
+            "entropy": self.entropy_coefficient != 0 or self.adapts(),
         }
         return frozenset(name for name, is_needed in needed.items() if is_needed)
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from gcore_algorithms.config import (
     SapoConfig,
 )
 from gcore_algorithms.corrections import correction_weights
+from gcore_algorithms.entropy import EntropyCoefficient
 from gcore_algorithms.kl import kl
 from gcore_algorithms.layout import Records, keep_trained
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
@@ -88,12 +90,14 @@ class PolicyObjective(ABC):
     kl_behaviour: k3 estimate of KL(behaviour policy || current policy).
     kl_reference: k3 estimate of KL(current policy || reference); only with ``ref_logp``.
     entropy: only if ``current`` has it.
+    entropy_coefficient: what the entropy is multiplied by; only with ``entropy.target``.
     correction_weight: only with a correction.
     correction_share: share of actions whose weight was truncated or masked; only with a correction.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
         self.requires = config.requires()
+        self._entropy = EntropyCoefficient(config.entropy_coefficient, config.entropy)
         self._config = config
         self._behaviour = "old_logp" if config.old_logprobs == "recompute" else "rollout_logp"
         self._corrects = config.correction.kind != "none"
@@ -132,11 +136,23 @@ class PolicyObjective(ABC):
             metrics["correction_share"] = bounded.sum(dtype=logp.dtype)
         if config.kl.coefficient:
             loss = loss + config.kl.coefficient * kl(config.kl.estimator, logp, columns["ref_logp"])
-        if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * current["entropy"]
+        if self._entropy.applied:
+            loss = loss - self._entropy.applied * current["entropy"]
+        if config.adapts():
+            metrics["entropy_coefficient"] = self._entropy.applied * logp.new_full((), logp.numel())
         actions = logp.new_full((), logp.numel())
         counted = {name: (value, actions) for name, value in metrics.items()}
         return self._total(loss, records), self._weight(records), counted
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Moves the entropy coefficient by a step's entropy, where there is a target."""
+        self._entropy.observe(metrics["entropy"])
+
+    def state(self) -> dict[str, Any]:
+        return self._entropy.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._entropy.restore(state)
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Returns the normaliser that ``loss`` returns, 0-d, without a forward pass."""

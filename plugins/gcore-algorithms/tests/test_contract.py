@@ -50,6 +50,16 @@ class TestSapoTerms(Terms):
     provider = "algorithms/sapo"
 
 
+class TestPpoClipWithATarget(ObjectiveContract):
+    """A coefficient that follows the entropy is kept like any other term."""
+
+    provider = "algorithms/ppo_clip"
+
+    @pytest.fixture
+    def objective(self):
+        return self.build(entropy={"target": 1.0, "change": 0.001, "largest": 0.01})
+
+
 class Papers(ObjectiveContract):
     """The defaults, beside a loop over records and actions."""
 

@@ -30,6 +30,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "images",
                 "logprobs",
                 "logprobs.compared",
+                "objective.adapts",
                 "save.background",
                 "sharding",
                 "sharding.nodes",
