@@ -17,6 +17,7 @@ from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import (
+    adapts,
     column_widths,
     replica_slots,
     required_by,
@@ -90,6 +91,7 @@ def run(
     problems += _uncalled(settings, provided)
     problems += _rewards(settings, provided, objects)
     problems += _stale(provided, objects)
+    problems += _adapting(provided, objects)
     role_providers = _role_providers(plugins)
     columns = {
         name: given_columns(role_providers[name], objects.get(f"roles.{name}"))
@@ -377,6 +379,19 @@ def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iter
             f"objective: {provided['objective'].reference} does not correct for actions that older "
             f"weights sampled, and controller {controller.reference} trains on such actions; "
             "choose an objective that corrects for them."
+        )
+
+
+def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+    """An objective that learns from steps has a trainer that shows them and saves its state."""
+    policy = provided.get(f"roles.{POLICY}")
+    if policy is None or not adapts(objects.get("objective")):
+        return
+    if "objective.adapts" not in policy.spec.capabilities:
+        yield (
+            f"objective: {provided['objective'].reference} adapts its loss to what steps measure, "
+            f"and trainer {policy.reference} shows it none and saves no state of it; take a "
+            "trainer that does, or settings under which it stays as it is."
         )
 
 

@@ -89,6 +89,17 @@ class TakesStale(Protocol):
 
 
 @runtime_checkable
+class Adapts(Protocol):
+    """Says whether an objective changes its loss by what a step has measured."""
+
+    def adapts(self) -> bool:
+        """Returns whether it needs a trainer that shows it its steps and saves its state.
+
+        The trainer must then claim the capability "objective.adapts". Without the method: False.
+        """
+
+
+@runtime_checkable
 class SpansSlots(Protocol):
     """Says that a replica of a trainer or generator spreads over several slots."""
 
@@ -217,6 +228,11 @@ def takes_stale(config: Any) -> bool:
     return isinstance(config, TakesStale) and config.takes_stale()
 
 
+def adapts(config: Any) -> bool:
+    """Returns whether an objective changes its loss by what a step has measured."""
+    return isinstance(config, Adapts) and config.adapts()
+
+
 def replica_slots(config: Any) -> int:
     """Returns how many slots one replica of a trainer or generator takes together."""
     return config.replica_slots() if isinstance(config, SpansSlots) else 1
@@ -300,6 +316,7 @@ ABILITIES = (
     _ability(StatesLogprobBand, "generator", "trainer"),
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
+    _ability(Adapts, "objective"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
     _ability(SaysWidths, "annotator"),

@@ -114,6 +114,32 @@ class MakesAdvantages(Protocol):
         """Returns float32[A], such as the column's and a teacher's together; without gradient."""
 
 
+@runtime_checkable
+class AdaptsToSteps(Protocol):
+    """Lets an objective change its loss by what a step has measured: an ability ``adapts`` of its
+    config, and a capability "objective.adapts" of the trainer that it is used with.
+
+    Every rank has an objective of its own. All are shown the same numbers, so all have the same
+    state. ``loss`` and ``weight`` do not change it.
+    """
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Learns from a step's metrics, after the step's last update.
+
+        metrics: those that ``Trainer.train`` returns, reduced over ranks; without ``busy_s``.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Returns what was learned, as plain values that survive JSON.
+
+        Those are finite numbers, texts, lists, and dicts with texts as keys. It is a part of the
+        trainer's checkpoint.
+        """
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on with what ``state`` of an earlier objective of this class returned."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupScalars:
     """Holds the S records of one prompt, in numbers.
@@ -121,11 +147,16 @@ class GroupScalars:
     rewards: float64[S], the weighted sum of the named rewards.
     lengths: int64[S], how many actions.
     scalars: name -> float64[S], of those that the advantage's ``requires`` names.
+    named: reward -> float64[S], each reward by itself: normalised as its settings say, without its
+        weight. NaN for a record that does not have it, because it was skipped.
+    weights: reward -> its weight, for each of ``named``.
     """
 
     rewards: np.ndarray
     lengths: np.ndarray
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
+    named: Mapping[str, np.ndarray] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -51,6 +51,8 @@ CAPABILITIES = frozenset(
         "logprobs.compared",  # (ComparesLogprobs)
         # a trainer that gives an objective log-probs of other tokens than the actions, which a
         "logprobs.tokens",  # column names ("logp@COLUMN" of Objective)
+        # a trainer that shows an objective its steps and saves its state (AdaptsToSteps)
+        "objective.adapts",
         # a trainer that trains on while its state is written (SavesInBackground)
         "save.background",
         "sharding",  # a trainer that takes more than one slot
@@ -263,7 +265,7 @@ class AdvantageProvider(Provider):
 class ObjectiveProvider(Provider):
     """Describes a loss, in torch, that runs inside a trainer rank.
 
-    Abilities of its config: ``requires``, ``takes_stale``.
+    Abilities of its config: ``requires``, ``takes_stale``, ``adapts``.
     """
 
 

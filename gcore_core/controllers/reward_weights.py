@@ -1,4 +1,4 @@
-"""Makes one number from the named rewards of a record.
+"""Puts the rewards of a group into numbers: each by itself, and their weighted sum.
 
 Each reward is normalised as its settings say, then weighted.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gcore_core.contract.algorithms import are_equal
+from gcore_core.contract.algorithms import GroupScalars, are_equal
 from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import Header
 
@@ -26,8 +26,8 @@ def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Rewar
     """Sums up the rewards that are normalised by batch, as float64[K, 3].
 
     A row holds the count, the sum and the sum of squares of one reward. The K rewards are in order
-    of their names; K is 0 where no reward is normalised so. ``rewards_of`` needs the sum over the
-    shards.
+    of their names; K is 0 where no reward is normalised so. ``named_rewards`` needs the sum over
+    the shards.
     """
     rows = []
     for name in _batched(weighings):
@@ -38,31 +38,62 @@ def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Rewar
     return np.array(rows, np.float64).reshape(-1, 3)
 
 
-def rewards_of(
+def named_rewards(
     group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
-) -> np.ndarray:
-    """Returns the weighted sum of each record's rewards, float64[records].
+) -> dict[str, np.ndarray]:
+    """Returns reward -> each record's value of it, float64[records], normalised and not weighted.
 
-    A reward that a record does not have, because it was skipped, adds nothing.
+    A record that does not have the reward, because it was skipped, has NaN.
 
     weighings: reward -> its settings.
     totals: float64[K, 3], what ``statistics`` returned, summed over the shards. None: no reward is
         normalised. A filter gets such rewards, so that its verdict on a group does not depend on
         other groups.
     """
-    sums = np.zeros(len(group))
     moments = dict(zip(_batched(weighings), totals, strict=True)) if totals is not None else {}
+    named = {}
     for name, how in weighings.items():
+        column = np.array([header.rewards.get(name, np.nan) for header in group], np.float64)
         has = np.array([name in header.rewards for header in group], bool)
-        values = np.array(
-            [header.rewards[name] for header in group if name in header.rewards], np.float64
-        )
         if totals is not None and how.normalise == GROUP:
-            values = _standardised_in_group(values)
+            column[has] = _standardised_in_group(column[has])
         elif totals is not None and how.normalise == BATCH:
-            values = _standardised_in_batch(values, *_mean_and_deviation(*moments[name]))
-        sums[has] += how.weight * values
+            mean_and_deviation = _mean_and_deviation(*moments[name])
+            column[has] = _standardised_in_batch(column[has], *mean_and_deviation)
+        named[name] = column
+    return named
+
+
+def weighted_sum(
+    group: Sequence[Header], named: Mapping[str, np.ndarray], weighings: Mapping[str, Reward]
+) -> np.ndarray:
+    """Returns the weighted sum of each record's rewards, float64[records].
+
+    A reward that a record does not have adds nothing.
+
+    named: what ``named_rewards`` returned.
+    """
+    sums = np.zeros(len(group))
+    for name, column in named.items():
+        has = np.array([name in header.rewards for header in group], bool)
+        sums[has] += weighings[name].weight * column[has]
     return sums
+
+
+def group_scalars(
+    group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
+) -> GroupScalars:
+    """Puts a group into numbers: its rewards and its lengths, without scalars.
+
+    weighings, totals: as for ``named_rewards``.
+    """
+    named = named_rewards(group, weighings, totals)
+    return GroupScalars(
+        rewards=weighted_sum(group, named, weighings),
+        lengths=np.array([header.n_actions for header in group], np.int64),
+        named=named,
+        weights={name: weighings[name].weight for name in named},
+    )
 
 
 def _batched(weighings: Mapping[str, Reward]) -> list[str]:

@@ -31,7 +31,7 @@ from gcore_core.controllers.algorithm_answers import (
 from gcore_core.controllers.annotating import annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.reward_weights import rewards_of, statistics
+from gcore_core.controllers.reward_weights import group_scalars, statistics
 from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
 from gcore_core.controllers.watching import Watching
 from gcore_core.runtime.messages import (
@@ -177,7 +177,7 @@ class Training:
         if totals.size:
             totals = (await self._context.agree.sum("rewards", totals)).reshape(totals.shape)
         scalars_of_groups = [
-            self._scalars(group, rewards_of(group, rewards, totals), names, scalars)
+            self._scalars(group, group_scalars(group, rewards, totals), names, scalars)
             for group in groups
         ]
         code = self._context.advantage_code
@@ -202,17 +202,14 @@ class Training:
     def _scalars(
         self,
         group: list[Header],
-        rewards: np.ndarray,
+        numbers: GroupScalars,
         names: list[str],
         scalars: Mapping[Key, list[float]],
     ) -> GroupScalars:
         rows = np.array([scalars[header.key] for header in group], np.float64).reshape(
             len(group), len(names)
         )
-        return replace(
-            group_scalars(group, rewards),
-            scalars={name: rows[:, i] for i, name in enumerate(names)},
-        )
+        return replace(numbers, scalars={name: rows[:, i] for i, name in enumerate(names)})
 
     async def train(
         self, step: int, advantages: Mapping[Key, float], plan: Plan
@@ -333,16 +330,6 @@ def check_row(header: Header, rows: int, seed: int, where: str) -> None:
         ordinal=header.ordinal,
         sample=header.sample,
         replica=header.replica,
-    )
-
-
-def group_scalars(group: list[Header], rewards: np.ndarray) -> GroupScalars:
-    """Puts a group into numbers: its weighted rewards and its lengths, without scalars.
-
-    rewards: float64[records].
-    """
-    return GroupScalars(
-        rewards=rewards, lengths=np.array([header.n_actions for header in group], np.int64)
     )
 
 

@@ -18,7 +18,7 @@ import xxhash
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.contract.algorithms import GroupScalars, Work
+from gcore_core.contract.algorithms import AdaptsToSteps, GroupScalars, Work
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError, NonFiniteLoss, WeightMismatch
@@ -220,8 +220,9 @@ class FakeTrainer:
         self._columns = context.columns
         self._logits = initial_logits(0)
         self._records: list[TrainRecord] = []
-        self._begun: tuple[Path, np.ndarray, int] | None = None
+        self._begun: tuple[Path, dict[str, Any]] | None = None
         self._start: list[StartLogprobs] = []
+        self._objective = context.parts.get("objective")
 
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
@@ -262,7 +263,7 @@ class FakeTrainer:
                 )
         self.version = step + 1
         entropy = float(-(np.exp(logp) * logp).sum())
-        return {
+        metrics = {
             "loss": float(np.mean(losses)),
             "grad_norm": float(np.mean(norms)),
             "learning_rate": self._config.learning_rate,
@@ -272,6 +273,9 @@ class FakeTrainer:
             "logprob_gap_max": float(max(gaps, default=0.0)),
             "logprob_gap_mean": float(np.mean(gaps)) if gaps else 0.0,
         }
+        if isinstance(self._objective, AdaptsToSteps):
+            self._objective.observe(metrics)
+        return metrics
 
     def start_logprobs(self) -> list[StartLogprobs]:
         return self._start
@@ -351,18 +355,23 @@ class FakeTrainer:
 
     def begin_save(self, directory: Path) -> None:
         # No copy is needed: an update makes a new table and leaves this one as it is.
-        self._begun = (directory / "state.npz", self._logits, self.version)
+        state = {"logits": self._logits, "version": self.version}
+        if isinstance(self._objective, AdaptsToSteps):
+            state["objective"] = json.dumps(self._objective.state())
+        self._begun = (directory / "state.npz", state)
 
     def finish_save(self) -> None:
         if self._begun is not None:
-            file, logits, version = self._begun
-            np.savez(file, logits=logits, version=version)
+            file, state = self._begun
+            np.savez(file, **state)
         self._begun = None
 
     def load(self, directory: Path) -> None:
         state = np.load(directory / "state.npz", allow_pickle=False)
         self._logits = state["logits"]
         self.version = int(state["version"])
+        if isinstance(self._objective, AdaptsToSteps) and "objective" in state:
+            self._objective.restore(json.loads(str(state["objective"])))
 
     def save_pretrained(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -517,7 +526,9 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         summary="REINFORCE on a table of logits",
         factory="gcore_core.testing.fake:FakeTrainer",
         config=FakeTrainerConfig,
-        capabilities=frozenset({"annotate", "logprobs", "logprobs.compared", "save.background"}),
+        capabilities=frozenset(
+            {"annotate", "logprobs", "logprobs.compared", "objective.adapts", "save.background"}
+        ),
     )
 
 

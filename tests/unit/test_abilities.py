@@ -37,6 +37,9 @@ class Talkative:
     def shows_images(self) -> bool:
         return True
 
+    def adapts(self) -> bool:
+        return True
+
     def updates_per_step(self) -> int:
         return 6
 
@@ -52,6 +55,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.required_by(silent) == frozenset()
     assert abilities.logprob_band(silent, None) == 1e-3
     assert abilities.takes_stale(silent) is False
+    assert abilities.adapts(silent) is False
     assert abilities.replica_slots(silent) == 1
     assert abilities.keeps_weights(silent) is True
     assert abilities.shows_images(None) is False
@@ -65,6 +69,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     assert abilities.required_by(talkative) == {"old_logp"}
     assert abilities.logprob_band(talkative, Silent()) == 0.5
     assert abilities.takes_stale(talkative) is True
+    assert abilities.adapts(talkative) is True
     assert abilities.replica_slots(talkative) == 4
     assert abilities.keeps_weights(talkative) is False
     assert abilities.shows_images(talkative) is True
@@ -75,7 +80,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
 
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
-    assert len(ABILITIES) == 11
+    assert len(ABILITIES) == 12
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 

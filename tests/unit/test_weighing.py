@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import Header
-from gcore_core.controllers.reward_weights import rewards_of, statistics
+from gcore_core.controllers.reward_weights import group_scalars, statistics
 
 
 def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:
@@ -19,6 +19,12 @@ def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:
         Header(ordinal=ordinal, sample=i, row=0, seed=0, rewards=found)
         for i, found in enumerate(rewards)
     ]
+
+
+def rewards_of(
+    one: list[Header], weighings: dict[str, Reward], totals: np.ndarray | None = None
+) -> np.ndarray:
+    return group_scalars(one, weighings, totals).rewards
 
 
 WEIGHINGS = {
@@ -97,3 +103,20 @@ def test_equal_rewards_normalise_to_zero(how: str) -> None:
     np.testing.assert_array_equal(
         rewards_of(groups[0], weighings, statistics(groups, weighings)), np.zeros(3)
     )
+
+
+def test_each_named_reward_stands_by_itself_normalised_and_not_weighted() -> None:
+    one = group(0, {"plain": 1.0, "within": 3.0}, {"plain": 2.0, "within": 5.0}, {"plain": 4.0})
+    numbers = group_scalars(one, WEIGHINGS, statistics([one], WEIGHINGS))
+    np.testing.assert_array_equal(numbers.named["plain"], [1.0, 2.0, 4.0])
+    np.testing.assert_array_equal(numbers.named["within"], [-1.0, 1.0, np.nan])
+    assert numbers.named["across"].shape == (3,)
+    assert np.isnan(numbers.named["across"]).all()
+    assert numbers.weights == {"plain": 2.0, "within": 1.0, "across": 0.5}
+
+
+def test_the_weighted_sum_of_the_named_rewards_is_the_reward() -> None:
+    one = group(0, {"plain": 1.0, "within": 3.0}, {"plain": 2.0, "within": 5.0}, {"plain": 4.0})
+    numbers = group_scalars(one, WEIGHINGS, statistics([one], WEIGHINGS))
+    total = sum(numbers.weights[name] * np.nan_to_num(numbers.named[name]) for name in WEIGHINGS)
+    np.testing.assert_array_equal(numbers.rewards, total)

@@ -22,8 +22,7 @@ from gcore_core.contract.records import (
 from gcore_core.contract.run_files import log_path
 from gcore_core.controllers.algorithm_answers import keeps
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.reward_weights import rewards_of
-from gcore_core.controllers.training import group_scalars
+from gcore_core.controllers.reward_weights import group_scalars
 from gcore_core.controllers.window.ledger import has_failed_reward
 from gcore_core.runtime.worker_settings import JobFacts
 
@@ -64,7 +63,7 @@ def verdict_on(
     verdict = QUARANTINED
     reason = _unusable(group, config)
     if not reason:
-        keep, reason = keeps(code, group_filter, group_scalars(group, rewards_of(group, rewards)))
+        keep, reason = keeps(code, group_filter, group_scalars(group, rewards))
         verdict = TRAINED if keep else FILTERED
     return Settled(group[0].ordinal, group, verdict, reason)
 

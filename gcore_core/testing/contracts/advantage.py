@@ -45,14 +45,18 @@ class AdvantageContract(Contract):
     def group(self, rewards: np.ndarray, requires: frozenset[str]) -> GroupScalars:
         """Makes a group with these rewards, random lengths, and 0.25 for each required scalar.
 
-        All arrays are read-only.
+        Its two named rewards add up to ``rewards`` and order the records as it does. All arrays are
+        read-only.
         """
         draw = np.random.default_rng(rewards.size)
         lengths = draw.integers(1, 50, rewards.size)
         scalars = {name: np.full(rewards.size, 0.25) for name in sorted(requires)}
-        for array in (rewards, lengths, *scalars.values()):
+        named, weights = named_rewards_of(rewards)
+        for array in (rewards, lengths, *scalars.values(), *named.values()):
             array.flags.writeable = False
-        return GroupScalars(rewards=rewards, lengths=lengths, scalars=scalars)
+        return GroupScalars(
+            rewards=rewards, lengths=lengths, scalars=scalars, named=named, weights=weights
+        )
 
     def test_it_is_an_advantage(self, advantage: Any) -> None:
         assert isinstance(advantage, Advantage), (
@@ -210,3 +214,15 @@ def whole(advantage: Any, groups: Sequence[GroupScalars]) -> list[np.ndarray]:
     """Returns the advantages of a batch that one shard holds."""
     advantages: list[np.ndarray] = advantage.of(groups, advantage.statistics(groups))
     return advantages
+
+
+def named_rewards_of(rewards: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Splits rewards, float64[S], into two named ones and their weights.
+
+    Their weighted sum is ``rewards``, and each of them grows with it.
+    """
+    bounded = np.tanh(rewards) / 4
+    return {"straight": rewards - 2 * bounded, "bounded": bounded}, {
+        "straight": 1.0,
+        "bounded": 2.0,
+    }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.testing.contracts.advantage import named_rewards_of
 from gcore_core.testing.contracts.arguments import ASKS, snapshot, writable
 from gcore_core.testing.contracts.base import Contract
 
@@ -30,9 +31,10 @@ class FilterContract(Contract):
     def group(self, request: pytest.FixtureRequest) -> GroupScalars:
         rewards = np.array(request.param, np.float64)
         lengths = np.arange(1, rewards.size + 1, dtype=np.int64)
-        for array in (rewards, lengths):
+        named, weights = named_rewards_of(rewards)
+        for array in (rewards, lengths, *named.values()):
             array.flags.writeable = False
-        return GroupScalars(rewards=rewards, lengths=lengths)
+        return GroupScalars(rewards=rewards, lengths=lengths, named=named, weights=weights)
 
     def test_a_verdict_is_a_truth_value_and_a_word(
         self, group_filter: Any, group: GroupScalars
@@ -66,6 +68,9 @@ class FilterContract(Contract):
         self, group_filter: Any, group: GroupScalars
     ) -> None:
         turned = GroupScalars(
-            rewards=group.rewards[::-1].copy(), lengths=group.lengths[::-1].copy()
+            rewards=group.rewards[::-1].copy(),
+            lengths=group.lengths[::-1].copy(),
+            named={name: values[::-1].copy() for name, values in group.named.items()},
+            weights=group.weights,
         )
         assert group_filter.keep(turned) == group_filter.keep(group)

@@ -7,14 +7,16 @@ it.
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
-from gcore_core.contract.algorithms import LOGP_OF, Objective
+from gcore_core.contract.algorithms import LOGP_OF, AdaptsToSteps, Objective
 from gcore_core.testing.contracts.arguments import ASKS
 from gcore_core.testing.contracts.base import Contract
 
@@ -187,6 +189,32 @@ class ObjectiveContract(Contract):
             "a column was written to"
         )
 
+    def test_what_it_has_learned_survives_json(self, objective: Any, batch: Batch) -> None:
+        """An objective that adapts to steps goes on from its state as if it had not stopped.
+
+        It is shown steps of low and of high entropy, before and after it stopped.
+        """
+        if not isinstance(objective, AdaptsToSteps):
+            self.not_claimed("an adaptation to steps")
+        resumed = copy.deepcopy(objective)
+        for entropy in (0.01, 0.02, 9.0, 0.01):
+            objective.observe(step_metrics(entropy))
+        resumed.restore(json.loads(json.dumps(objective.state(), allow_nan=False)))
+        for entropy in (9.0, 0.01, 9.0):
+            self._assert_same(update(resumed, batch), update(objective, batch))
+            objective.observe(step_metrics(entropy))
+            resumed.observe(step_metrics(entropy))
+        assert resumed.state() == objective.state()
+
+    def test_only_a_step_changes_what_it_has_learned(self, objective: Any, batch: Batch) -> None:
+        """Losses do not, so ranks with other micro-batches learn the same."""
+        if not isinstance(objective, AdaptsToSteps):
+            self.not_claimed("an adaptation to steps")
+        objective.observe(step_metrics(0.01))
+        before = json.dumps(objective.state())
+        update(objective, batch)
+        assert json.dumps(objective.state()) == before, "computing a loss changed its state"
+
     def test_a_positive_advantage_raises_the_logprob(self, objective: Any, batch: Batch) -> None:
         """An advantage of +1 lowers the loss's gradient by an action's log-prob, against one of -1.
 
@@ -313,6 +341,23 @@ def _gradient(data: Batch, name: str) -> Any:
 
 
 # -- batches ---------------------------------------------------------------------------------------
+
+
+def step_metrics(entropy: float) -> dict[str, float]:
+    """Makes the metrics that every trainer gives of a step.
+
+    entropy: mean of the step's actions, in nats.
+    """
+    return {
+        "loss": 0.1,
+        "grad_norm": 1.0,
+        "learning_rate": 1e-3,
+        "entropy": entropy,
+        "kl": 0.01,
+        "clip_share": 0.0,
+        "logprob_gap_max": 1e-5,
+        "logprob_gap_mean": 1e-6,
+    }
 
 
 def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) -> dict[str, Any]:

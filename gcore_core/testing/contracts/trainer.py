@@ -59,6 +59,22 @@ class PolicyGradient:
         return columns["mask"].to(columns["rollout_logp"].dtype).sum()
 
 
+class SeesSteps(PolicyGradient):
+    """Remembers the metrics of every step that it was shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        self.seen.append(dict(metrics))
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.seen = list(state["seen"])
+
+
 class TrainerContract(Contract):
     """To test a trainer, override ``provider``, or the fixture ``trainer``.
 
@@ -89,6 +105,18 @@ class TrainerContract(Contract):
     @pytest.fixture
     def trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
         yield from closing(self.build(trainer_context))
+
+    @pytest.fixture
+    def sees_steps(self) -> SeesSteps:
+        return SeesSteps()
+
+    @pytest.fixture
+    def showing_trainer(
+        self, trainer_context: WorkerContext, sees_steps: SeesSteps
+    ) -> Iterator[Any]:
+        """Gives a trainer whose objective adapts to steps."""
+        context = replace(trainer_context, parts={"objective": sees_steps})
+        yield from closing(self.build(context))
 
     @pytest.fixture
     def split_trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
@@ -389,6 +417,38 @@ class TrainerContract(Contract):
         if "logprobs.compared" in self.claimed():
             for own, start in zip(later, trainer.start_logprobs(), strict=True):
                 np.testing.assert_allclose(own, start.logp, atol=self.tolerance, rtol=0)
+
+    @claims("objective.adapts")
+    def test_an_objective_sees_the_metrics_of_each_step_once(
+        self,
+        showing_trainer: Any,
+        sees_steps: SeesSteps,
+        records: list[TrainRecord],
+        advantages: np.ndarray,
+    ) -> None:
+        """They are what ``train`` returns, and come after the step's last update."""
+        for step in (0, 1):
+            metrics = train(showing_trainer, records, advantages, step=step)
+            assert len(sees_steps.seen) == step + 1, "it is shown a step once"
+            shown = sees_steps.seen[-1]
+            assert [name for name in METRICS if shown.get(name) != metrics[name]] == []
+
+    @claims("objective.adapts")
+    def test_what_an_objective_has_learned_is_saved_and_loaded(
+        self,
+        showing_trainer: Any,
+        sees_steps: SeesSteps,
+        records: list[TrainRecord],
+        advantages: np.ndarray,
+        tmp_path: Path,
+    ) -> None:
+        train(showing_trainer, records, advantages)
+        saved = list(sees_steps.seen)
+        showing_trainer.save(tmp_path)
+        train(showing_trainer, records, advantages, step=1)
+        assert sees_steps.seen != saved
+        showing_trainer.load(tmp_path)
+        assert sees_steps.seen == saved, "the objective's state is not that of the checkpoint"
 
     @claims("save.background")
     def test_a_save_in_the_background_is_of_the_moment_it_began(

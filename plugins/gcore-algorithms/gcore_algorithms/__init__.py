@@ -1,5 +1,5 @@
-"""The plugin ``algorithms``: rewards to advantages, log-probs to a loss, and DAPO's penalty of long
-completions.
+"""The plugin ``algorithms``: rewards to advantages, log-probs to a loss, and penalties of long and
+of repetitive completions.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ def gcore_advantages() -> Iterable[AdvantageProvider]:
         config=config.ReinforcePpBaselineConfig,
     )
     yield AdvantageProvider(
+        name="gdpo",
+        summary="each named reward normalised by itself, then their sum over the batch (GDPO)",
+        factory="gcore_algorithms.advantages:Gdpo",
+        config=config.GdpoConfig,
+    )
+    yield AdvantageProvider(
         name="gae",
         summary="generalised advantage estimation from per-action values (GAE)",
         factory="gcore_algorithms.advantages:Gae",
@@ -82,6 +88,13 @@ def gcore_objectives() -> Iterable[ObjectiveProvider]:
         config=config.CispoConfig,
         needs=_TORCH,
     )
+    yield ObjectiveProvider(
+        name="sapo",
+        summary="a sigmoid gate on the ratio of each action, in place of a clip (SAPO)",
+        factory="gcore_algorithms.objectives:Sapo",
+        config=config.SapoConfig,
+        needs=_TORCH,
+    )
 
 
 @hookimpl
@@ -91,4 +104,10 @@ def gcore_rewards() -> Iterable[RewardProvider]:
         summary="a penalty that grows from 0 to -1 over the last actions allowed (DAPO)",
         factory="gcore_algorithms.rewards:Overlong",
         config=config.OverlongConfig,
+    )
+    yield RewardProvider(
+        name="repetition",
+        summary="a penalty of the share of n-grams that stood before in the completion",
+        factory="gcore_algorithms.rewards:Repetition",
+        config=config.RepetitionConfig,
     )

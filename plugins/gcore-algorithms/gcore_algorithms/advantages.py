@@ -2,20 +2,23 @@
 
 Notation: r is a record's reward less its KL penalty; S is the number of records in its group.
 
-Records of a group whose rewards are all equal, but for rounding noise, get exactly 0, except under
-``ReinforcePp``, whose baseline is the batch. So does a group that has only one record left after
-failed rewards: there is nothing to compare it with.
+Records of a group whose rewards are all equal, but for rounding noise, get exactly 0, except where
+the batch's mean is subtracted: under ``ReinforcePp``, and with ``normalise_over: action``. So does
+a group that has only one record left after failed rewards: there is nothing to compare it with.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from gcore_algorithms.config import (
     GaeConfig,
+    GdpoConfig,
     GrpoConfig,
     RecordAdvantageConfig,
     ReinforcePpBaselineConfig,
@@ -31,8 +34,9 @@ _SUM_LIMBS = 67
 _SQUARES_LIMBS = 133
 
 
-class RecordAdvantage:
-    """What estimators of level "record" share: the KL penalty in the reward, no batch statistics.
+class RecordAdvantage(ABC):
+    """What estimators of level "record" share: the KL penalty in the reward, the final clip, no
+    batch statistics.
 
     group_size: records sampled for each prompt.
     requires: names of the scalars that records need, such as ``kl_k1``.
@@ -42,10 +46,18 @@ class RecordAdvantage:
         self.group_size = config.group_size
         self.requires = config.requires()
         self._kl = config.kl
+        self._clip = config.clip
 
     def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
         """Returns what groups of other shards need of these: nothing."""
         return np.zeros(0)
+
+    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+        return clamped(self.unclipped(groups, statistics), self._clip)
+
+    @abstractmethod
+    def unclipped(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+        """Returns for each group the advantages of its records, float64[S], before the clip."""
 
     def rewards(self, group: GroupScalars) -> np.ndarray:
         """Returns float64[S]: each record's reward less coefficient x KL, in nats."""
@@ -65,15 +77,8 @@ class Grpo(RecordAdvantage):
         super().__init__(config)
         self._eps = config.eps
 
-    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
-        return [self._of_group(centred(self.rewards(group))) for group in groups]
-
-    def _of_group(self, centred_rewards: np.ndarray) -> np.ndarray:
-        deviation = centred_rewards.std(ddof=1) if centred_rewards.any() else 0.0
-        if deviation == 0:
-            return np.zeros_like(centred_rewards)
-        advantages: np.ndarray = centred_rewards / (deviation + self._eps)
-        return advantages
+    def unclipped(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+        return [standardised_in_group(self.rewards(group), self._eps) for group in groups]
 
 
 class DrGrpo(RecordAdvantage):
@@ -83,7 +88,7 @@ class DrGrpo(RecordAdvantage):
     other half of the method is ``normalise: constant`` in the objective.
     """
 
-    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+    def unclipped(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
         return [centred(self.rewards(group)) for group in groups]
 
 
@@ -94,15 +99,16 @@ class Rloo(RecordAdvantage):
     REINFORCE Samples, Get a Baseline for Free!" (2019).
     """
 
-    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+    def unclipped(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
         return [_leave_one_out(self.rewards(group)) for group in groups]
 
 
 class ReinforcePp(RecordAdvantage):
     """REINFORCE++: (r - mean of the batch) / (std of the batch + eps).
 
-    The batch is the n records of all shards; the std divides by n. Each record counts once,
-    whatever its length: others take mean and std over actions, where long records count more.
+    The batch is the n records of all shards; the std divides by n. With ``normalise_over: record``
+    each record counts once in both, whatever its length; with ``action`` as often as it has
+    actions, as in libraries that keep one advantage per action.
 
     Source: Hu et al., "REINFORCE++", arXiv:2501.03262. The paper charges each action with the KL
     that follows it; here a record is charged with its whole KL.
@@ -111,22 +117,22 @@ class ReinforcePp(RecordAdvantage):
     def __init__(self, config: ReinforcePpConfig) -> None:
         super().__init__(config)
         self._eps = config.eps
+        self._over = config.normalise_over
 
     def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
-        return _sums([self.rewards(group) for group in groups])
+        return _sums([self.rewards(group) for group in groups], _counts(groups, self._over))
 
-    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+    def unclipped(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
         mean, std = _mean_and_std(statistics)
-        if std == 0:
-            return [np.zeros(len(group.rewards)) for group in groups]
-        return [(self.rewards(group) - mean) / (std + self._eps) for group in groups]
+        return _standardised([self.rewards(group) for group in groups], mean, std, self._eps)
 
 
 class ReinforcePpBaseline(RecordAdvantage):
     """REINFORCE++ with baseline: c = r - mean of the group, over the batch's std of c plus eps.
 
-    The batch is the n records of all shards; the std divides by n. Each record counts once,
-    whatever its length. The batch's mean is not subtracted: it is zero, because each group's is.
+    The batch is the n records of all shards; the std divides by n. With ``normalise_over: record``
+    each record counts once, whatever its length, and the batch's mean of c is zero, because each
+    group's is. With ``action`` each action counts, and c loses that mean, which is not zero then.
 
     Source: Hu et al., "REINFORCE++", arXiv:2501.03262, REINFORCE++ with baseline.
     """
@@ -134,15 +140,62 @@ class ReinforcePpBaseline(RecordAdvantage):
     def __init__(self, config: ReinforcePpBaselineConfig) -> None:
         super().__init__(config)
         self._eps = config.eps
+        self._over = config.normalise_over
 
     def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
-        return _sums([centred(self.rewards(group)) for group in groups])
+        return _sums(self._centred(groups), _counts(groups, self._over))
+
+    def unclipped(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+        mean, std = _mean_and_std(statistics)
+        mean = mean if self._over == "action" else 0.0
+        return _standardised(self._centred(groups), mean, std, self._eps)
+
+    def _centred(self, groups: Sequence[GroupScalars]) -> list[np.ndarray]:
+        return [centred(self.rewards(group)) for group in groups]
+
+
+class Gdpo:
+    """GDPO: each named reward is normalised in its group, then their weighted sum over the batch.
+
+    With r_k the k-th reward of a record and w_k its weight:
+
+        s = sum over k of w_k (r_k - mean of the group) / (std of the group + eps)
+        A = (s - mean of the batch) / (std of the batch + eps)
+
+    The group's std divides by S - 1, the batch's by n. With ``normalise_over: record`` each record
+    counts once in the batch, and its mean of s is zero, because each group's is; so it is not
+    subtracted, and a group of equal rewards gets exactly 0. With ``action`` each action counts.
+
+    A reward that is equal in its group adds nothing, nor does one that a record lacks: it is
+    normalised over the group's records that have it.
+
+    Source: Liu et al., "GDPO: Group reward-Decoupled Normalization Policy Optimization for
+    Multi-reward RL Optimization", arXiv:2601.05242.
+    """
+
+    def __init__(self, config: GdpoConfig) -> None:
+        self.group_size = config.group_size
+        self.requires = config.requires()
+        self._eps = config.eps
+        self._over = config.normalise_over
+        self._clip = config.clip
+
+    def statistics(self, groups: Sequence[GroupScalars]) -> np.ndarray:
+        return _sums([self._sum(group) for group in groups], _counts(groups, self._over))
 
     def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
-        _, std = _mean_and_std(statistics)
-        if std == 0:
-            return [np.zeros(len(group.rewards)) for group in groups]
-        return [centred(self.rewards(group)) / (std + self._eps) for group in groups]
+        mean, std = _mean_and_std(statistics)
+        mean = mean if self._over == "action" else 0.0
+        sums = [self._sum(group) for group in groups]
+        return clamped(_standardised(sums, mean, std, self._eps), self._clip)
+
+    def _sum(self, group: GroupScalars) -> np.ndarray:
+        """Returns s of each record, float64[S]."""
+        total = np.zeros(len(group.rewards))
+        for name, values in group.named.items():
+            has = ~np.isnan(values)
+            total[has] += group.weights[name] * standardised_in_group(values[has], self._eps)
+        return total
 
 
 class Gae:
@@ -199,6 +252,26 @@ def centred(rewards: np.ndarray) -> np.ndarray:
     return centred
 
 
+def standardised_in_group(rewards: np.ndarray, eps: float) -> np.ndarray:
+    """Returns float64[S]: (rewards - mean) / (std + eps), where the std divides by S - 1.
+
+    It is 0 for rewards that are equal but for rounding.
+    """
+    differences = centred(rewards)
+    deviation = differences.std(ddof=1) if differences.any() else 0.0
+    if deviation == 0:
+        return np.zeros_like(differences)
+    standardised: np.ndarray = differences / (deviation + eps)
+    return standardised
+
+
+def clamped(advantages: list[np.ndarray], clip: float | None) -> list[np.ndarray]:
+    """Returns the advantages clamped to [-clip, clip]; as they are where it is None."""
+    if clip is None:
+        return advantages
+    return [np.clip(values, -clip, clip) for values in advantages]
+
+
 def _leave_one_out(rewards: np.ndarray) -> np.ndarray:
     """Returns float64[S]: rewards less the mean of the others, 0 for a record that is alone."""
     if rewards.size < 2:
@@ -209,22 +282,43 @@ def _leave_one_out(rewards: np.ndarray) -> np.ndarray:
 # -- statistics of the batch -----------------------------------------------------------------------
 
 
-def _sums(groups: list[np.ndarray]) -> np.ndarray:
-    """Returns the number of rewards, their sum and the sum of their squares, without rounding.
+def _counts(groups: Sequence[GroupScalars], over: Literal["record", "action"]) -> list[np.ndarray]:
+    """Returns for each group int64[S]: how often each of its records counts in the batch."""
+    if over == "action":
+        return [group.lengths for group in groups]
+    return [np.ones(len(group.rewards), np.int64) for group in groups]
 
-    A variance from rounded sums is lost where the rewards lie close together and far from 0: at a
+
+def _standardised(
+    values: list[np.ndarray], mean: float, std: float, eps: float
+) -> list[np.ndarray]:
+    """Returns (values - mean) / (std + eps) of each group; zeros where the std is 0."""
+    if std == 0:
+        return [np.zeros_like(of_group) for of_group in values]
+    return [(of_group - mean) / (std + eps) for of_group in values]
+
+
+def _sums(groups: list[np.ndarray], counts: list[np.ndarray]) -> np.ndarray:
+    """Returns the number of values, their sum and the sum of their squares, without rounding.
+
+    A variance from rounded sums is lost where the values lie close together and far from 0: at a
     std of a millionth of the mean, sums in float64 have no digit left for it. Two passes, first for
     the mean, would need two rounds of messages. So both sums are exact integers, cut into limbs of
     32 bits, which float64 adds up exactly over as many as 2**21 shards.
 
-    float64[1 + 67 + 133]: the number, then the limbs of both sums, lowest first. Every entry adds
-    up over the shards.
+    groups: float64[S] each, the values.
+    counts: int64[S] each, how often a value counts.
+    Returns float64[1 + 67 + 133]: the number, then the limbs of both sums, lowest first. Every
+    entry adds up over the shards.
     """
-    values = np.concatenate(groups) if groups else np.zeros(0)
-    units = [_units(value) for value in values.tolist()]
-    total = _limbs(sum(units), _SUM_LIMBS)
-    squares = _limbs(sum(unit * unit for unit in units), _SQUARES_LIMBS)
-    return np.concatenate([[len(units)], total, squares])
+    values = np.concatenate(groups).tolist() if groups else []
+    times: list[int] = np.concatenate(counts).tolist() if counts else []
+    units = [_units(value) for value in values]
+    total = sum(count * unit for count, unit in zip(times, units, strict=True))
+    squares = sum(count * unit * unit for count, unit in zip(times, units, strict=True))
+    return np.concatenate(
+        [[sum(times)], _limbs(total, _SUM_LIMBS), _limbs(squares, _SQUARES_LIMBS)]
+    )
 
 
 def _mean_and_std(sums: np.ndarray) -> tuple[float, float]:

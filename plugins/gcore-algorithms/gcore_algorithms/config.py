@@ -37,9 +37,12 @@ class RecordAdvantageConfig:
     """Records sampled for each prompt."""
     kl: RewardKlConfig = field(default_factory=RewardKlConfig)
     """KL penalty in the reward."""
+    clip: float | None = None
+    """Above 0: advantages are clamped to [-clip, clip], last of all. None: they are not."""
 
     def __post_init__(self) -> None:
         _check_group_size(self.group_size, self.smallest_group)
+        _check_clip(self.clip)
 
     def requires(self) -> frozenset[str]:
         """Returns the scalar of preparation that the KL penalty reads, if there is one."""
@@ -57,13 +60,17 @@ class StandardisedConfig(RecordAdvantageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eps < 0:
-            raise ConfigError(
-                f"{self.eps} is negative",
-                where="advantage.config.eps",
-                why="it is added to a standard deviation, and the sum must stay positive",
-                todo="set eps to 0 or more",
-            )
+        _check_eps(self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig(StandardisedConfig):
+    """Settings of an estimator that takes its standard deviation over the whole batch."""
+
+    normalise_over: Literal["record", "action"] = "record"
+    """What counts once in the batch's mean and standard deviation. record: each record, whatever
+    its length. action: each action, so that long records count more, as in verl and OpenRLHF.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +89,41 @@ class RlooConfig(RecordAdvantageConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcePpConfig(StandardisedConfig):
+class ReinforcePpConfig(BatchConfig):
     smallest_group: ClassVar[int] = 1  # the batch is the baseline
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcePpBaselineConfig(StandardisedConfig):
+class ReinforcePpBaselineConfig(BatchConfig):
     pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GdpoConfig:
+    """Settings of GDPO. It has no KL in the reward, which the paper does not define: a penalty
+    belongs in the loss.
+    """
+
+    group_size: int = 8
+    """Records sampled for each prompt."""
+    eps: float = 1e-4
+    """Added to each standard deviation: that of a reward in its group, in units of the reward, and
+    that of the batch. 0 is safe: rewards that differ by rounding alone count as equal.
+    """
+    normalise_over: Literal["record", "action"] = "record"
+    """What counts once in the batch's mean and standard deviation. record: each record, whatever
+    its length. action: each action, so that long records count more.
+    """
+    clip: float | None = None
+    """Above 0: advantages are clamped to [-clip, clip], last of all. None: they are not."""
+
+    def __post_init__(self) -> None:
+        _check_group_size(self.group_size, 2)
+        _check_eps(self.eps)
+        _check_clip(self.clip)
+
+    def requires(self) -> frozenset[str]:
+        return frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +152,26 @@ class GaeConfig:
 
     def requires(self) -> frozenset[str]:
         return frozenset({"values"})
+
+
+def _check_eps(eps: float) -> None:
+    if not eps >= 0:
+        raise ConfigError(
+            f"{eps} is negative",
+            where="advantage.config.eps",
+            why="it is added to a standard deviation, and the sum must stay positive",
+            todo="set eps to 0 or more",
+        )
+
+
+def _check_clip(clip: float | None) -> None:
+    if clip is not None and not clip > 0:
+        raise ConfigError(
+            f"{clip} is not above 0",
+            where="advantage.config.clip",
+            why="advantages are clamped to [-clip, clip], which must leave something of them",
+            todo="set clip above 0, or leave it out",
+        )
 
 
 def _check_group_size(group_size: int, smallest: int) -> None:
@@ -174,20 +229,71 @@ class CorrectionConfig:
     """token: a weight per action. sequence: the product over the record. geometric: the product's
     mean per action.
     """
-    cap: float = 2.0
-    """Largest weight, at least 1."""
-    floor: float = 0.0
-    """Smallest weight, 0 to 1. 0 bounds nothing from below, so that a mask is one-sided; IcePop
-    masks on both sides, with floor 0.5 and cap 5.
+    cap: float | None = None
+    """Largest weight, at least 1. None: 2 with truncate (TIS), 5 with mask (IcePop)."""
+    floor: float | None = None
+    """Smallest weight, 0 to 1. None: 0 with truncate, 0.5 with mask (IcePop). 0 bounds nothing from
+    below, so that a mask is one-sided.
     """
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.floor <= 1.0 <= self.cap:
+        floor, cap = self.bounds()
+        if not 0.0 <= floor <= 1.0 <= cap:
             raise ConfigError(
-                f"the weights [{self.floor}, {self.cap}] do not contain 1",
+                f"the weights [{floor}, {cap}] do not contain 1",
                 where="objective.config.correction",
                 why="weight 1 is where generator and trainer agree",
                 todo="set floor between 0 and 1, and cap to 1 or more",
+            )
+
+    def bounds(self) -> tuple[float, float]:
+        """Returns the smallest and the largest weight, as set or as the kind has them."""
+        floor, cap = (0.5, 5.0) if self.kind == "mask" else (0.0, 2.0)
+        return (
+            floor if self.floor is None else self.floor,
+            cap if self.cap is None else self.cap,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyTargetConfig:
+    """Raises the entropy coefficient while the policy's entropy is below a target, and lowers it
+    otherwise. The defaults but for the target are Skywork-OR1's.
+    """
+
+    target: float | None = None
+    """Entropy to keep, mean per action, in nats: Skywork-OR1 takes 0.2. None: the coefficient stays
+    at ``entropy_coefficient``.
+    """
+    change: float = 1e-4
+    """By how much a step raises or lowers the coefficient."""
+    smallest: float = 0.0
+    """The coefficient does not fall below this."""
+    largest: float = 5e-3
+    """The coefficient does not rise above this."""
+
+    def __post_init__(self) -> None:
+        where = "objective.config.entropy"
+        if self.target is not None and not self.target > 0:
+            raise ConfigError(
+                f"{self.target} is not above 0",
+                where=f"{where}.target",
+                why="an entropy is never negative, so the coefficient would never be raised",
+                todo="set target to a share of the entropy that the run begins with",
+            )
+        if not self.change > 0:
+            raise ConfigError(
+                f"{self.change} is not above 0",
+                where=f"{where}.change",
+                why="each step raises or lowers the coefficient by it",
+                todo="set change above 0, such as 1e-4",
+            )
+        if not 0 <= self.smallest <= self.largest:
+            raise ConfigError(
+                f"[{self.smallest}, {self.largest}] is no range of coefficients",
+                where=where,
+                why="the coefficient stays between smallest and largest, from 0 on",
+                todo="set smallest to 0 or more, and largest to no less",
             )
 
 
@@ -208,6 +314,8 @@ class ObjectiveConfig:
     """KL penalty in the loss."""
     entropy_coefficient: float = 0.0
     """The loss loses entropy_coefficient x entropy of each action, in nats."""
+    entropy: EntropyTargetConfig = field(default_factory=EntropyTargetConfig)
+    """With a target, ``entropy_coefficient`` is where the coefficient begins."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
     """Behaviour log-probs of the ratio. rollout: the generator's, which saves a forward pass.
     recompute: the trainer's own, under the weights before the step's first update.
@@ -239,6 +347,19 @@ class ObjectiveConfig:
                 todo="set old_logprobs: recompute, or correction.kind: none",
             )
 
+        bounds = self.entropy
+        if self.adapts() and not bounds.smallest <= self.entropy_coefficient <= bounds.largest:
+            raise ConfigError(
+                f"{self.entropy_coefficient} is not in [{bounds.smallest}, {bounds.largest}]",
+                where="objective.config.entropy_coefficient",
+                why="with entropy.target the coefficient begins there and stays in that range",
+                todo="set it within entropy.smallest and entropy.largest",
+            )
+
+    def adapts(self) -> bool:
+        """Returns whether steps change the entropy coefficient."""
+        return self.entropy.target is not None
+
     def takes_stale(self) -> bool:
         """Returns whether older weights may have sampled the actions.
 
@@ -252,7 +373,7 @@ class ObjectiveConfig:
         needed = {
             "old_logp": self.old_logprobs == "recompute",
             "ref_logp": self.kl.coefficient != 0,
-            "entropy": self.entropy_coefficient != 0,
+            "entropy": self.entropy_coefficient != 0 or self.adapts(),
         }
         return frozenset(name for name, is_needed in needed.items() if is_needed)
 
@@ -327,6 +448,35 @@ class CispoConfig(ClipConfig):
     """The weight is at most 1 + clip_high."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SapoConfig(ObjectiveConfig):
+    """Settings of SAPO, which has a gate in place of a clip."""
+
+    normalise: Literal["token", "sequence", "constant"] = "sequence"
+    """sequence: the mean over a record's actions, then over records, as in the paper. token: the
+    mean over all actions. constant: the sum over actions, over records x constant_length.
+    """
+    temperature_positive: float = 1.0
+    """How fast the gate closes around the ratio 1 where the advantage is positive: the larger, the
+    faster.
+    """
+    temperature_negative: float = 1.05
+    """The same where it is not positive. The paper takes a larger one here, since a negative
+    advantage raises the probability of all the tokens that were not sampled.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("temperature_positive", "temperature_negative"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(
+                    f"{getattr(self, name)} is not above 0",
+                    where=f"objective.config.{name}",
+                    why="the gate is a sigmoid of temperature x (ratio - 1), over temperature",
+                    todo=f"set {name} above 0, usually close to 1",
+                )
+
+
 # -- rewards ---------------------------------------------------------------------------------------
 
 
@@ -350,4 +500,30 @@ class OverlongConfig:
                 where="soft_actions",
                 why="the penalty grows over the last soft_actions of max_actions",
                 todo="set soft_actions to a part of max_actions, such as a fifth",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionConfig:
+    """The penalty of repeated n-grams: 0 for a completion without any, and at worst -scale."""
+
+    ngram: int = 4
+    """Tokens of an n-gram, at least 1."""
+    scale: float = 1.0
+    """The penalty is -scale x the share of a completion's n-grams that stood before in it."""
+
+    def __post_init__(self) -> None:
+        if self.ngram < 1:
+            raise ConfigError(
+                f"{self.ngram} is not a number of tokens",
+                where="ngram",
+                why="runs of so many tokens are compared",
+                todo="set ngram to 1 or more; 3 to 40 is usual",
+            )
+        if not self.scale > 0:
+            raise ConfigError(
+                f"{self.scale} is not above 0",
+                where="scale",
+                why="the reward is minus scale x the share of repeated n-grams: a penalty",
+                todo="set scale above 0",
             )

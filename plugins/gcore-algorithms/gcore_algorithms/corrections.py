@@ -9,8 +9,8 @@ Sources:
 
 - Truncated: Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"
   (2025).
-- Masked on both sides, per action (IcePop): Ling Team, "Every Step Evolves", arXiv:2510.18855. It
-  takes a ``floor`` of 0.5 and a ``cap`` of 5; with a floor of 0 nothing is masked below.
+- Masked on both sides, per action (IcePop): Ling Team, "Every Step Evolves", arXiv:2510.18855. Its
+  bounds, 0.5 and 5, are the defaults of a mask; with a ``floor`` of 0 nothing is masked below.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def correction_weights(
             log_weight = log_weight / records.lengths
         log_weight = records.spread(log_weight)
     weight = log_weight.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    within = weight.clamp(config.floor, config.cap)
+    within = weight.clamp(*config.bounds())
     bounded = within != weight
     if config.kind == "mask":
         return weight.masked_fill(bounded, 0.0), bounded

@@ -27,12 +27,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gcore_algorithms.config import CispoConfig, GspoConfig, ObjectiveConfig, PpoClipConfig
+from gcore_algorithms.config import (
+    CispoConfig,
+    GspoConfig,
+    ObjectiveConfig,
+    PpoClipConfig,
+    SapoConfig,
+)
 from gcore_algorithms.corrections import correction_weights
+from gcore_algorithms.entropy import EntropyCoefficient
 from gcore_algorithms.kl import kl
 from gcore_algorithms.layout import Records, keep_trained
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
@@ -61,11 +69,13 @@ class Surrogate:
     loss: float[A], with gradient.
     ratio: float[A], that of the policies; of whole sequences under GSPO.
     clipped: bool[A], whether the clip was active.
+    gate: float[A], how much of an action's gradient a gate lets through; None without a gate.
     """
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
+    gate: Tensor | None = None
 
 
 class PolicyObjective(ABC):
@@ -75,16 +85,19 @@ class PolicyObjective(ABC):
 
     ratio: r.
     clip_share: share of actions at which the clip was active.
+    gate: 1 where a gate lets all of the gradient through; only under SAPO.
     log_ratio_clamped: share of actions with a log-ratio beyond +-LOG_RATIO_LIMIT.
     kl_behaviour: k3 estimate of KL(behaviour policy || current policy).
     kl_reference: k3 estimate of KL(current policy || reference); only with ``ref_logp``.
     entropy: only if ``current`` has it.
+    entropy_coefficient: what the entropy is multiplied by; only with ``entropy.target``.
     correction_weight: only with a correction.
     correction_share: share of actions whose weight was truncated or masked; only with a correction.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
         self.requires = config.requires()
+        self._entropy = EntropyCoefficient(config.entropy_coefficient, config.entropy)
         self._config = config
         self._behaviour = "old_logp" if config.old_logprobs == "recompute" else "rollout_logp"
         self._corrects = config.correction.kind != "none"
@@ -123,11 +136,23 @@ class PolicyObjective(ABC):
             metrics["correction_share"] = bounded.sum(dtype=logp.dtype)
         if config.kl.coefficient:
             loss = loss + config.kl.coefficient * kl(config.kl.estimator, logp, columns["ref_logp"])
-        if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * current["entropy"]
+        if self._entropy.applied:
+            loss = loss - self._entropy.applied * current["entropy"]
+        if config.adapts():
+            metrics["entropy_coefficient"] = self._entropy.applied * logp.new_full((), logp.numel())
         actions = logp.new_full((), logp.numel())
         counted = {name: (value, actions) for name, value in metrics.items()}
         return self._total(loss, records), self._weight(records), counted
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Moves the entropy coefficient by a step's entropy, where there is a target."""
+        self._entropy.observe(metrics["entropy"])
+
+    def state(self) -> dict[str, Any]:
+        return self._entropy.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._entropy.restore(state)
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Returns the normaliser that ``loss`` returns, 0-d, without a forward pass."""
@@ -256,6 +281,36 @@ class Cispo(PolicyObjective):
         return Surrogate(loss=-weight * actions.logp, ratio=ratio, clipped=clipped)
 
 
+class Sapo(PolicyObjective):
+    """SAPO: f(r) A, where f(r) = 4 / tau x sigmoid(tau (r - 1)): a gate in place of the clip.
+
+    tau is one temperature where A > 0, and another where it is not. On policy f has slope 1, as r
+    has. The gradient is that of w r A logp, where w = 4 p (1 - p), p = sigmoid(tau (r - 1)): it
+    fades with the distance of r from 1 and is nowhere cut off.
+
+    Source: Gao et al., "Soft Adaptive Policy Optimization", arXiv:2511.20347.
+    """
+
+    def __init__(self, config: SapoConfig) -> None:
+        super().__init__(config)
+        self._temperatures = config.temperature_positive, config.temperature_negative
+
+    def surrogate(self, actions: Actions) -> Surrogate:
+        ratio = _ratio(actions.log_ratio)
+        advantage = actions.advantage
+        positive, negative = (torch.full_like(advantage, tau) for tau in self._temperatures)
+        temperature = torch.where(advantage > 0, positive, negative)
+        share = torch.sigmoid(temperature * (ratio - 1.0))
+        with torch.no_grad():
+            gate = 4.0 * share * (1.0 - share)
+        return Surrogate(
+            loss=-4.0 / temperature * share * advantage,
+            ratio=ratio,
+            clipped=torch.zeros_like(gate, dtype=torch.bool),
+            gate=gate,
+        )
+
+
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, bounds: tuple[float, float], dual_clip: float | None
 ) -> Surrogate:
@@ -306,6 +361,8 @@ def _metrics(
         "clip_share": surrogate.clipped.sum(dtype=log_ratio.dtype),
         "kl_behaviour": (exponent.expm1() - exponent).sum(),
     }
+    if surrogate.gate is not None:
+        metrics["gate"] = surrogate.gate.sum()
     if "ref_logp" in columns:
         metrics["kl_reference"] = kl("k3", current["logp"], columns["ref_logp"]).sum()
     if "entropy" in current:

@@ -1,12 +1,14 @@
-"""A reward that looks at lengths alone."""
+"""Penalties that look at a completion's actions alone: its length, its repetitions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gcore_algorithms.config import OverlongConfig
+import numpy as np
+
+from gcore_algorithms.config import OverlongConfig, RepetitionConfig
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.contract.scorer import Score, ScoredRecord, failure
 
 
 class Overlong:
@@ -28,3 +30,31 @@ class Overlong:
     def _penalty(self, actions: int) -> float:
         over = actions - self._free_actions
         return max(min(0.0, -over / self._soft_actions), -1.0)
+
+
+class Repetition:
+    """The penalty of repeated n-grams: -scale x (1 - different n-grams / n-grams).
+
+    A completion that is shorter than an n-gram gets 0. Masked actions count too.
+
+    Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs", arXiv:2502.03373,
+    Algorithm 1, which punishes each repeated n-gram where it stands; a reward of the whole record
+    has their share.
+    """
+
+    def __init__(self, config: RepetitionConfig, context: WorkerContext) -> None:
+        self._ngram = config.ngram
+        self._scale = config.scale
+
+    def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+        return [self._score(record) for record in records]
+
+    def _score(self, record: ScoredRecord) -> Score:
+        tokens = record.columns.get("action_ids")
+        if tokens is None:
+            return failure("its actions are no tokens, so it has no n-grams")
+        if len(tokens) < self._ngram:
+            return Score(value=0.0)
+        ngrams = np.lib.stride_tricks.sliding_window_view(tokens, self._ngram)
+        different = len(np.unique(ngrams, axis=0))
+        return Score(value=-self._scale * (1.0 - different / len(ngrams)))

@@ -14,6 +14,7 @@ import pytest
 from gcore_algorithms import advantages, config
 
 from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.contract.errors import ConfigError
 
 MAKE = {
     "grpo": lambda **c: advantages.Grpo(config.GrpoConfig(**c)),
@@ -177,6 +178,79 @@ def test_a_penalty_can_make_equal_rewards_differ():
     made = MAKE["dr-grpo"](kl=config.RewardKlConfig(coefficient=0.5))
     (got,) = estimate(made, [group([1.0, 1.0], kl_k1=np.array([0.0, 2.0]))])
     np.testing.assert_allclose(got, [0.5, -0.5], atol=1e-12)
+
+
+# -- what counts in the batch ----------------------------------------------------------------------
+
+
+def of_lengths(rewards, lengths, **named) -> GroupScalars:
+    columns = {name: np.array(values, np.float64) for name, values in named.items()}
+    return GroupScalars(
+        rewards=np.array(rewards, np.float64),
+        lengths=np.array(lengths, np.int64),
+        named=columns,
+        weights=dict(zip(columns, (1.0, 0.5, 2.0), strict=False)),
+    )
+
+
+def spread_over_actions(groups: list[GroupScalars]) -> list[GroupScalars]:
+    """Each record as many times as it has actions: what counts records then counts actions."""
+    return [
+        GroupScalars(
+            rewards=np.repeat(g.rewards, g.lengths),
+            lengths=np.ones(int(g.lengths.sum()), np.int64),
+        )
+        for g in groups
+    ]
+
+
+def test_normalised_over_actions_a_record_counts_as_often_as_it_has_actions():
+    draw = np.random.default_rng(7)
+    groups = [of_lengths(draw.normal(size=4), draw.integers(1, 9, 4)) for _ in range(5)]
+    expected = estimate(MAKE["reinforce-pp"](), spread_over_actions(groups))
+    found = estimate(MAKE["reinforce-pp"](normalise_over="action"), groups)
+    for got, wanted, g in zip(found, expected, groups, strict=True):
+        np.testing.assert_allclose(np.repeat(got, g.lengths), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["reinforce-pp", "reinforce-pp-baseline"])
+def test_normalised_over_actions_the_batch_of_actions_has_mean_0_and_deviation_1(name):
+    draw = np.random.default_rng(8)
+    groups = [of_lengths(draw.normal(size=4), draw.integers(1, 9, 4)) for _ in range(5)]
+    found = estimate(MAKE[name](normalise_over="action", eps=0.0), groups)
+    actions = np.concatenate(
+        [np.repeat(got, g.lengths) for got, g in zip(found, groups, strict=True)]
+    )
+    assert actions.mean() == pytest.approx(0.0, abs=1e-12)
+    assert actions.std() == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["reinforce-pp", "reinforce-pp-baseline"])
+def test_normalised_over_actions_the_shards_do_not_change_the_last_bit(name):
+    draw = np.random.default_rng(9)
+    groups = [of_lengths(draw.normal(size=4), draw.integers(1, 9, 4)) for _ in range(7)]
+    made = MAKE[name](normalise_over="action")
+    parts = [made.statistics(groups[shard::3]) for shard in range(3)]
+    for got, unsplit in zip(made.of(groups, sum(parts)), estimate(made, groups), strict=True):
+        np.testing.assert_array_equal(got, unsplit)
+
+
+# -- the clip --------------------------------------------------------------------------------------
+
+
+@each_estimator
+def test_a_clip_clamps_advantages_and_leaves_those_within_it_alone(name):
+    groups = groups_of(3)
+    plain, clipped = estimate(MAKE[name](), groups), estimate(MAKE[name](clip=0.5), groups)
+    assert any((np.abs(values) > 0.5).any() for values in plain)
+    for one, other in zip(plain, clipped, strict=True):
+        np.testing.assert_array_equal(other, np.minimum(np.maximum(one, -0.5), 0.5))
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("nan")])
+def test_a_clip_that_leaves_nothing_is_refused(clip):
+    with pytest.raises(ConfigError, match="is not above 0"):
+        config.GrpoConfig(clip=clip)
 
 
 # -- per action ------------------------------------------------------------------------------------

@@ -46,6 +46,20 @@ class TestCispoTerms(Terms):
     provider = "algorithms/cispo"
 
 
+class TestSapoTerms(Terms):
+    provider = "algorithms/sapo"
+
+
+class TestPpoClipWithATarget(ObjectiveContract):
+    """A coefficient that follows the entropy is kept like any other term."""
+
+    provider = "algorithms/ppo_clip"
+
+    @pytest.fixture
+    def objective(self):
+        return self.build(entropy={"target": 1.0, "change": 0.001, "largest": 0.01})
+
+
 class Papers(ObjectiveContract):
     """The defaults, beside a loop over records and actions."""
 
@@ -128,10 +142,13 @@ def test_every_provider_of_the_plugin_is_held_to_a_contract():
         "rloo",
         "reinforce-pp",
         "reinforce-pp-baseline",
+        "gdpo",
         "gae",
         "ppo_clip",
         "gspo",
         "cispo",
+        "sapo",
         "overlong",
+        "repetition",
     ]
     assert {f"algorithms/{name}" for name in names} <= tested

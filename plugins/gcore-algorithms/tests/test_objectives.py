@@ -7,6 +7,7 @@ Everything is float64; tolerance 1e-12: the same sums in another order.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -15,14 +16,20 @@ from gcore_algorithms import config as c
 from gcore_algorithms import corrections, objectives
 from gcore_algorithms import kl as kl_module
 from gcore_algorithms.kl import kl
-from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
+from gcore_algorithms.objectives import Cispo, Gspo, PpoClip, Sapo
 
 KINDS = {
     "ppo_clip": (PpoClip, c.PpoClipConfig),
     "gspo": (Gspo, c.GspoConfig),
     "cispo": (Cispo, c.CispoConfig),
+    "sapo": (Sapo, c.SapoConfig),
 }
-CLIPS = {"ppo_clip": (0.1, 0.15), "gspo": (0.02, 0.03), "cispo": (0.25, 0.3)}
+BOUNDS = {
+    "ppo_clip": {"clip_low": 0.1, "clip_high": 0.15},
+    "gspo": {"clip_low": 0.02, "clip_high": 0.03},
+    "cispo": {"clip_low": 0.25, "clip_high": 0.3},
+    "sapo": {"temperature_positive": 1.3, "temperature_negative": 2.1},
+}
 NORMALISE = ["token", "sequence", "constant"]
 CORRECTIONS = [
     ("none", "token"),
@@ -51,8 +58,7 @@ def configs(kind: str, normalise: str):
             entropy_coefficient=entropy,
             old_logprobs="rollout" if correction == "none" and entropy else "recompute",
             correction=c.CorrectionConfig(kind=correction, level=level, cap=1.2, floor=0.8),
-            clip_low=CLIPS[kind][0],
-            clip_high=CLIPS[kind][1],
+            **BOUNDS[kind],
             **extra,
         )
 
@@ -138,8 +144,17 @@ def clip(x, low, high):
 
 def gains(kind, config, ratios, advantages, logps):
     """Gain of each action of one record, as in PPO Eq. 7 (with dual clip), GSPO Eqs. 5, 7 and 14,
-    CISPO Eqs. 4, 5.
+    CISPO Eqs. 4, 5, and SAPO.
     """
+    if kind == "sapo":
+        taus = [
+            config.temperature_positive if a > 0 else config.temperature_negative
+            for a in advantages
+        ]
+        return [
+            4 / tau / (1 + torch.exp(-tau * (r - 1))) * a
+            for r, a, tau in zip(ratios, advantages, taus, strict=True)
+        ]
     low, high = 1 - config.clip_low, 1 + config.clip_high
     if kind == "cispo":
         return [
@@ -393,6 +408,25 @@ def test_a_correction_beyond_the_range_of_floats_is_bounded():
         assert torch.isfinite(value)
         assert float(metrics["correction_weight"]) == pytest.approx(share)
         assert float(metrics["correction_share"]) == 1.0
+
+
+def test_a_mask_has_icepops_bounds_on_both_sides_unless_others_are_set():
+    data = batch()
+    data["rollout_logp"] = data["old_logp"].clone()
+    outside = torch.tensor([math.log(0.4), math.log(6.0)], dtype=torch.float64)
+    inside = torch.tensor([math.log(0.6), math.log(4.9)], dtype=torch.float64)
+    data["mask"][:] = data["record"] == 0
+    data["rollout_logp"][:4] -= torch.cat([outside, inside])
+    for correction, masked in (({}, 2), ({"floor": 0.0}, 1), ({"floor": 0.0, "cap": 7.0}, 0)):
+        config = c.CorrectionConfig(kind="mask", **correction)
+        objective = PpoClip(c.PpoClipConfig(old_logprobs="recompute", correction=config))
+        _, _, metrics = value_and_gradient(objective, data)
+        assert float(metrics["correction_share"]) == masked / 4
+
+
+def test_truncated_weights_are_bounded_from_above_alone_unless_others_are_set():
+    assert c.CorrectionConfig(kind="truncate").bounds() == (0.0, 2.0)
+    assert c.CorrectionConfig(kind="truncate", floor=0.5, cap=3.0).bounds() == (0.5, 3.0)
 
 
 def test_a_correction_of_an_exact_generator_changes_nothing():

@@ -22,7 +22,7 @@ from gcore_core.contract.errors import ConfigError
 PROVIDERS = [*gcore_algorithms.gcore_advantages(), *gcore_algorithms.gcore_objectives()]
 BY_NAME = {provider.name: provider for provider in PROVIDERS}
 RECORD_LEVEL = ["grpo", "dr-grpo", "rloo", "reinforce-pp", "reinforce-pp-baseline"]
-OBJECTIVES = ["ppo_clip", "gspo", "cispo"]
+OBJECTIVES = ["ppo_clip", "gspo", "cispo", "sapo"]
 
 each_provider = pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provider: provider.name)
 
@@ -48,7 +48,7 @@ def test_every_hook_it_implements_is_specified():
 
 
 def test_the_names_are_the_documented_ones():
-    assert list(BY_NAME) == [*RECORD_LEVEL, "gae", *OBJECTIVES]
+    assert list(BY_NAME) == [*RECORD_LEVEL, "gdpo", "gae", *OBJECTIVES]
 
 
 @each_provider

@@ -40,7 +40,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         ),
         factory="gcore_diffusion.training:DiffusionTrainer",
         config=config.DiffusionTrainerConfig,
-        capabilities=frozenset({"sharding"}),
+        capabilities=frozenset({"objective.adapts", "sharding"}),
         needs=_NEEDS,
     )
 

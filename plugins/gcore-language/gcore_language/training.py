@@ -26,6 +26,7 @@ from torch import Tensor
 from gcore_core.contract.algorithms import (
     LOG_RATIO_LIMIT,
     LOGP_OF,
+    AdaptsToSteps,
     MakesAdvantages,
     ids_column,
 )
@@ -36,6 +37,7 @@ from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_language import objective_state
 from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
 from gcore_language.exported import diagnose_export
@@ -521,6 +523,8 @@ class LanguageTrainer:
         self.version = step + 1
         ranks = self._engine.ranks
         metrics = progress.metrics(ranks.add_up(progress.terms), ranks.max([progress.gap])[0])
+        if isinstance(self._objective, AdaptsToSteps):
+            self._code.call(self._objective.observe, metrics)
         if self._engine.device.type == "cuda":
             torch.cuda.empty_cache()  # generators that slept meanwhile take their memory again
         busy_s = self._engine.clock.read_s()
@@ -876,7 +880,8 @@ class LanguageTrainer:
 
     def numbers(self) -> dict[str, Any]:
         """Returns the numbers that a checkpoint holds besides the engine's state."""
-        return {"version": self.version, "updates": self._updates}
+        learned = objective_state.learned(self._objective)
+        return {"version": self.version, "updates": self._updates, "objective": learned}
 
     def save(self, directory: Path) -> None:
         """See ``Trainer.save``."""
@@ -886,6 +891,7 @@ class LanguageTrainer:
         numbers = self._engine.load(directory)
         self.version = int(numbers["version"])
         self._updates = int(numbers["updates"])
+        objective_state.restore(self._objective, numbers.get("objective", {}))
 
     def save_pretrained(self, directory: Path) -> None:
         self._engine.save_pretrained(directory)

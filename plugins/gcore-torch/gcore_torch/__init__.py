@@ -31,6 +31,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "logprobs",
                 "logprobs.compared",
                 "logprobs.tokens",
+                "objective.adapts",
                 "save.background",
                 "sharding",
                 "sharding.nodes",

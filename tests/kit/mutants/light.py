@@ -648,6 +648,31 @@ class WritesIntoTheStatistics(CleanAdvantage):
             return super().of(groups, statistics)
 
 
+class WritesIntoANamedReward(CleanAdvantage):
+    caught_by = ("test_arguments_stay_as_they_are",)
+
+    class Backend(FakeAdvantage):
+        """Fills up what a record does not have, where it stands."""
+
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            for group in groups:
+                for values in group.named.values():
+                    if values.flags.writeable:
+                        values[:1] += 1.0
+            return super().of(groups, statistics)
+
+
+class TakesOneRewardForACost(CleanAdvantage):
+    caught_by = ("test_a_higher_reward_never_has_a_lower_advantage",)
+
+    class Backend(FakeAdvantage):
+        """Subtracts one of the named rewards in place of adding it."""
+
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            costs = [group.named["straight"] for group in groups]
+            return [cost.mean() - cost for cost in costs]
+
+
 class CleanActionAdvantage(ActionAdvantageContract):
     caught_by: ClassVar[tuple[str, ...]] = ()
 

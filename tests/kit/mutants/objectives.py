@@ -31,6 +31,57 @@ class Clean(ObjectiveContract):
         return loops
 
 
+class CleanAdapting(Clean):
+    """Its loss grows with the number of steps that it was shown."""
+
+    class Backend(FakeObjective):
+        def __init__(self, config: None) -> None:
+            self.steps = 0
+
+        def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
+            loss, weight, metrics = super().loss(columns, current)
+            return loss * (1 + self.steps), weight, metrics
+
+        def observe(self, metrics: Mapping[str, float]) -> None:
+            self.steps += 1
+
+        def state(self) -> dict[str, Any]:
+            return {"steps": self.steps}
+
+        def restore(self, state: Mapping[str, Any]) -> None:
+            self.steps = state["steps"]
+
+
+class BeginsAnewWhenResumed(CleanAdapting):
+    caught_by = ("test_what_it_has_learned_survives_json",)
+
+    class Backend(CleanAdapting.Backend):
+        def restore(self, state: Mapping[str, Any]) -> None:
+            self.steps = 0
+
+
+class LearnsFromLosses(CleanAdapting):
+    caught_by = ("test_only_a_step_changes_what_it_has_learned",)
+
+    class Backend(CleanAdapting.Backend):
+        """Counts what it is asked, which its loss does not show."""
+
+        def __init__(self, config: None) -> None:
+            super().__init__(config)
+            self.asked = 0
+
+        def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
+            self.asked += 1
+            return super().loss(columns, current)
+
+        def state(self) -> dict[str, Any]:
+            return {**super().state(), "asked": self.asked}
+
+        def restore(self, state: Mapping[str, Any]) -> None:
+            super().restore(state)
+            self.asked = state["asked"]
+
+
 class MeanOfMeans(Clean):
     caught_by = (
         "test_micro_batches_do_not_matter",

@@ -16,6 +16,7 @@ from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.contract.weight_transfer import Offers
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
+from gcore_core.testing.contracts.trainer import SeesSteps
 from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
 from gcore_core.testing.safetensors_files import write_safetensors
 
@@ -28,6 +29,11 @@ class Clean(TrainerContract):
     @pytest.fixture
     def trainer(self, trainer_context: WorkerContext) -> FakeTrainer:
         return self.Backend(FakeTrainerConfig(), trainer_context)
+
+    @pytest.fixture
+    def showing_trainer(self, trainer_context: WorkerContext, sees_steps: SeesSteps) -> FakeTrainer:
+        context = replace(trainer_context, parts={"objective": sees_steps})
+        return self.Backend(FakeTrainerConfig(), context)
 
     @pytest.fixture
     def split_trainer(self, context: WorkerContext) -> FakeTrainer:
@@ -339,6 +345,30 @@ class SavesWhatItHasWhenItFinishes(Clean):
             if self._begun is not None:
                 self.begin_save(self._begun[0].parent)
             super().finish_save()
+
+
+class ForgetsWhatItsObjectiveLearned(Clean):
+    caught_by = ("test_what_an_objective_has_learned_is_saved_and_loaded",)
+
+    class Backend(FakeTrainer):
+        def load(self, directory: Path) -> None:
+            objective = self._objective
+            self._objective = None
+            super().load(directory)
+            self._objective = objective
+
+
+class ShowsItsObjectiveEachUpdate(Clean):
+    caught_by = ("test_an_objective_sees_the_metrics_of_each_step_once",)
+
+    class Backend(FakeTrainer):
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
+            metrics = super().train(step, advantages, minibatches, epochs)
+            if isinstance(self._objective, SeesSteps):
+                self._objective.observe(metrics)
+            return metrics
 
 
 class SavesInTheBackgroundUnasked(Clean):
