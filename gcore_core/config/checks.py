@@ -23,7 +23,8 @@ from gcore_core.contract.providers import ControllerProvider, RoleProvider
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
-    {"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"}
+    {"old_logp", "ref_logp", "entropy", "rollout_logp", "group", "sample"}
+    | {"kl_k1", "kl_k2", "kl_k3"}
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -80,10 +81,13 @@ def run(
     ]
     problems += _uncalled(settings, provided)
     problems += _stale(provided, objects)
+    problems += _evaluated(settings, provided)
     role_providers = _role_providers(plugins)
     problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
-        problems += _requirements(path, objects.get(path), settings, role_providers)
+        rollout = provided.get(f"roles.{ROLLOUT}") if path == "objective" else None
+        read = getattr(rollout.spec, "columns", ()) if rollout else ()
+        problems += _requirements(path, objects.get(path), settings, role_providers, read)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -348,6 +352,18 @@ def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iter
         )
 
 
+def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """Where the step program has the trainer evaluate, the trainer can."""
+    spec = provided["controller"].spec
+    policy = provided[f"roles.{POLICY}"]
+    asks = isinstance(spec, ControllerProvider) and "evaluate" in spec.calls.get("trainer", ())
+    if asks and settings.evaluation.data and "evaluate" not in policy.spec.capabilities:
+        yield (
+            f"evaluation.data: {policy.reference}, which roles.{POLICY} uses, cannot compute a "
+            "loss without an update; leave the evaluation out, or take another trainer."
+        )
+
+
 def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:
     """Returns name -> provider of every role that a loaded plugin offers."""
     specs = (item.spec for item in plugins.providers("role"))
@@ -376,12 +392,17 @@ def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterat
 
 
 def _requirements(
-    path: str, config: Any, settings: JobSettings, roles: Mapping[str, RoleProvider]
+    path: str,
+    config: Any,
+    settings: JobSettings,
+    roles: Mapping[str, RoleProvider],
+    read: Sequence[str] = (),
 ) -> Iterator[str]:
     """The columns and scalars that ``requires()`` of the settings names come from somewhere.
 
     path: "advantage" or "objective".
     config: the settings object of the provider that is chosen there.
+    read: columns that the rollout's records have beside those of every generator.
     """
     annotators = [role for role in roles.values() if role.kind == "annotator"]
     # Roles give per-action columns, and an advantage gets only numbers of whole records.
@@ -390,7 +411,7 @@ def _requirements(
     # Where several roles give one name, those of this run come last and stay.
     annotators.sort(key=lambda role: role.name in settings.roles)
     giver = {name: role.name for role in annotators for name in role.columns}
-    supplied_by_roles = {name for name, role in giver.items() if role in settings.roles}
+    supplied_by_roles = {name for name, role in giver.items() if role in settings.roles} | {*read}
     for name in sorted(required_by(config) - FROM_TRAINER - supplied_by_roles):
         if name in giver:
             yield f"{path}: requires {name!r}, which roles.{giver[name]} gives; add that role."

@@ -26,6 +26,8 @@ CALLS: Mapping[str, frozenset[str]] = {
     "annotator": frozenset({"annotate"}),
     "scorer": frozenset({"score"}),
 }
+#: What it can call besides, on backends that claim the capability of that name.
+FURTHER_CALLS: Mapping[str, frozenset[str]] = {"trainer": frozenset({"evaluate"})}
 #: Parts of a job that a step program may need: "generation" is the role rollout, "rewards" at least
 #: one reward, the others are sections.
 PARTS = frozenset({"generation", "rewards", "advantage", "objective"})
@@ -45,6 +47,7 @@ CAPABILITIES = frozenset(
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",
+        "evaluate",  # a trainer that computes its objective without an update (EvaluatesLoss)
         "images",  # accepts image inputs
         "logprobs",  # a generator or a trainer that can score given actions (ScoresLogprobs)
         # a trainer that gives its log-probs under the weights that a step begins with
@@ -126,8 +129,9 @@ class Provider:
 class ControllerProvider(Provider):
     """Describes a step program; the factory makes one shard of it.
 
-    calls: kind of role -> what the program calls on it, see ``CALLS``; "scorer" is the worker of
-        rewards. A role on which nothing is called is refused.
+    calls: kind of role -> what the program calls on it, see ``CALLS`` and ``FURTHER_CALLS``;
+        "scorer" is the worker of rewards. A role on which nothing is called is refused. Without
+        "push" among a generator's, weights are never sent, and log-probs are not compared.
     parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
     trains_on_stale: it trains on records that older weights sampled, so the objective's loss must
         be right for them (``TakesStale``).
@@ -142,11 +146,19 @@ class ControllerProvider(Provider):
     def problems(self, plugin: str) -> list[str]:
         problems = super().problems(plugin)
         for kind, verbs in self.calls.items():
-            if unknown := sorted(verbs - CALLS.get(kind, frozenset())):
+            known = CALLS.get(kind, frozenset()) | FURTHER_CALLS.get(kind, frozenset())
+            if unknown := sorted(verbs - known):
                 problems.append(f"calls: nobody can call {unknown[0]!r} on kind {kind!r}")
         if unknown := sorted(self.parts - PARTS):
             problems.append(f"part {unknown[0]!r} is none of {', '.join(sorted(PARTS))}")
         return problems
+
+
+def _wrong_column(name: str) -> str:
+    """Returns what is wrong with the name of a column that a plugin adds; "" when nothing is."""
+    if _COLUMN.fullmatch(name) and name not in RECORD_COLUMNS:
+        return ""
+    return f"column {name!r} is not lower case words joined by '_', or generators write it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +188,7 @@ class RoleProvider(Provider):
             problems.append("follows: no weights are pushed to an annotator")
         if self.kind == "generator" and self.columns:
             problems.append("columns: a generator gives none beside its records'")
-        for name in self.columns:
-            if not _COLUMN.fullmatch(name) or name in RECORD_COLUMNS:
-                problems.append(
-                    f"column {name!r} is not lower case words joined by '_', or generators write it"
-                )
-        return problems
+        return problems + [_wrong_column(name) for name in self.columns if _wrong_column(name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,10 +201,19 @@ class PlacementProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorProvider(Provider):
-    """Describes a backend that samples records from a policy or a judge.
+    """Describes a backend that samples records from a policy or a judge, or reads them.
+
+    columns: names of further per-action columns, float32[A], that all its records have, such as
+        ``("label",)``. An objective may require those of the role rollout.
 
     Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``.
     """
+
+    columns: tuple[str, ...] = ()
+
+    def problems(self, plugin: str) -> list[str]:
+        problems = super().problems(plugin)
+        return problems + [_wrong_column(name) for name in self.columns if _wrong_column(name)]
 
 
 @dataclass(frozen=True, kw_only=True)

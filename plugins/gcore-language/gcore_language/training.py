@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -68,7 +68,7 @@ LossOf = Callable[[Batch, Tensor, Tensor], Tensor]
 Placed = tuple[int, TrainRecord]
 
 #: What an objective may require.
-_SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy"})
+_SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy", "group", "sample"})
 
 
 def _k3(difference: Tensor) -> Tensor:
@@ -230,6 +230,7 @@ class LanguageTrainer:
         self._has_reference = keeps_reference(settings, context)
         # A reference's log-probs serve scalars too.
         self._supplied = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
+        self._whole_groups = "group" in self._objective.requires
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._last_rate = 0.0  # of the latest update
@@ -312,6 +313,7 @@ class LanguageTrainer:
                     prompt=record.columns["prompt_ids"],
                     columns=record.columns,
                     images=Images.of(record.columns, record.media),
+                    number=record.sample,
                 )
                 for place, record in minibatch
                 if len(
@@ -326,9 +328,13 @@ class LanguageTrainer:
         layout = self._layout([sample for part in parts for sample in part])
         budget = self._settings.budget_tokens
         engine = self._engine
+        whole = self._whole_groups
         # rows of the flat layout are short, so that micro-batches are all nearly full
-        if engine.ranks.count == 1 or layout == "flat":
-            return [list(micro_batches(part, layout, budget, engine.device)) for part in parts]
+        if engine.ranks.count == 1 or layout == "flat" or whole:
+            return [
+                list(micro_batches(part, layout, budget, engine.device, whole_groups=whole))
+                for part in parts
+            ]
         return self._packed_in_lockstep(parts, layout)
 
     def _packed_by_tile(self, samples: Sequence[Sample], tile_of: Mapping[int, int]) -> list[Batch]:
@@ -346,7 +352,11 @@ class LanguageTrainer:
             batch
             for _, tile in sorted(tiles.items())
             for batch in steady_batches(
-                tile, self._layouts, self._settings.budget_tokens, self._engine.device
+                tile,
+                self._layouts,
+                self._settings.budget_tokens,
+                self._engine.device,
+                whole_groups=self._whole_groups,
             )
         ]
 
@@ -401,6 +411,11 @@ class LanguageTrainer:
                 )
             batch.columns[name] = column.to(self._engine.device)
 
+    def _attach_advantages(self, batch: Batch, advantages: np.ndarray) -> None:
+        """Adds the column ``advantage``: that of each action's record, of float64[records]."""
+        by_record = torch.from_numpy(advantages[batch.index].astype(np.float32))
+        batch.columns["advantage"] = by_record.to(self._engine.device)[batch.columns["record"]]
+
     def _layout(self, samples: Sequence[Sample]) -> Layout:
         """Returns this rank's layout. Flat is taken by all ranks or by none: where any has long
         rows, all pack in lock-step.
@@ -453,10 +468,7 @@ class LanguageTrainer:
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
         for batch in filter(None, prepared.all()):
-            by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
-                self._engine.device
-            )
-            batch.columns["advantage"] = by_record[batch.columns["record"]]
+            self._attach_advantages(batch, advantages)
             fresh = torch.tensor(
                 [prepared.records[i].fresh for i in batch.index], device=self._engine.device
             )
@@ -518,6 +530,38 @@ class LanguageTrainer:
             if batch is not None and logp is not None:
                 scored.add(batch, logp)
         return [np.zeros(0, np.float32) if own is None else own.logp for own in scored.by_record()]
+
+    def evaluate(
+        self, records: Sequence[TrainRecord], advantages: np.ndarray
+    ) -> dict[str, tuple[float, float]]:
+        """Returns the objective's sums without an update; see ``EvaluatesLoss``.
+
+        Raises ConfigError for an objective that requires more than log-probs.
+        """
+        needs = self._objective.requires & {"entropy", "values"}
+        if needs:
+            raise ConfigError(
+                f"the objective requires {', '.join(sorted(needs))}, and evaluation computes "
+                "log-probs alone.",
+                where="evaluation.data",
+                todo="leave evaluation.data out",
+            )
+        prepared = self._packed([replace(record, minibatch=0, tile=0) for record in records])
+        batches = prepared.all()
+        if "ref_logp" in self._objective.requires and "ref_logp" not in self._supplied:
+            self._fill(batches, "ref_logp", "reference")
+        self._fill(batches, "logp", "policy")
+        progress = Progress(step=0)
+        for batch in filter(None, batches):
+            self._attach_advantages(batch, advantages)
+            columns = batch.columns
+            columns.setdefault("old_logp", columns["logp"])
+            with torch.no_grad():
+                loss, metrics = self._loss_of(batch, {"logp": columns["logp"]})
+            progress.add("loss", float(loss), self._weight(batch))
+            for name, (value, weight) in metrics.items():
+                progress.add(name, float(value), float(weight))
+        return self._engine.ranks.add_up(progress.terms)
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""
@@ -714,6 +758,9 @@ class LanguageTrainer:
         places = [place for batch in filter(None, part) for place in batch.index.tolist()]
         placed = [(place, prepared.records[place]) for place in sorted(places, reverse=True)]
         half = len(placed) // 2
+        if self._whole_groups:  # no cut inside a group
+            while 0 < half < len(placed) and placed[half - 1][1].ordinal == placed[half][1].ordinal:
+                half += 1
         batches: list[Batch | None] = []
         for packed in self.pack([placed[:half], placed[half:]]):
             count = int(self._engine.ranks.max([len(packed)])[0])

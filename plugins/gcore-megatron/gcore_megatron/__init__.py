@@ -20,7 +20,9 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         ),
         factory="gcore_megatron.trainer:MegatronTrainer",
         config=MegatronTrainerConfig,
-        capabilities=frozenset({"logprobs", "logprobs.compared", "save.background", "sharding"}),
+        capabilities=frozenset(
+            {"evaluate", "logprobs", "logprobs.compared", "save.background", "sharding"}
+        ),
         needs=("megatron-core>=0.16.1,<0.17", "psutil>=7", "torch>=2.7"),
     )
 
