@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_language.images import takes_images
 from gcore_language.prompts import LOAD_ERRORS, unreadable
 
@@ -61,6 +61,79 @@ def load_model(
     # action like any other
     model.get_input_embeddings().padding_idx = None
     return model.eval()
+
+
+def load_value_model(
+    path: str,
+    *,
+    std: float = 0.0,
+    seed: int = 0,
+    attn_implementation: str = "auto",
+    trust_remote_code: bool = False,
+) -> Any:
+    """Opens a causal language model with a value head on the CPU, in float32 and evaluation mode.
+
+    It is transformers' sequence classifier with one output: ``score``, a linear map of the last
+    hidden state without a bias. A causal model has no such head and gets a new one; its output
+    embedding is left out. A reward model of this form keeps its head.
+
+    std: standard deviation of a new head's weights, which are normal; 0 makes them 0.
+    seed: of these numbers, which are the same on every rank.
+
+    Raises DataError when transformers cannot load it, when it takes images, or when it has several
+    outputs.
+    """
+    _import_without_sklearn()
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise unreadable("model", path, error) from error
+    _check_classifier(config, path)
+    config.num_labels = 1
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=None if attn_implementation == "auto" else attn_implementation,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except LOAD_ERRORS as error:
+        raise unreadable("model", path, error) from error
+    new = set(info["missing_keys"])
+    if not hasattr(model, "score") or new - {"score.weight"}:
+        raise DataError(
+            "the model cannot have a value head.",
+            where=path,
+            why=f"its weights lack {', '.join(sorted(new - {'score.weight'})[:3])}"
+            if new - {"score.weight"}
+            else "transformers' sequence classifier of this family has no linear head ``score``",
+            todo="take a causal language model such as Llama, Mistral, Qwen or GPT-2",
+        )
+    if new:
+        shape = model.score.weight.shape
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
+        model.score.weight.data.copy_(numbers)
+    model.get_input_embeddings().padding_idx = None  # see ``load_model``
+    return model.eval()
+
+
+def _check_classifier(config: Any, path: str) -> None:
+    """Raises DataError for a model that takes images, or that has been trained to name classes."""
+    if takes_images(config):
+        raise DataError("a model that takes images cannot have a value head.", where=path)
+    heads = [name for name in config.architectures or () if name.endswith("Classification")]
+    if heads and config.num_labels != 1:
+        raise DataError(
+            f"the model has {config.num_labels} outputs; a value head has one.",
+            where=path,
+            why=f"it is a classifier, {heads[0]}",
+            todo="take a causal language model, or a reward model with one output",
+        )
 
 
 def _import_without_sklearn() -> None:

@@ -70,6 +70,11 @@ class Policy(nn.Module):
             )
         return _head_logp(self.model.get_output_embeddings(), self._hidden(batch), batch, entropy)
 
+    def trial(self, batch: Batch) -> Tensor:
+        """Returns what ``check_layouts`` compares, [A, ...]: log-probs."""
+        logp: Tensor = self(batch)[0]
+        return logp
+
     def logits(self, batch: Batch) -> Tensor:
         """Returns the logits [A, vocabulary] from which ``forward`` computes log-probs, before the
         temperature; not for models that take images.
@@ -185,9 +190,9 @@ def check_layouts(
 
 
 def _trial(policy: Policy, samples: list[Sample], layout: Layout, device: torch.device) -> Tensor:
-    """Returns the log-probs of all samples' actions in one batch, in the order of the samples."""
+    """Returns what is compared of all samples' actions, in one batch, in the order of samples."""
     (batch,) = micro_batches(samples, layout, 10**9, device)
-    logp, _ = policy(batch)
+    logp = policy.trial(batch)
     out = torch.empty_like(logp)  # rows may have been reordered; bring them back by record
     place = np.concatenate(
         [np.arange(i * _TRIAL_ACTIONS, (i + 1) * _TRIAL_ACTIONS) for i in batch.index]

@@ -74,9 +74,13 @@ class Progress:
         self.add("entropy", float((entropies * mask).sum()), count)
         if "kl" not in metrics:
             self.add("kl", float((torch.exp(log_ratio) - 1 - log_ratio).sum()), count)
+        self.count(batch, metrics)
+
+    def count(self, batch: Batch, metrics: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Adds the trained actions of one micro-batch, and the objective's metrics."""
         for name, (value, weight) in metrics.items():
             self.add(name, float(value), float(weight))
-        self.add("actions", count, 0.0)
+        self.add("actions", float(batch.columns["mask"].sum()), 0.0)
 
     def updated(self, loss: float, norm: float, rate: float) -> None:
         """Notes loss, gradient norm and learning rate of an update."""

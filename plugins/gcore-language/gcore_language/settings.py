@@ -4,6 +4,7 @@ adds its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -146,6 +147,11 @@ class TrainerSettings:
     or an update that moves weights further than AdamW can. It costs one more pass over one
     minibatch. 0 never does it; engines that cannot show gradient or weights leave these out.
     """
+    value_head_std: float = 0.0
+    """Standard deviation of the normal numbers with which a new value head begins, at least 0; 0
+    begins with zeros. It is read where the objective requires values and the model has no such
+    head.
+    """
     trust_remote_code: bool = False
     """Whether Python code that lies in the model directory may be run."""
     dump_dir: str = ""
@@ -186,6 +192,11 @@ class TrainerSettings:
         )
         require(
             self.budget_tokens > 0, "budget_tokens", f"must be positive, is {self.budget_tokens}"
+        )
+        require(
+            0 <= self.value_head_std < math.inf,
+            "value_head_std",
+            f"must not be negative, is {self.value_head_std}",
         )
 
     def logprob_band(self) -> float:

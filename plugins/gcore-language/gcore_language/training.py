@@ -14,7 +14,7 @@ minibatch of a step, and over the others too when the objective requires ``old_l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -63,7 +63,8 @@ from gcore_language.update_checks import (
     some_of,
 )
 
-LossOf = Callable[[Batch, Tensor, Tensor], Tensor]
+#: Called with a batch, its log-probs and entropies; of a value head, with its values and None.
+LossOf = Callable[[Batch, Tensor, Any], Tensor]
 #: A record and its place among the prepared ones.
 Placed = tuple[int, TrainRecord]
 
@@ -88,6 +89,11 @@ class TrainingEngine(Protocol):
     """One rank's part of a policy, of its optimizer and of the reference model, if there is one.
 
     All ranks get the same calls in the same order.
+
+    An engine whose objective requires ``values`` (``gcore_language.values.trains_values``) opens
+    its model with a value head. Wherever this protocol says log-probs float32[A], it then gives
+    values float32[S] of the batch's states; batches are packed with one more action for each record
+    (``values.with_end``), and there are no entropies. It gives weights, saves and exports as ever.
 
     layouts: the packings that give this model's log-probs; "padded" is always among them.
     hidden_size: that of the model, to estimate what a packing costs.
@@ -194,15 +200,18 @@ def keeps_reference(settings: TrainerSettings, context: WorkerContext) -> bool:
     )
 
 
-def check_objective(context: WorkerContext) -> None:
-    """Raises ConfigError when the objective requires a column that nothing supplies."""
+def check_objective(context: WorkerContext, supplied: Set[str] = _SUPPLIED) -> None:
+    """Raises ConfigError when the objective requires a column that nothing supplies.
+
+    supplied: what this trainer computes.
+    """
     required = frozenset(context.parts["objective"].requires)
-    unknown = sorted(required - _SUPPLIED - frozenset(context.given))
+    unknown = sorted(required - supplied - frozenset(context.given))
     if unknown:
         raise ConfigError(
             f"the objective requires {', '.join(unknown)}, which this trainer does not compute.",
             where=f"roles.{context.role}.use",
-            why=f"It computes {', '.join(sorted(_SUPPLIED))}.",
+            why=f"It computes {', '.join(sorted(supplied))}.",
         )
 
 
@@ -212,6 +221,8 @@ class LanguageTrainer:
     A plugin's trainer makes the engine and passes it in. It overrides ``pack`` if its actions are
     not tokens.
     """
+
+    _output = "logp"  # what the engine gives for each action, by its name in ``Objective.loss``
 
     def __init__(
         self, settings: TrainerSettings, context: WorkerContext, engine: TrainingEngine
@@ -522,9 +533,7 @@ class LanguageTrainer:
             (place, TrainRecord(ordinal=place, sample=0, minibatch=0, columns=columns))
             for place, columns in enumerate(records)
         ]
-        batches: list[Batch | None] = list(self.pack([placed])[0])
-        count = int(self._engine.ranks.max([len(batches)])[0])
-        batches += [None] * (count - len(batches))
+        batches = self._in_step(placed)
         scored = AtStart(records=len(records))
         for batch, logp in zip(batches, self._engine.logprobs(batches, "policy"), strict=True):
             if batch is not None and logp is not None:
@@ -536,32 +545,43 @@ class LanguageTrainer:
     ) -> dict[str, tuple[float, float]]:
         """Returns the objective's sums without an update; see ``EvaluatesLoss``.
 
-        Raises ConfigError for an objective that requires more than log-probs.
+        Raises ConfigError for an objective that requires entropies, which it does not compute.
         """
-        needs = self._objective.requires & {"entropy", "values"}
-        if needs:
+        if "entropy" in self._objective.requires:
             raise ConfigError(
-                f"the objective requires {', '.join(sorted(needs))}, and evaluation computes "
-                "log-probs alone.",
+                "the objective requires entropy, which evaluation does not compute.",
                 where="evaluation.data",
                 todo="leave evaluation.data out",
             )
-        prepared = self._packed([replace(record, minibatch=0, tile=0) for record in records])
-        batches = prepared.all()
-        if "ref_logp" in self._objective.requires and "ref_logp" not in self._supplied:
-            self._fill(batches, "ref_logp", "reference")
-        self._fill(batches, "logp", "policy")
         progress = Progress(step=0)
-        for batch in filter(None, batches):
+        batches = self._packed_to_evaluate(
+            [replace(record, minibatch=0, tile=0) for record in records]
+        )
+        outputs = self._engine.logprobs(batches, "policy")
+        for batch, output in zip(batches, outputs, strict=True):
+            if batch is None or output is None:
+                continue
             self._attach_advantages(batch, advantages)
-            columns = batch.columns
-            columns.setdefault("old_logp", columns["logp"])
+            batch.columns.setdefault(f"old_{self._output}", output)
             with torch.no_grad():
-                loss, metrics = self._loss_of(batch, {"logp": columns["logp"]})
+                loss, metrics = self._loss_of(batch, {self._output: output})
             progress.add("loss", float(loss), self._weight(batch))
             for name, (value, weight) in metrics.items():
                 progress.add(name, float(value), float(weight))
         return self._engine.ranks.add_up(progress.terms)
+
+    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> list[Batch | None]:
+        """Packs records of one minibatch, with what the objective requires of a reference."""
+        batches = self._packed(records).all()
+        if "ref_logp" in self._objective.requires and "ref_logp" not in self._supplied:
+            self._fill(batches, "ref_logp", "reference")
+        return batches
+
+    def _in_step(self, placed: Sequence[Placed]) -> list[Batch | None]:
+        """Packs records of one pass; filled up with None until every rank has as many batches."""
+        batches: list[Batch | None] = list(self.pack([placed])[0])
+        count = int(self._engine.ranks.max([len(batches)])[0])
+        return batches + [None] * (count - len(batches))
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""
@@ -650,17 +670,16 @@ class LanguageTrainer:
             # The direction asks for the derivative by this copy. Asked for that by the original,
             # the module that gave it would begin its backward pass; sharded, with the other ranks.
             logp = logp.clone()
-        current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
-        loss, metrics = self._loss_of(batch, current)
+        loss, metrics = self._loss_of(batch, self._current(logp, entropies))
         if is_looked_at:
             columns = batch.columns
             pass_.direction.add(loss, logp, columns["advantage"], columns["mask"])
         pass_.progress.observe(logp.detach(), entropies.detach(), batch, metrics)
-        value = float(loss.detach())
-        pass_.losses.append(value)
-        if not math.isfinite(value):
-            pass_.broken.append(batch)
-        return loss / pass_.weight if pass_.weight > 0 else loss * 0.0
+        return pass_.part_of(loss, batch)
+
+    def _current(self, logp: Tensor, entropies: Any) -> dict[str, Tensor]:
+        """Returns ``current`` of ``Objective.loss``, of what the engine gave."""
+        return {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
 
     def _check_terms(self, pass_: _Pass, batch: Batch) -> None:
         prepared = pass_.prepared
@@ -740,10 +759,9 @@ class LanguageTrainer:
         again = self._resplit(pass_.prepared, part)
         weight = engine.ranks.sum([sum(map(self._weight, filter(None, again)))])[0]
 
-        def loss(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
+        def loss(batch: Batch, logp: Tensor, entropies: Any) -> Tensor:
             self._context.progress()
-            current = {"logp": logp} | ({"entropy": entropies} if entropies.requires_grad else {})
-            return self._loss_of(batch, current)[0] / weight
+            return self._loss_of(batch, self._current(logp, entropies))[0] / weight
 
         entropy: Entropy = "gradient" if "entropy" in self._objective.requires else "metric"
         engine.accumulate(again, loss, entropy)
@@ -782,7 +800,7 @@ class LanguageTrainer:
         loss, _, metrics = answer
         if not isinstance(loss, Tensor) or loss.ndim:
             raise self._code.broken("loss() gave a loss_sum that is no 0-d tensor", function)
-        if current["logp"].requires_grad and not loss.requires_grad:
+        if any(t.requires_grad for t in current.values()) and not loss.requires_grad:
             raise self._code.broken("loss() gave a loss_sum without a gradient", function)
         return loss, metrics
 
@@ -893,6 +911,14 @@ class _Pass:
     referred: float = 0.0
     broken: list[Batch] = field(default_factory=list)
     direction: Direction = field(default_factory=Direction)
+
+    def part_of(self, loss: Tensor, batch: Batch) -> Tensor:
+        """Notes the loss of a micro-batch and returns its part of the normalised loss, 0-d."""
+        value = float(loss.detach())
+        self.losses.append(value)
+        if not math.isfinite(value):
+            self.broken.append(batch)
+        return loss / self.weight if self.weight > 0 else loss * 0.0
 
     def measure_ratio(self, batch: Batch, logp: Tensor) -> None:
         """Notes how far log-probs, float32[A], are from ``old_logp`` and ``ref_logp``, if any."""

@@ -23,7 +23,7 @@ _NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")
 def gcore_trainers() -> Iterable[TrainerProvider]:
     yield TrainerProvider(
         summary="AdamW on a Hugging Face causal language model; several slots share it by FSDP2",
-        factory="gcore_torch.trainer:TorchTrainer",
+        factory="gcore_torch.trainer:make_trainer",
         config=TorchTrainerConfig,
         capabilities=frozenset(
             {

@@ -18,14 +18,23 @@ import torch.distributed as dist
 from gcore_language.alignment import align
 from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
-from gcore_language.models import DTYPES, choose_device, load_model, refuse_engine, save_model
+from gcore_language.models import (
+    DTYPES,
+    choose_device,
+    load_model,
+    load_value_model,
+    refuse_engine,
+    save_model,
+)
 from gcore_language.packing import Batch, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
-from gcore_language.training import LossOf, check_objective, keeps_reference
+from gcore_language.training import LossOf, keeps_reference
+from gcore_language.value_training import check_value_objective, refuse_reference_of_values
+from gcore_language.values import ValueModel, trains_values
 from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_of, to_bytes
 from torch import Tensor
 
@@ -46,7 +55,7 @@ class TorchEngine:
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
         self._config = config
         self._context = context
-        check_objective(context)
+        check_value_objective(context)
         refuse_engine(context)
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
@@ -70,6 +79,7 @@ class TorchEngine:
         self.hidden_size = int(model.config.get_text_config().hidden_size)
         self._reference = None
         if keeps_reference(config, context):
+            refuse_reference_of_values(context)
             path = open_model_files(context, config.reference_path).directory
             self._reference = self._open(str(path)).requires_grad_(False)
         self._tensors = named_tensors(model)
@@ -84,13 +94,8 @@ class TorchEngine:
         Its layouts are tried before it is sharded.
         """
         config = self._config
-        model = load_model(
-            path,
-            dtype="float32",
-            attn_implementation=config.attn_implementation,
-            trust_remote_code=config.trust_remote_code,
-            images=True,
-        ).to(self.device)
+        policy = self._load(path)
+        model = policy.model
         if self.sums_exactly:
             align(model)
         if config.gradient_checkpointing:
@@ -100,7 +105,6 @@ class TorchEngine:
                     module.p = 0.0
             model.gradient_checkpointing_enable()
             model.train()
-        policy = Policy(model)
         exact = config.dtype == "float32"
         with self._autocast():
             check_layouts(
@@ -111,6 +115,30 @@ class TorchEngine:
             )
         self._shard(policy, set(model._no_split_modules or ()))
         return policy
+
+    def _load(self, path: str) -> Policy:
+        """Loads a model onto this device; with a value head where the objective requires values."""
+        config = self._config
+        attention, trust = config.attn_implementation, config.trust_remote_code
+        if trains_values(self._context):
+            return ValueModel(
+                load_value_model(
+                    path,
+                    std=config.value_head_std,
+                    seed=self._context.seed,
+                    attn_implementation=attention,
+                    trust_remote_code=trust,
+                ).to(self.device)
+            )
+        return Policy(
+            load_model(
+                path,
+                dtype="float32",
+                attn_implementation=attention,
+                trust_remote_code=trust,
+                images=True,
+            ).to(self.device)
+        )
 
     def _shard(self, policy: Policy, blocks: set[str]) -> None:
         """Shards the policy by FSDP2; does nothing for a single rank.

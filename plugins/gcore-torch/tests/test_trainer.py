@@ -406,8 +406,13 @@ def test_an_unmet_requirement_of_the_objective_is_named(open_trainer: Any) -> No
     class Critic(tiny.Reinforce):
         requires = frozenset({"values", "old_logp"})
 
-    with pytest.raises(ConfigError, match="requires values, which this trainer does not compute"):
-        open_trainer(objective=Critic())
+    class Guided(tiny.Reinforce):
+        requires = frozenset({"scores", "old_logp"})
+
+    with pytest.raises(ConfigError, match="requires old_logp, which this trainer does not compute"):
+        open_trainer(objective=Critic())  # a value head has no log-probs
+    with pytest.raises(ConfigError, match="requires scores, which this trainer does not compute"):
+        open_trainer(objective=Guided())
     with pytest.raises(ConfigError, match="kl_k1 need a reference model"):
         open_trainer().prepare(tiny.make_records(), frozenset({"kl_k1"}))
     with pytest.raises(ConfigError, match="no preparation scalar named kl_k9"):
