@@ -33,7 +33,8 @@ from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvide
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
-    {"old_logp", "ref_logp", "entropy", "rollout_logp", "kl_k1", "kl_k2", "kl_k3"}
+    {"old_logp", "ref_logp", "entropy", "rollout_logp", "group", "sample"}
+    | {"kl_k1", "kl_k2", "kl_k3"}
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -92,6 +93,7 @@ def run(
     problems += _rewards(settings, provided, objects)
     problems += _stale(provided, objects)
     problems += _adapting(provided, objects)
+    problems += _evaluated(settings, provided)
     role_providers = _role_providers(plugins)
     columns = {
         name: given_columns(role_providers[name], objects.get(f"roles.{name}"))
@@ -101,7 +103,9 @@ def run(
     problems += _columns(settings, columns, provided)
     problems += _widths(settings, role_providers, objects)
     for path in ("advantage", "objective"):
-        problems += _requirements(path, objects.get(path), columns, role_providers)
+        rollout = provided.get(f"roles.{ROLLOUT}") if path == "objective" else None
+        read = getattr(rollout.spec, "columns", ()) if rollout else ()
+        problems += _requirements(path, objects.get(path), columns, role_providers, read)
     problems += _token_logprobs(objects.get("objective"), provided)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
@@ -395,6 +399,18 @@ def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> I
         )
 
 
+def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """Where the step program has the trainer evaluate, the trainer can."""
+    spec = provided["controller"].spec
+    policy = provided[f"roles.{POLICY}"]
+    asks = isinstance(spec, ControllerProvider) and "evaluate" in spec.calls.get("trainer", ())
+    if asks and settings.evaluation.data and "evaluate" not in policy.spec.capabilities:
+        yield (
+            f"evaluation.data: {policy.reference}, which roles.{POLICY} uses, cannot compute a "
+            "loss without an update; leave the evaluation out, or take another trainer."
+        )
+
+
 def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:
     """Returns name -> provider of every role that a loaded plugin offers."""
     specs = (item.spec for item in plugins.providers("role"))
@@ -476,12 +492,14 @@ def _requirements(
     config: Any,
     columns: Mapping[str, Sequence[ColumnSpec]],
     roles: Mapping[str, RoleProvider],
+    read: Sequence[str] = (),
 ) -> Iterator[str]:
     """The columns and scalars that ``requires()`` of the settings names come from somewhere.
 
     path: "advantage" or "objective".
     config: the settings object of the provider that is chosen there.
     columns: role of this run -> what it gives.
+    read: columns that the rollout's records have beside those of every generator.
     """
     annotators = [role for role in roles.values() if role.kind == "annotator"]
     # Roles give per-action columns, and an advantage gets only numbers of whole records.
@@ -491,6 +509,7 @@ def _requirements(
     annotators.sort(key=lambda role: role.name in columns)
     giver = {column.name: role.name for role in annotators for column in role.column_specs}
     given = {column.name for role in annotators for column in columns.get(role.name, ())}
+    given |= {*read}
     required = {ids_column(name) or name for name in required_by(config)}
     for name in sorted(required - FROM_TRAINER - given):
         if name in giver and giver[name] in columns:

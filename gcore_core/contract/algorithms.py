@@ -68,6 +68,9 @@ class Objective(Protocol):
         old_logp float32[A]: log-prob under the weights before this step's first update
         ref_logp, values, returns float32[A]
         any column of a role: float32 or int64, [A] or [A, k]
+        group int64[A]: the group of each action, 0..G-1. Whoever requires it gets whole groups: all
+            records of a prompt are in one micro-batch, on one rank
+        sample int64[A]: number of the action's record in its group, as in ``Header.sample``
     ``current`` has, each with a gradient:
         logp float32[A]: log-prob under the weights that are being trained
         entropy, values float32[A]: only if required
@@ -97,8 +100,8 @@ class Objective(Protocol):
         """Returns the weight_sum that ``loss`` will give, 0-d, before there are new log-probs.
 
         A trainer calls it first, so that it can divide each micro-batch's loss by the whole
-        update's weight. It may read record, mask, advantage and rollout_logp, and depends on masks
-        and lengths alone.
+        update's weight. It may read record, mask, advantage and rollout_logp, and group and sample
+        where they are required; it depends on masks and lengths alone.
         """
 
 

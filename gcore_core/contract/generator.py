@@ -48,7 +48,8 @@ class Finished:
     request: what was asked for.
     status: as listed in ``gcore_core.contract.records``. A request that cannot be served ends
         alone: status "failed", a reason and no columns.
-    versions: first and last weights version that sampled its actions.
+    versions: first and last weights version that sampled its actions; ``UNSAMPLED`` both where
+        the generator reads its records: then nothing compares their ``logp``, which is 0.
     columns: as listed in ``gcore_core.contract.records``.
     reason: a word for why it did not finish ("prompt_too_long", ...).
     media: arrays that scorers and trainers need besides, such as an image; what records share is

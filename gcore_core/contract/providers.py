@@ -7,7 +7,7 @@ by ``factory`` is imported only in the worker that runs it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,8 @@ CALLS: Mapping[str, frozenset[str]] = {
     "annotator": frozenset({"annotate"}),
     "scorer": frozenset({"score"}),
 }
+#: What it can call besides, on backends that claim the capability of that name.
+FURTHER_CALLS: Mapping[str, frozenset[str]] = {"trainer": frozenset({"evaluate"})}
 #: Parts of a job that a step program may need: "generation" is the role rollout, "rewards" at least
 #: one reward, the others are sections.
 PARTS = frozenset({"generation", "rewards", "advantage", "objective"})
@@ -45,6 +47,7 @@ CAPABILITIES = frozenset(
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",
+        "evaluate",  # a trainer that computes its objective without an update (EvaluatesLoss)
         "images",  # accepts image inputs
         "logprobs",  # a generator or a trainer that can score given actions (ScoresLogprobs)
         # a trainer that gives its log-probs under the weights that a step begins with
@@ -133,8 +136,9 @@ class Provider:
 class ControllerProvider(Provider):
     """Describes a step program; the factory makes one shard of it.
 
-    calls: kind of role -> what the program calls on it, see ``CALLS``; "scorer" is the worker of
-        rewards. A role on which nothing is called is refused.
+    calls: kind of role -> what the program calls on it, see ``CALLS`` and ``FURTHER_CALLS``;
+        "scorer" is the worker of rewards. A role on which nothing is called is refused. Without
+        "push" among a generator's, weights are never sent, and log-probs are not compared.
     parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
     trains_on_stale: it trains on records that older weights sampled, so the objective's loss must
         be right for them (``TakesStale``).
@@ -149,11 +153,22 @@ class ControllerProvider(Provider):
     def problems(self, plugin: str) -> list[str]:
         problems = super().problems(plugin)
         for kind, verbs in self.calls.items():
-            if unknown := sorted(verbs - CALLS.get(kind, frozenset())):
+            known = CALLS.get(kind, frozenset()) | FURTHER_CALLS.get(kind, frozenset())
+            if unknown := sorted(verbs - known):
                 problems.append(f"calls: nobody can call {unknown[0]!r} on kind {kind!r}")
         if unknown := sorted(self.parts - PARTS):
             problems.append(f"part {unknown[0]!r} is none of {', '.join(sorted(PARTS))}")
         return problems
+
+
+def _problems_of(columns: Iterable[ColumnSpec]) -> list[str]:
+    """Returns what is wrong with columns that a plugin adds to those of records."""
+    problems = []
+    for column in columns:
+        problems += column.problems()
+        if column.name in RECORD_COLUMNS:
+            problems.append(f"column {column.name!r}: generators write it")
+    return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,11 +207,7 @@ class RoleProvider(Provider):
             problems.append("follows: no weights are pushed to an annotator")
         if self.kind == "generator" and self.columns:
             problems.append("columns: a generator gives none beside its records'")
-        for column in self.column_specs:
-            problems += column.problems()
-            if column.name in RECORD_COLUMNS:
-                problems.append(f"column {column.name!r}: generators write it")
-        return problems
+        return problems + _problems_of(self.column_specs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,11 +220,20 @@ class PlacementProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorProvider(Provider):
-    """Describes a backend that samples records from a policy or a judge.
+    """Describes a backend that samples records from a policy or a judge, or reads them.
+
+    columns: names of further per-action columns, float32[A], that all its records have, such as
+        ``("label",)``. An objective may require those of the role rollout.
 
     Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``,
     ``takes_adapters``.
     """
+
+    columns: tuple[str, ...] = ()
+
+    def problems(self, plugin: str) -> list[str]:
+        specs = (ColumnSpec(name=name) for name in self.columns)
+        return super().problems(plugin) + _problems_of(specs)
 
 
 @dataclass(frozen=True, kw_only=True)

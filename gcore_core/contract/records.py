@@ -23,6 +23,8 @@ import msgspec
 HEADER_LIMIT_BYTES = 512
 FACTS_LIMIT_BYTES = 64
 
+#: Version of the weights of a record that nobody sampled: its generator read it.
+UNSAMPLED = -1
 #: Status of a record.
 FINISHED = "finished"
 TRUNCATED = "truncated"
@@ -96,7 +98,7 @@ class Header(msgspec.Struct, array_like=True):
     row: row of the dataset.
     seed: of this sample, blake2b of (run seed, ordinal, pass, sample).
     attempt: how many draws of it were lost before.
-    versions: first and last weights version that sampled its actions.
+    versions: first and last weights version that sampled its actions; ``UNSAMPLED`` where none did.
     n_prompt: length of the prompt, in tokens.
     n_actions: length of the answer, in tokens or denoising steps.
     status: how it ended: "finished", "truncated", "aborted" or "failed".

@@ -189,3 +189,20 @@ class ComparesLogprobs(Protocol):
         ``prepare``, in their order; None for one whose log-probs were not computed before the
         first update, such as those of later minibatches under an objective without ``old_logp``.
         """
+
+
+@runtime_checkable
+class EvaluatesLoss(Protocol):
+    """Computes the objective on records without an update: capability "evaluate" of a trainer."""
+
+    def evaluate(
+        self, records: Sequence[TrainRecord], advantages: np.ndarray
+    ) -> dict[str, tuple[float, float]]:
+        """Returns metric -> (sum, weight), summed over all ranks; the metric is their quotient.
+
+        At least "loss", then those of the objective. All ranks call it at the same time, each with
+        records of its own, perhaps none. Weights, optimizer, and what ``prepare`` keeps stay as
+        they are. Raises ConfigError for an objective that needs more than log-probs.
+
+        advantages: float64[records].
+        """

@@ -13,6 +13,7 @@ and ``end``. A program derives from it and says what a ``step`` is, as
     training       Training: balance, preparation, advantages, update
     publishing     Publishing: pushes weights to the generators
     evaluation     Evaluation: held-out prompts under a version of the weights
+    loss_evaluation  LossEvaluation: the objective on held-out rows, without generation
     checkpointing  Checkpointing: saves, and ``unless``, which ends work when the run is to stop
     reporting      Reporting: a step in numbers
     tracing        Stopwatch: the seconds of a step's stages

@@ -14,6 +14,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime.messages import (
     ANNOTATE,
     RELEASE_STEPS,
+    TRAIN,
     AnnotateReply,
     AnnotateRequest,
     Extra,
@@ -24,7 +25,7 @@ from gcore_core.runtime.rpc.retry import insist
 
 
 async def annotated(
-    context: ControllerContext, step: int, items: Sequence[TrainItem]
+    context: ControllerContext, step: int, items: Sequence[TrainItem], purpose: str = TRAIN
 ) -> list[TrainItem]:
     """Returns the same items with references to the columns that the roles gave.
 
@@ -35,7 +36,7 @@ async def annotated(
         return list(items)
     extras: dict[tuple[int, int], list[Extra]] = defaultdict(list)
     parts = await asyncio.gather(
-        *(_of_role(context, step, role, items) for role in context.annotators)
+        *(_of_role(context, step, role, items, purpose) for role in context.annotators)
     )
     for part in parts:
         for key, extra in part.items():
@@ -56,13 +57,17 @@ async def release_annotations(context: ControllerContext, before: int) -> None:
 
 
 async def _of_role(
-    context: ControllerContext, step: int, role: str, items: Sequence[TrainItem]
+    context: ControllerContext,
+    step: int,
+    role: str,
+    items: Sequence[TrainItem],
+    purpose: str,
 ) -> dict[tuple[int, int], Extra]:
     """Has one role annotate the records; returns (ordinal, sample) -> where its columns are."""
     shares = _shares(items, context.annotators[role], context.facts.shard)
 
     async def ask(worker: Peer, share: Sequence[TrainItem]) -> AnnotateReply:
-        request = AnnotateRequest(step, context.facts.shard, list(share))
+        request = AnnotateRequest(step, context.facts.shard, list(share), purpose)
         return await insist(worker, ANNOTATE, request)
 
     replies = await asyncio.gather(*(ask(worker, share) for worker, share in shares))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gcore_core.contract.records import Header, Lease
 from gcore_core.controllers.context import ControllerContext
@@ -14,6 +15,7 @@ from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window import Drawing, Round
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import GREEDY, SAMPLED
+from gcore_core.runtime.worker_settings import JobFacts
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is their quotient
 
@@ -30,6 +32,32 @@ class Evaluated:
     samples: list[Header] = field(default_factory=list)
 
 
+class Evaluates(Protocol):
+    """Evaluates weights in a step program; all shards call it."""
+
+    async def at(self, version: int, last: bool) -> Evaluated | None:
+        """Evaluates weights ``version`` if it is due; returns None if it is not.
+
+        last: whether the run ends with these weights.
+        """
+
+
+def is_due(facts: JobFacts, version: int, last: bool) -> bool:
+    """Whether an evaluation is due: there are rows for it, and it is its time.
+
+    It is before the first step, after the last one and every ``evaluation.every`` steps. A run that
+    goes on from a checkpoint repeats none, and makes up for one that was missed.
+    """
+    if not facts.rows.get("evaluation", 0):
+        return False
+    if last:
+        return True
+    if version == facts.start_step and facts.evaluated:
+        return False
+    every = facts.evaluation.every
+    return version in (0, facts.run.steps) or bool(every and not version % every)
+
+
 class Evaluation:
     """Evaluates a version of the weights, on this shard's part of the rows.
 
@@ -44,26 +72,18 @@ class Evaluation:
     async def at(self, version: int, last: bool) -> Evaluated | None:
         """Evaluates weights ``version`` if an evaluation is due; returns None if it is not.
 
-        One is due before the first step, after the last one (``last``) and every so many steps. A
-        run that goes on from a checkpoint repeats none, and makes up for one that was missed.
+        When one is due: ``is_due``.
         """
         facts = self._context.facts
-        rows = min(facts.evaluation.prompts, facts.rows.get("evaluation", 0))
-        if not rows or not (last or self._is_due(version)):
+        if not is_due(facts, version, last):
             return None
+        rows = min(facts.evaluation.prompts, facts.rows["evaluation"])
         own_rows = range(facts.shard, rows, facts.shards)
         evaluated = Evaluated()
         for mode, purpose in enumerate((GREEDY, SAMPLED)):
             round_ = Round(step=version, number=mode, purpose=purpose, least=version)
             await self._draw(round_, own_rows, evaluated)
         return evaluated
-
-    def _is_due(self, version: int) -> bool:
-        facts = self._context.facts
-        if version == facts.start_step and facts.evaluated:
-            return False
-        every = facts.evaluation.every
-        return version in (0, facts.run.steps) or bool(every and not version % every)
 
     async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
         facts = self._context.facts

@@ -18,11 +18,13 @@ from gcore_core.runtime.messages import (
     PUBLISHED,
     PUSH_BEGIN,
     PUSH_PULL,
+    RELEASE_STEPS,
     SAVE_PRETRAINED,
     BeginPush,
     Published,
     PullWeights,
     PushConfirmed,
+    ReleaseSteps,
     SaveWeights,
 )
 from gcore_core.runtime.rpc.retry import PUSHES, insist
@@ -111,6 +113,19 @@ class Publishing:
             request = SaveWeights(output)
             await asyncio.gather(*(insist(r, SAVE_PRETRAINED, request) for r in ranks))
         await agree.barrier("saved")
+
+
+class Releasing(Publishing):
+    """Ends a step where generators hold no weights: nothing is pushed, only memory is freed.
+
+    Final weights are saved as in any run.
+    """
+
+    async def _push_until_whole(self, version: int, release_before: int) -> None:
+        await release_annotations(self._context, release_before)
+        request = ReleaseSteps(release_before)
+        replicas = self._context.replicas
+        await asyncio.gather(*(insist(peer, RELEASE_STEPS, request) for peer in replicas))
 
 
 @contextmanager

@@ -5,15 +5,15 @@ after its groups. A program of one's own derives from ``StepProgram`` and says w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.evaluation import Evaluation
+from gcore_core.controllers.evaluation import Evaluates, Evaluation
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.publishing import Publishing
+from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
 from gcore_core.controllers.training import Training
@@ -30,19 +30,28 @@ class StepProgram(ABC):
     any other, and its weights are those of the step before.
 
     skipped: how many steps in a row were skipped, with the one that was taken last.
+    pushes: whether generators follow the policy. Where they hold no weights, a step ends without a
+        push.
     """
+
+    pushes: ClassVar[bool] = True
 
     def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
         self.context = context
         self.placement = PlacementShard(context)
         self.window = Window(context, config, self.placement)
         self.training = Training(context, config)
-        self.publishing = Publishing(context, config, self.placement)
-        self.evaluation = Evaluation(context, self.placement)
+        publishing = Publishing if self.pushes else Releasing
+        self.publishing = publishing(context, config, self.placement)
+        self.evaluation = self.make_evaluation()
         self.reporting = Reporting(context)
         self.skipped = int(context.facts.state.get("skipped", 0))
         self._max_skipped = config.max_skipped_steps
         self.checkpointing = Checkpointing(context, self.state())
+
+    def make_evaluation(self) -> Evaluates:
+        """Returns what evaluates weights; by default on records that generators draw of them."""
+        return Evaluation(self.context, self.placement)
 
     @abstractmethod
     async def step(self, step: int) -> bool:

@@ -119,6 +119,7 @@ class Training:
                 self._context.balancer,
                 self._context.balancer_code,
                 self._config.tiles if self._context.facts.run.deterministic else None,
+                whole_groups=self._context.facts.whole_groups,
             )
             plan = self._drawn_plan.plan
             return [
@@ -151,7 +152,7 @@ class Training:
         for item in await annotated(self._context, step, unplaced):
             items[plan[item.ordinal, item.sample].rank].append(item)
         requests = [PrepareRequest(step, part, names) for part in items]
-        replies = await self._send_to_ranks(PREPARE_RANKS, step, requests)
+        replies = await self.ask_ranks(PREPARE_RANKS, step, requests)
         return {
             (item.ordinal, item.sample): row
             for part, rows in zip(items, replies, strict=True)
@@ -229,7 +230,7 @@ class Training:
         for (ordinal, sample), value in advantages.items():
             parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
         requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
-        replies = await self._send_to_ranks(TRAIN_RANKS, step, requests)
+        replies = await self.ask_ranks(TRAIN_RANKS, step, requests)
         answers = [reply for reply in replies if reply is not None]
         seen = await self.watching.judge(step, (g for reply in answers for g in reply.groups))
         if not self._context.agree.lead:
@@ -248,7 +249,7 @@ class Training:
             ranks = self._context.trainers
             await asyncio.gather(*(insist(rank, SKIP_STEP, SkipStep(step)) for rank in ranks))
 
-    async def _send_to_ranks(
+    async def ask_ranks(
         self, endpoint: RelayedEndpoint[Part, Answer], step: int, parts: Sequence[Part]
     ) -> list[Answer]:
         """Sends one part to each data-parallel rank; returns the ranks' answers in their order.
@@ -341,6 +342,8 @@ def draw_plan(
     balancer: Balancer,
     code: PluginCode | None = None,
     tiles: int | None = None,
+    *,
+    whole_groups: bool = False,
 ) -> Drawn:
     """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
@@ -352,6 +355,8 @@ def draw_plan(
     code: what errors say of the balancer; without it they name its class.
     tiles: into how many parts each minibatch is cut that train on one rank as a whole; None where
         records go to ranks one by one. Tiles are dealt by the costs that the balancer predicts.
+    whole_groups: whether all records of a group train on one rank; groups are then dealt by the
+        same costs.
     """
     if code is None:
         code = balancer_code(balancer)
@@ -375,7 +380,10 @@ def draw_plan(
         members = np.flatnonzero(np.isin(work.group, groups))
         costs = costs_of(code, balancer, work.take(members))
         minibatch_of[members] = minibatch
-        if tiles is None:
+        if tiles is None and whole_groups:
+            place = np.unique(work.group[members], return_inverse=True)[1]
+            rank_of[members] = deal_tiles(place, costs, ranks)
+        elif tiles is None:
             for rank, indexes in enumerate(split_of(code, balancer, work.take(members), ranks)):
                 rank_of[members[indexes]] = rank
         else:

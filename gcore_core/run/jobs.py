@@ -22,6 +22,7 @@ from gcore_core.contract.abilities import (
     logprob_band,
     precision,
     replica_slots,
+    required_by,
     takes_adapters,
     takes_stale,
     updates_per_step,
@@ -29,7 +30,7 @@ from gcore_core.contract.abilities import (
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Site
-from gcore_core.contract.providers import RewardProvider
+from gcore_core.contract.providers import ControllerProvider, GeneratorProvider, RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
 from gcore_core.run.checkpoint_service import TRAINER, Resumed
@@ -216,7 +217,10 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     else:
         factories |= _datasets(job)
         settings = GeneratorSettings(
-            run=run, shards=job.shards, context=context, trainers=job.workers(POLICY)
+            run=run,
+            shards=job.shards,
+            context=context,
+            trainers=job.workers(POLICY) if _pushes(job) else [],
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
 
@@ -304,6 +308,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
+        whole_groups="group" in required_by(job.plan.objects.get("objective")),
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotators(job)},
         placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
@@ -327,11 +332,12 @@ def _canaries(job: Job) -> int:
 def _sentinel(job: Job) -> SentinelContext | None:
     """Returns what the job's sentinel is to know.
 
-    None where nothing watches: the job has no rollout, or its trainer does not give log-probs.
+    None where nothing watches: the job has no rollout, its generators get no weights, or its
+    trainer does not give log-probs.
     """
     plan = job.plan
     paths = [f"roles.{ROLLOUT}", f"roles.{POLICY}"]
-    if not {"sentinel", *paths} <= plan.provided.keys():
+    if not {"sentinel", *paths} <= plan.provided.keys() or not _pushes(job):
         return None
     if "logprobs.compared" not in plan.provided[paths[1]].spec.capabilities:
         return None
@@ -348,6 +354,12 @@ def _sentinel(job: Job) -> SentinelContext | None:
         replicas=len(job.workers(ROLLOUT)),
         directory=str(job.directory),
     )
+
+
+def _pushes(job: Job) -> bool:
+    """Whether the step program pushes weights to generators."""
+    spec = job.plan.provided["controller"].spec
+    return isinstance(spec, ControllerProvider) and "push" in spec.calls.get("generator", ())
 
 
 def _owns_replicas(job: Job) -> bool:
@@ -384,6 +396,13 @@ def _data_parallel(job: Job) -> list[list[str]]:
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 
+def _read_columns(job: Job) -> tuple[str, ...]:
+    """Returns the columns that the rollout's records have beside those of every generator."""
+    rollout = job.plan.provided.get(f"roles.{ROLLOUT}")
+    spec = rollout.spec if rollout else None
+    return spec.columns if isinstance(spec, GeneratorProvider) else ()
+
+
 def _datasets(job: Job) -> dict[str, FactorySpec]:
     """Returns "dataset/<name>" -> the factory of every dataset of the job."""
     return {f"dataset/{name}": job.plan.factory(DATASET_SECTIONS[name]) for name in job.rows}
@@ -406,7 +425,8 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         meeting_address=site.meeting_addresses.get(role, ""),
         directory=str(job.directory),
         columns=tuple(column.name for column in job.plan.columns.get(role, ())),
-        given=tuple(
-            column.name for other in _annotators(job) for column in job.plan.columns[other]
+        given=(
+            *(column.name for other in _annotators(job) for column in job.plan.columns[other]),
+            *_read_columns(job),
         ),
     )

@@ -207,11 +207,13 @@ class AnnotateRequest(Message):
     """Asks a role for its columns of one shard's records.
 
     items: the records; ``minibatch`` and ``extras`` mean nothing here.
+    purpose: TRAIN, or what else the records are for: a step may ask once for each purpose.
     """
 
     step: int
     shard: int
     items: list[TrainItem]
+    purpose: str = "train"
 
 
 class AnnotateReply(Message):
@@ -220,7 +222,7 @@ class AnnotateReply(Message):
 
 
 class ReleaseSteps(Message):
-    before: int  # no shard needs the columns of records of earlier steps
+    before: int  # no shard needs the records of earlier steps, or their columns
 
 
 class RelayRequest(Message):
@@ -304,6 +306,21 @@ class TrainRequest(Message):
     advantages: list[tuple[int, int, float]]
     minibatches: int
     epochs: int
+
+
+class EvaluateRequest(Message):
+    """Asks a rank for the objective on records, without an update: one shard's part of that.
+
+    A rank gets a list with the parts of all shards.
+
+    step: version of the weights that are evaluated.
+    items: the shard's records that this rank computes.
+    advantages: of each of them.
+    """
+
+    step: int
+    items: list[TrainItem]
+    advantages: list[float]
 
 
 class GroupNumbers(msgspec.Struct, frozen=True, array_like=True):
@@ -403,6 +420,9 @@ ANNOTATE = Endpoint("annotate", AnnotateRequest, AnnotateReply, Wait.WORK)
 RELEASE_STEPS = Endpoint("release_steps", ReleaseSteps, Nothing)
 PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[float]]])
 TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])
+EVALUATE_RANKS = RelayedEndpoint(
+    "evaluate", list[EvaluateRequest], list[dict[str, tuple[float, float]]]
+)
 SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
 DIAGNOSE = Endpoint("diagnose", DiagnoseRequest, list[Finding])
 SHOW_COMPARED = Endpoint("show_compared", DiagnoseRequest, list[ShownRecord])

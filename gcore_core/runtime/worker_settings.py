@@ -157,6 +157,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     output: directory of the weights that are kept.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
+    whole_groups: the objective needs all records of a group on one rank.
     judges: generator role that rewards ask -> peer names of its replicas.
     annotators: role that gives columns -> peer names of its workers.
     placement: where devices move between generators.
@@ -184,6 +185,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     output: str = ""
     trace: str = ""
     takes_stale: bool = False
+    whole_groups: bool = False
     judges: dict[str, list[str]] = {}
     annotators: dict[str, list[str]] = {}
     placement: PlacementFacts | None = None

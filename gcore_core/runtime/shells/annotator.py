@@ -66,7 +66,7 @@ class AnnotatorShell:
             ref = await self._store.put(request.step, self._shards, columns)
             return AnnotateReply(self._backend.version, ref)
 
-        key = request.step, request.shard
+        key = request.step, request.shard, request.purpose
         reply: AnnotateReply = await self._once.join(key, 0, request, act)
         return reply
 

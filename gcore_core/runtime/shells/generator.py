@@ -33,6 +33,7 @@ from gcore_core.runtime.messages import (
     GREEDY,
     PUSH_HELD,
     PUSH_PULL,
+    RELEASE_STEPS,
     SCORE_CANARIES,
     SLEEP,
     TRAIN,
@@ -45,6 +46,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     PullWeights,
     PushConfirmed,
+    ReleaseSteps,
     ScoreCanaries,
     SleepRequest,
     WakeReply,
@@ -108,6 +110,7 @@ class GeneratorShell:
         service.add(GENERATE, self.generate)
         service.add(PUSH_PULL, self.pull)
         service.add(PUSH_HELD, self.held)
+        service.add(RELEASE_STEPS, self.release_steps)
         service.add(EXPLAIN, self.explain)
         service.add(SCORE_CANARIES, self.score_canaries)
         service.add(ASK, self.ask)
@@ -158,6 +161,11 @@ class GeneratorShell:
         """Takes a push from the trainer; no step of the engine runs meanwhile."""
         self._records.release(request.release_before)
         return await self._weights.pull(request, self._progress)
+
+    async def release_steps(self, request: ReleaseSteps, call: Call) -> Nothing:
+        """Forgets the records of earlier steps, where no push says so."""
+        self._records.release(request.before)
+        return Nothing()
 
     async def held(self, request: Nothing, call: Call) -> HeldReply:
         """Says what it holds now, against what the last pushes brought."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.sentinel import Finding, Sentinel
 from gcore_core.contract.trainer import (
     DiagnosesExport,
+    EvaluatesLoss,
     SavesInBackground,
     Trainer,
     TrainRecord,
@@ -36,6 +37,7 @@ from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime.messages import (
     CANARIES,
     DIAGNOSE,
+    EVALUATE_RANKS,
     FINISH_SAVE,
     PREPARE_RANKS,
     PUSH_BEGIN,
@@ -53,6 +55,7 @@ from gcore_core.runtime.messages import (
     BucketRequest,
     CanaryRequest,
     DiagnoseRequest,
+    EvaluateRequest,
     FollowPush,
     Nothing,
     PlanRequest,
@@ -141,6 +144,7 @@ class TrainerShell:
     def register(self, service: Service, relay: Relay) -> None:
         relay.add(PREPARE_RANKS, self.prepare)
         relay.add(TRAIN_RANKS, self.train)
+        relay.add(EVALUATE_RANKS, self.evaluate)
         service.add(SKIP_STEP, self.skip)
         service.add(DIAGNOSE, self.diagnose)
         service.add(SHOW_COMPARED, self.show_compared)
@@ -265,6 +269,28 @@ class TrainerShell:
         )
         reply = TrainReply(metrics, version, busy_s, *self._counts, by_shard[0])
         return [reply, *(TrainReply({}, version, groups=groups) for groups in by_shard[1:])]
+
+    async def evaluate(
+        self, parts: list[EvaluateRequest], call: Call
+    ) -> list[dict[str, tuple[float, float]]]:
+        """Computes the objective on the records of all shards; every shard gets the same sums."""
+
+        async def act(_: list[list[EvaluateRequest]]) -> list[dict[str, tuple[float, float]]]:
+            items = [item for part in parts for item in part.items]
+            values = [value for part in parts for value in part.advantages]
+            records = await open_records(self._store, items, parts[0].step)
+            order = sorted(range(len(items)), key=lambda i: (items[i].ordinal, items[i].sample))
+            sums = await self._together(
+                cast(EvaluatesLoss, self._backend).evaluate,
+                [records[i] for i in order],
+                np.array([values[i] for i in order], np.float64),
+            )
+            return [sums] * len(parts)
+
+        replies: list[dict[str, tuple[float, float]]] = await self._once.join(
+            ("evaluate", parts[0].step), 0, parts, act
+        )
+        return replies
 
     async def diagnose(self, request: DiagnoseRequest, call: Call) -> list[Finding]:
         """Says what the records of the step that was trained last show of the cause of an alarm."""

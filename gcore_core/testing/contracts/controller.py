@@ -35,6 +35,7 @@ from gcore_core.testing.simulation import (
 _VERBS = {
     m.PREPARE_RANKS.of_relay.name: "prepare",
     m.TRAIN_RANKS.of_relay.name: "train",
+    m.EVALUATE_RANKS.of_relay.name: "evaluate",
     m.PUSH_BEGIN.name: "push",
     m.PUSH_PULL.name: "push",
     m.SAVE_PRETRAINED.name: "save",
@@ -44,7 +45,6 @@ _VERBS = {
     m.SLEEP.name: "sleep",
     m.WAKE.name: "sleep",
     m.ANNOTATE.name: "annotate",
-    m.RELEASE_STEPS.name: "annotate",
     m.SCORE.name: "score",
 }
 _KINDS = {

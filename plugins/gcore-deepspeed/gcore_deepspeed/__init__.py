@@ -17,7 +17,9 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="DeepSpeed: AdamW with ZeRO 1, 2 or 3 on a Hugging Face causal language model",
         factory="gcore_deepspeed.trainer:DeepSpeedTrainer",
         config=DeepSpeedTrainerConfig,
-        capabilities=frozenset({"logprobs", "logprobs.compared", "objective.adapts", "sharding"}),
+        capabilities=frozenset(
+            {"evaluate", "logprobs", "logprobs.compared", "objective.adapts", "sharding"}
+        ),
         needs=("deepspeed>=0.19.8,<0.20", "torch>=2.7", "transformers>=5.0"),
     )
 

@@ -56,6 +56,7 @@ class Sample:
     prompt: int32[P], tokens of the prompt.
     columns: the record's; ``action_ids`` is int32[A] with A > 0.
     images: images of the prompt; None without any.
+    number: of the record in its group.
     """
 
     index: int
@@ -63,6 +64,7 @@ class Sample:
     prompt: np.ndarray
     columns: Columns
     images: Images | None = None
+    number: int = 0
 
     @property
     def fed(self) -> int:
@@ -80,8 +82,9 @@ class Batch:
     targets: int64[A], the actions' token ids.
     temperature: float32[A]; None when all are 1.
     index: int64[R], ``Sample.index`` of the records in order.
-    columns: record int64[A], counted within the batch; mask bool[A]; rollout_logp float32[A]. The
-        training program adds others.
+    columns: record int64[A], counted within the batch; group int64[A], likewise; sample int64[A],
+        number of the record in its group; mask bool[A]; rollout_logp float32[A]. The training
+        program adds others.
     flat: the layout, if flat.
     positions: int64[rows, W], if shared; otherwise the model counts them itself.
     mask: float32[rows, 1, W, W], if shared: 0 where a token sees another, else the least float.
@@ -148,6 +151,7 @@ def micro_batches(
     device: torch.device,
     *,
     steady: bool = False,
+    whole_groups: bool = False,
 ) -> Iterator[Batch]:
     """Yields batches that together hold every sample exactly once.
 
@@ -155,23 +159,39 @@ def micro_batches(
     than that gets a batch of its own.
 
     steady: see ``build``.
+    whole_groups: whether all samples of one ordinal go into one batch. A group that alone has more
+        than the budget gets a batch of its own.
     """
+    rows = rows_of(samples, layout, budget_tokens)
     batch_rows: list[list[Sample]] = []
     fill = _Fill()
-    for row in rows_of(samples, layout, budget_tokens):
-        fuller = fill.plus(row)
+    for unit in _rows_by_group(rows) if whole_groups else [[row] for row in rows]:
+        fuller = fill.plus_all(unit)
         if batch_rows and not fuller.fits(layout, budget_tokens, steady=steady):
             yield build(batch_rows, layout, device, steady=steady)
             batch_rows = []
-            fuller = _Fill().plus(row)
+            fuller = _Fill().plus_all(unit)
         fill = fuller
-        batch_rows.append(row)
+        batch_rows += unit
     if batch_rows:
         yield build(batch_rows, layout, device, steady=steady)
 
 
+def _rows_by_group(rows: Sequence[list[Sample]]) -> list[list[list[Sample]]]:
+    """Puts the rows of one ordinal together; groups come in the order of their first rows."""
+    units: dict[int, list[list[Sample]]] = {}
+    for row in rows:
+        units.setdefault(row[0].ordinal, []).append(row)
+    return list(units.values())
+
+
 def steady_batches(
-    samples: Sequence[Sample], layouts: Set[Layout], budget_tokens: int, device: torch.device
+    samples: Sequence[Sample],
+    layouts: Set[Layout],
+    budget_tokens: int,
+    device: torch.device,
+    *,
+    whole_groups: bool = False,
 ) -> Iterator[Batch]:
     """Yields ``steady`` batches that together hold every sample exactly once; see ``build``.
 
@@ -186,16 +206,24 @@ def steady_batches(
     length; their last bits depend on their company.
 
     layouts: those that may be used; "shared" only stands in for padded.
+    whole_groups: whether all samples of one ordinal go into one batch; a group with a long record
+        is then long as a whole.
     """
     layout: Layout = "padded" if "padded" in layouts else "shared"
+    whole = whole_groups
     if "flat" not in layouts:
-        yield from micro_batches(samples, layout, budget_tokens, device, steady=True)
+        yield from micro_batches(
+            samples, layout, budget_tokens, device, steady=True, whole_groups=whole
+        )
         return
-    short = [sample for sample in samples if is_steady(len(sample.prompt), sample.fed)]
-    yield from micro_batches(short, "flat", budget_tokens, device, steady=True)
-    for sample in samples:
-        if not is_steady(len(sample.prompt), sample.fed):
-            yield build([[sample]], layout, device, steady=True)
+    rows = [[sample] for sample in samples]
+    units = _rows_by_group(rows) if whole else [[row] for row in rows]
+    is_short = [all(is_steady(len(s.prompt), s.fed) for row in unit for s in row) for unit in units]
+    short = [row[0] for unit, fits in zip(units, is_short, strict=True) if fits for row in unit]
+    yield from micro_batches(short, "flat", budget_tokens, device, steady=True, whole_groups=whole)
+    for unit, fits in zip(units, is_short, strict=True):
+        if not fits:
+            yield build(unit, layout, device, steady=True)
 
 
 def steady_width(tokens: int) -> int:
@@ -310,6 +338,13 @@ class _Fill:
             max(self.fed, *fed),
         )
 
+    def plus_all(self, rows: Sequence[Sequence[Sample]]) -> _Fill:
+        """Returns the sizes with more rows."""
+        fill = self
+        for row in rows:
+            fill = fill.plus(row)
+        return fill
+
     def fits(self, layout: Layout, budget_tokens: int, *, steady: bool) -> bool:
         """Returns whether a batch may have these sizes; see ``micro_batches``."""
         if layout != "flat":
@@ -373,8 +408,11 @@ def _batch(
             np.concatenate([s.columns[name] for s in samples]).astype(dtype)
         ).to(device)
 
+    group = np.unique([s.ordinal for s in samples], return_inverse=True)[1]
     columns = {
         "record": torch.from_numpy(np.repeat(np.arange(len(samples)), actions)).to(device),
+        "group": torch.from_numpy(np.repeat(group, actions)).to(device),
+        "sample": torch.from_numpy(np.repeat([s.number for s in samples], actions)).to(device),
         "mask": gather("action_mask", np.bool_),
         "rollout_logp": gather("logp", np.float32),
     }

@@ -20,7 +20,7 @@ from gcore_language.packing import Batch
 from gcore_language.ranks import Ranks
 
 #: Columns that packing itself makes.
-_PACKED = frozenset({"record", "mask", "rollout_logp"})
+_PACKED = frozenset({"record", "group", "sample", "mask", "rollout_logp"})
 #: Dtype of arithmetic -> how far apart two gradients of one minibatch may be, as the norm of their
 #: difference over the norm of the first. Float32 in another order differs by some 1e-6.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 1e-1}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -78,7 +78,7 @@ LossOfTokens = Callable[[Batch, Tensor, Any, Tensor], Tensor]
 Placed = tuple[int, TrainRecord]
 
 #: What an objective may require.
-_SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy"})
+_SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy", "group", "sample"})
 
 
 def _k3(difference: Tensor) -> Tensor:
@@ -253,6 +253,8 @@ class LanguageTrainer:
     not tokens.
     """
 
+    _output = "logp"  # what the engine gives for each action, by its name in ``Objective.loss``
+
     def __init__(
         self, settings: TrainerSettings, context: WorkerContext, engine: TrainingEngine
     ) -> None:
@@ -273,6 +275,7 @@ class LanguageTrainer:
         # A reference's log-probs serve scalars too.
         wanted = {*self._objective.requires, "ref_logp", self._ids}
         self._supplied = frozenset(context.given) & wanted
+        self._whole_groups = "group" in self._objective.requires
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._last_rate = 0.0  # of the latest update
@@ -355,6 +358,7 @@ class LanguageTrainer:
                     prompt=record.columns["prompt_ids"],
                     columns=record.columns,
                     images=Images.of(record.columns, record.media),
+                    number=record.sample,
                 )
                 for place, record in minibatch
                 if len(
@@ -369,9 +373,13 @@ class LanguageTrainer:
         layout = self._layout([sample for part in parts for sample in part])
         budget = self._settings.budget_tokens
         engine = self._engine
+        whole = self._whole_groups
         # rows of the flat layout are short, so that micro-batches are all nearly full
-        if engine.ranks.count == 1 or layout == "flat":
-            return [list(micro_batches(part, layout, budget, engine.device)) for part in parts]
+        if engine.ranks.count == 1 or layout == "flat" or whole:
+            return [
+                list(micro_batches(part, layout, budget, engine.device, whole_groups=whole))
+                for part in parts
+            ]
         return self._packed_in_lockstep(parts, layout)
 
     def _packed_by_tile(self, samples: Sequence[Sample], tile_of: Mapping[int, int]) -> list[Batch]:
@@ -389,7 +397,11 @@ class LanguageTrainer:
             batch
             for _, tile in sorted(tiles.items())
             for batch in steady_batches(
-                tile, self._layouts, self._settings.budget_tokens, self._engine.device
+                tile,
+                self._layouts,
+                self._settings.budget_tokens,
+                self._engine.device,
+                whole_groups=self._whole_groups,
             )
         ]
 
@@ -444,6 +456,11 @@ class LanguageTrainer:
                 )
             batch.columns[name] = column.to(self._engine.device)
 
+    def _attach_advantages(self, batch: Batch, advantages: np.ndarray) -> None:
+        """Adds the column ``advantage``: that of each action's record, of float64[records]."""
+        by_record = torch.from_numpy(advantages[batch.index].astype(np.float32))
+        batch.columns["advantage"] = by_record.to(self._engine.device)[batch.columns["record"]]
+
     def _layout(self, samples: Sequence[Sample]) -> Layout:
         """Returns this rank's layout. Flat is taken by all ranks or by none: where any has long
         rows, all pack in lock-step.
@@ -496,10 +513,7 @@ class LanguageTrainer:
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
         for batch in filter(None, prepared.all()):
-            by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
-                self._engine.device
-            )
-            batch.columns["advantage"] = by_record[batch.columns["record"]]
+            self._attach_advantages(batch, advantages)
             fresh = torch.tensor(
                 [prepared.records[i].fresh for i in batch.index], device=self._engine.device
             )
@@ -561,6 +575,43 @@ class LanguageTrainer:
             if batch is not None and logp is not None:
                 scored.add(batch, logp)
         return [np.zeros(0, np.float32) if own is None else own.logp for own in scored.by_record()]
+
+    def evaluate(
+        self, records: Sequence[TrainRecord], advantages: np.ndarray
+    ) -> dict[str, tuple[float, float]]:
+        """Returns the objective's sums without an update; see ``EvaluatesLoss``.
+
+        Raises ConfigError for an objective that requires entropies, which it does not compute.
+        """
+        if "entropy" in self._objective.requires:
+            raise ConfigError(
+                "the objective requires entropy, which evaluation does not compute.",
+                where="evaluation.data",
+                todo="leave evaluation.data out",
+            )
+        progress = Progress(step=0)
+        batches = self._packed_to_evaluate(
+            [replace(record, minibatch=0, tile=0) for record in records]
+        )
+        outputs = self._engine.logprobs(batches, "policy")
+        for batch, output in zip(batches, outputs, strict=True):
+            if batch is None or output is None:
+                continue
+            self._attach_advantages(batch, advantages)
+            batch.columns.setdefault(f"old_{self._output}", output)
+            with torch.no_grad():
+                loss, metrics = self._loss_of(batch, {self._output: output})
+            progress.add("loss", float(loss), self._weight(batch))
+            for name, (value, weight) in metrics.items():
+                progress.add(name, float(value), float(weight))
+        return self._engine.ranks.add_up(progress.terms)
+
+    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> list[Batch | None]:
+        """Packs records of one minibatch, with what the objective requires of a reference."""
+        batches = self._packed(records).all()
+        if "ref_logp" in self._objective.requires and "ref_logp" not in self._supplied:
+            self._fill(batches, "ref_logp", "reference")
+        return batches
 
     def _in_step(self, placed: Sequence[Placed]) -> list[Batch | None]:
         """Packs records of one pass; filled up with None until every rank has as many batches."""
@@ -794,6 +845,9 @@ class LanguageTrainer:
         places = [place for batch in filter(None, part) for place in batch.index.tolist()]
         placed = [(place, prepared.records[place]) for place in sorted(places, reverse=True)]
         half = len(placed) // 2
+        if self._whole_groups:  # no cut inside a group
+            while 0 < half < len(placed) and placed[half - 1][1].ordinal == placed[half][1].ordinal:
+                half += 1
         batches: list[Batch | None] = []
         for packed in self.pack([placed[:half], placed[half:]]):
             count = int(self._engine.ranks.max([len(packed)])[0])

@@ -13,7 +13,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_language.packing import Batch
-from gcore_language.training import LanguageTrainer, _Pass, check_objective
+from gcore_language.training import LanguageTrainer, _Pass, _Prepared, check_objective
 from gcore_language.values import by_record, is_end, trains_values, with_end
 
 #: What an objective that requires ``values`` may require.
@@ -43,6 +43,8 @@ class ValueTraining(LanguageTrainer):
     Of a record without actions there is the state after its prompt.
     """
 
+    _output = "values"
+
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
     ) -> list[dict[str, float]]:
@@ -52,12 +54,19 @@ class ValueTraining(LanguageTrainer):
                 f"a value head computes no {', '.join(sorted(scalars))}.",
                 where=f"roles.{self._context.role}.use",
             )
-        self._prepared = prepared = self._packed([with_end(record) for record in records])
-        for batch in filter(None, prepared.all()):
-            batch.columns["end"] = is_end(batch)
+        self._prepared = prepared = self._packed_with_ends(records)
         if "old_values" in self._objective.requires:
             self._fill(prepared.all(), "old_values", "policy")
         return [{} for _ in records]
+
+    def _packed_with_ends(self, records: Sequence[TrainRecord]) -> _Prepared:
+        prepared = self._packed([with_end(record, self._supplied) for record in records])
+        for batch in filter(None, prepared.all()):
+            batch.columns["end"] = is_end(batch)
+        return prepared
+
+    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> list[Batch | None]:
+        return self._packed_with_ends(records).all()
 
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int

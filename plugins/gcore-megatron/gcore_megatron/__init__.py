@@ -21,7 +21,14 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         factory="gcore_megatron.trainer:MegatronTrainer",
         config=MegatronTrainerConfig,
         capabilities=frozenset(
-            {"logprobs", "logprobs.compared", "objective.adapts", "save.background", "sharding"}
+            {
+                "evaluate",
+                "logprobs",
+                "logprobs.compared",
+                "objective.adapts",
+                "save.background",
+                "sharding",
+            }
         ),
         needs=("megatron-core>=0.16.1,<0.17", "psutil>=7", "torch>=2.7"),
     )

@@ -27,6 +27,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         config=TorchTrainerConfig,
         capabilities=frozenset(
             {
+                "evaluate",
                 "images",
                 "logprobs",
                 "logprobs.compared",
