@@ -52,7 +52,10 @@ def logs(tmp_path: Path) -> Path:
 
 def launcher(two: Two, **settings: Any) -> RayLauncher:
     """Returns a launcher whose process that speaks with Ray is on the first machine, with Ray."""
-    first, _, cluster = two
+    return launcher_on(two[0], two[2], **settings)
+
+
+def launcher_on(first: Machine, cluster: Cluster, **settings: Any) -> RayLauncher:
     tmpdir = f"RAY_TMPDIR={cluster.environment['RAY_TMPDIR']}"
     command = first.command(["env", tmpdir, *COMMAND])
     config = RayConfig(**{"patience_s": PATIENCE_S, "start_s": LONG_S, **settings})
@@ -262,6 +265,30 @@ def test_a_ray_node_that_is_lost_is_survived_and_one_that_is_added_is_taken(
                 assert run.wait() == 0, "".join(lines)
             text = "".join(lines)
             assert "the run goes on from step" in text, text
+            assert_nothing_of_ours(first, second)
+
+
+@pytest.mark.slow
+def test_an_autoscaler_adds_a_node_for_a_run_that_waits(logs: Path) -> None:
+    """Ray runs on one machine, and its autoscaler may start it on another one. It does so for a
+    run that asks for two, not for one that asks for one, and agents are on both then.
+    """
+    with machines(2, shm_mib=600) as (first, second), first.network():
+        with ray_nodes([first], others=[second]) as cluster:
+            one = launcher_on(first, cluster, nodes=1, resources={"CPU": 1.0})
+            assert len(asyncio.run(one.nodes("auto"))) == 1
+            assert "raylet" not in "".join(second.processes())
+            wish = launcher_on(first, cluster, nodes=2, resources={"CPU": 1.0}, wait_s=400.0)
+            hosts = []
+
+            async def look(site: Site) -> None:
+                for node in site.nodes.values():
+                    await node.agent.call(USAGE, Nothing(), deadline_s=LONG_S)
+                hosts.append(len(site.nodes))
+
+            assert visit(wish, logs, look) == ["agent.0", "agent.1"]
+            assert hosts == [2]
+            assert "raylet" in "".join(second.processes())
             assert_nothing_of_ours(first, second)
 
 
