@@ -1,6 +1,7 @@
 """Measures a run on four nodes: what it costs, how soon it starts, and what a lost node does.
 
     python benchmarks/machines.py [--json] [--check] [--parts start quickstart ...] [--short]
+                                  [--ray PYTHON]
 
 The nodes are namespaces of this machine, made by tests/support/machines.py: each has its own
 network, shared memory, host name and processes, and all share its cores. This needs root, iproute2
@@ -30,6 +31,22 @@ faults: the quickstart on four nodes with a checkpoint after every step. First t
     link of another node is cut: the time until the run's log says that the node is lost
     (link_cut_noticed_s), until the run prints it (link_cut_printed_s), and until no process and no
     shared memory of the run is left on that node (link_cut_ended_s). At the end the run is killed.
+
+Two parts need Ray, and are measured only where they are named. They run by the interpreter of
+``--ray``, or else by that of the venv that ``tests/engines/suites.py --create --engines ray``
+makes.
+
+ray: the quickstart on all four nodes by the launcher ``ray`` and by ``nodes/command``, in turns.
+    Ray's daemons run on all nodes the whole time: ray_idle_cores_four_nodes says how much of the
+    cores they take while nothing runs. Seconds a step are wall time from the end of the first step
+    to the end of the last. Final weights are compared.
+object_store: payload of 1 GB a step, from memory of one node until it is opened and hashed on
+    another: by StoreWriter, agents and StoreReader, and by ``ray.put`` and ``ray.get``, in turns.
+    Each turn is a process of its own with one step that only warms and then three. Ours goes over
+    TLS and, as on a private network, in plain (messages over TLS in both); agents check hashes of
+    their own besides. Ray's goes in plain, with zero-copy arrays, once as eight objects that are
+    put, got and hashed side by side, and once as one object. Ours has the same eight parts. The
+    claims without ``_one_object`` take whichever of Ray's is faster.
 
 At the end of each part, and after up to a minute of waiting, what is left on all nodes is counted:
 processes, files in shared memory, listening sockets, the run's directories of sockets and of its
@@ -68,10 +85,13 @@ from gcore_core.runtime.store.deltas import apply_delta, make_delta
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import machines_ray  # noqa: E402
+
 from tests.support.machines import SHELL, Machine, machines  # noqa: E402
 
 INSIDE = str(Path(__file__).with_name("machines_inside.py"))
 NODES = 4
+SHM_MIB = 4096  # for each node, at most: nothing is taken before it is used
 STEPS = 120
 SHORT_STEPS = 2
 SMALL = ("controller.config.prompts=8", "evaluation.every=0")
@@ -91,12 +111,16 @@ class Nodes:
 
     folder: for everything that is written.
     tell: says how far it is.
+    ray_python: an interpreter with Ray; "": no part needs one.
     """
 
-    def __init__(self, made: Sequence[Machine], folder: Path, tell: Tell) -> None:
+    def __init__(
+        self, made: Sequence[Machine], folder: Path, tell: Tell, ray_python: str = ""
+    ) -> None:
         self.all = list(made)
         self.folder = folder
         self.tell = tell
+        self.ray_python = ray_python
         self.sockets = folder / "s"  # socket paths must be short
         self.sockets.mkdir()
         self.logs = folder / "logs"
@@ -136,6 +160,17 @@ class Nodes:
             f"launcher.config.socket_dir={self.sockets}",
         ]
 
+    def run_words(
+        self, directory: Path, *overrides: str, python: str = sys.executable
+    ) -> list[str]:
+        """Returns the command of a quickstart with one policy and three generators."""
+        return [
+            *(python, "-u", "-m", "gcore_core", "run", str(RECIPE)),
+            *("plugins=[]", "run.deterministic=true", "run.spares=never", f"run.dir={directory}"),
+            *("placement.use=placement/split", f"roles.rollout.slots={NODES - 1}"),
+            *overrides,
+        ]
+
     def left(self) -> list[str]:
         """Returns what is left of runs on any node."""
         found = [str(path) for path in self.sockets.iterdir()]
@@ -164,16 +199,6 @@ def listening(node: Machine) -> list[str]:
     return [line for line in lines if SHELL_PORT not in line]
 
 
-def run_words(directory: Path, *overrides: str) -> list[str]:
-    """Returns the command of a quickstart with one policy and three generators."""
-    return [
-        *(sys.executable, "-u", "-m", "gcore_core", "run", str(RECIPE)),
-        *("plugins=[]", "run.deterministic=true", "run.spares=never", f"run.dir={directory}"),
-        *("placement.use=placement/split", f"roles.rollout.slots={NODES - 1}"),
-        *overrides,
-    ]
-
-
 # -- start, quickstart -----------------------------------------------------------------------------
 
 
@@ -184,7 +209,7 @@ def measure_start(nodes: Nodes, short: bool) -> list[Claim]:
 
 def trained(nodes: Nodes, directory: Path, steps: int, *overrides: str) -> list[dict[str, Any]]:
     """Runs a quickstart from the first node; returns its metrics, step by step."""
-    words = run_words(directory, f"run.steps={steps}", *overrides)
+    words = nodes.run_words(directory, f"run.steps={steps}", *overrides)
     done = nodes.all[0].run(words, check=False, timeout=None)
     if done.returncode:
         sys.exit(f"the run in {directory} ended with {done.returncode}:\n{done.stdout[-3000:]}")
@@ -408,7 +433,9 @@ class Watched:
         self._printed: list[str] = []
         every = ("run.steps=100000", "checkpoint.every=1", "checkpoint.restarts=100")
         self.process: subprocess.Popen[str] = nodes.all[0].start(
-            run_words(directory, *every, "evaluation.every=0", *nodes.overrides(), *overrides),
+            nodes.run_words(
+                directory, *every, "evaluation.every=0", *nodes.overrides(), *overrides
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -516,11 +543,14 @@ PARTS: dict[str, Callable[[Nodes, bool], list[Claim]]] = {
     "delta": measure_delta,
     "quickstart": measure_quickstart,
     "faults": measure_faults,
+    "ray": machines_ray.measure_ray,
+    "object_store": machines_ray.measure_object_store,
 }
+RAY_PARTS = ("ray", "object_store")
 
 
 @contextlib.contextmanager
-def nodes_of(tell: Tell) -> Iterator[Nodes]:
+def nodes_of(tell: Tell, ray_python: str) -> Iterator[Nodes]:
     """Makes the nodes and a folder, and removes both. Ends where they cannot be made."""
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     # All processes of the nodes inherit these: the model of ``push`` lies beside this file.
@@ -533,13 +563,13 @@ def nodes_of(tell: Tell) -> Iterator[Nodes]:
         place = tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(place))
         try:
-            made = stack.enter_context(machines(NODES, shm_mib=1024))
+            made = stack.enter_context(machines(NODES, shm_mib=SHM_MIB))
         except RuntimeError as error:
             sys.exit(f"this cannot be measured here: {error}")
-        yield Nodes(made, folder, tell)
+        yield Nodes(made, folder, tell, ray_python)
 
 
-def measure(parts: Sequence[str], short: bool) -> list[Claim]:
+def measure(parts: Sequence[str], short: bool, ray_python: str = "") -> list[Claim]:
     """Returns the claims of these parts, and what they have left behind."""
     began_s = time.monotonic()
 
@@ -548,7 +578,7 @@ def measure(parts: Sequence[str], short: bool) -> list[Claim]:
 
     claims: list[Claim] = []
     n_left = 0
-    with nodes_of(tell) as nodes:
+    with nodes_of(tell, ray_python) as nodes:
         for part in parts:
             claims += PARTS[part](nodes, short)
             left = nodes.left_behind()
@@ -564,10 +594,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add_options(parser)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    without_ray = [part for part in PARTS if part not in RAY_PARTS]
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=without_ray)
+    parser.add_argument("--ray", default="", metavar="PYTHON", help="an interpreter with Ray")
     parser.add_argument("--short", action="store_true", help="one round of everything, and small")
     args = parser.parse_args()
-    return publish("machines", measure(args.parts, args.short), args, DISTRIBUTIONS)
+    needs_ray = any(part in RAY_PARTS for part in args.parts)
+    ray_python = machines_ray.interpreter(args.ray) if needs_ray else ""
+    name = "machines_ray" if set(args.parts) <= set(RAY_PARTS) else "machines"
+    return publish(name, measure(args.parts, args.short, ray_python), args, DISTRIBUTIONS)
 
 
 if __name__ == "__main__":

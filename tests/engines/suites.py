@@ -24,8 +24,8 @@ ENGINES = ("vllm", "sglang", "megatron", "deepspeed", "ray")
 #: What the tests need beside the plugin: the pair of each backend on torch, objectives, and pytest
 #: itself.
 BESIDE = ("gcore-torch", "gcore-algorithms")
-#: Beyond that, what the jobs of some plugins' tests name.
-BESIDE_OF = {"ray": ("gcore-placement", "gcore-queueing")}
+#: Beyond that, what jobs of some plugins' tests and benchmarks name.
+BESIDE_OF = {"ray": ("gcore-nodes", "gcore-placement", "gcore-queueing")}
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 
 

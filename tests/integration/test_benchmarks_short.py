@@ -156,6 +156,16 @@ SMALL = (
             fact=_four_nodes_are_as_one,
             slow=True,
         ),
+        short(
+            "machines_ray",
+            *("--short", "--parts", "ray", "object_store"),
+            fact=lambda values: (
+                values["ray_weights_compared"] == 1
+                and values["cross_node_payload_gb"] > 0
+                and values["left_behind_on_any_node"] == 0
+            ),
+            slow=True,
+        ),
         short("handover", "--rounds", "3", fact=_sizes_are_those_of_rates, repeats=True),
         short("balance", "--draws", "3", fact=_no_part_is_lighter_than_the_mean, repeats=True),
         short(
@@ -347,7 +357,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 
 #: benchmarks without a committed result
-NOT_MEASURED_YET = {"machines", "proved_engines"}
+NOT_MEASURED_YET = {"machines", "machines_ray", "proved_engines"}
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {

@@ -159,9 +159,13 @@ class Machine:
             self._holder.stdin.close()
         self._holder.wait(_START_S)
 
+    def namespace(self) -> int:
+        """Returns the inode of ``/proc/PID/ns/pid`` of this machine's processes."""
+        return os.stat(f"/proc/{self._pid}/ns/pid").st_ino
+
     def processes(self) -> list[str]:
         """Returns the command lines of the machine's processes, without those that are its own."""
-        namespace = os.stat(f"/proc/{self._pid}/ns/pid").st_ino
+        namespace = self.namespace()
         lines = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):

@@ -2,30 +2,32 @@
 
     with machines(2) as made, ray_nodes(made) as cluster:
         cluster.address                             # of the head, which is on the first machine
-        cluster.kill(made[1])                       # ends Ray there, and what it has started
+        cluster.kill(made[1])                       # kills Ray's daemons there
 
-Each machine has files of Ray's own in a directory that it shares with no other one.
+Each machine has files of Ray's own in a directory that it shares with no other one. Ray need not be
+in this interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.support.machines import Machine
+from tests.support.machines import SHELL, Machine
 
 _PORT = 6379
 _START_S = 240.0
-_STORE_BYTES = 100_000_000
+_ALIVE = str(Path(__file__).with_name("ray_alive.py"))
 #: Where they are not said, Ray's daemon waits for its helpers to say them, and gives up too soon
 #: on a machine that is busy.
 _PORTS = (
@@ -34,6 +36,38 @@ _PORTS = (
     "--runtime-env-agent-port=52367",
     "--metrics-export-port=52368",
 )
+#: The command lines of Ray's daemons, and of none of a run's processes: venvs have names, too.
+_DAEMONS = r"site-packages/ray/|ray\.scripts|ray::(DashboardAgent|RuntimeEnvAgent)"
+_PROVIDER = {
+    "type": "external",
+    "module": "tests.support.ray_provider.MachinesProvider",
+    "disable_node_updaters": True,  # they would enter new nodes by ssh
+    "disable_launch_config_check": True,
+}
+_AUTOSCALING: dict[str, Any] = {
+    "cluster_name": "machines",
+    "head_node_type": "ray.head.default",
+    "upscaling_speed": 1.0,
+    "idle_timeout_minutes": 60,
+    "auth": {},
+    "docker": {},
+    "file_mounts": {},
+    "cluster_synced_files": [],
+    "file_mounts_sync_continuously": False,
+    "rsync_exclude": [],
+    "rsync_filter": [],
+    "initialization_commands": [],
+    "setup_commands": [],
+    "head_setup_commands": [],
+    "worker_setup_commands": [],
+    "head_start_ray_commands": [],
+    "worker_start_ray_commands": [],
+}
+_AUTOSCALER = {
+    "RAY_FAKE_CLUSTER": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    "PYTHONPATH": str(Path(__file__).parents[2]),
+}
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_METRICS": "1",
@@ -51,83 +85,143 @@ class Cluster:
     directory: of what Ray writes; each machine has another one at this path.
     address: of the head, HOST:PORT.
     environment: of what is to find the cluster by itself.
+    python: the interpreter with Ray.
+    store_bytes: of each machine's object store.
     dashboard: whether jobs can be submitted to the head.
     """
 
     directory: Path
     address: str
     environment: dict[str, str]
+    python: str
+    store_bytes: int
     dashboard: bool = False
-    _nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _nodes: dict[str, tuple[Machine, subprocess.Popen[bytes]]] = field(default_factory=dict)
 
-    def start(self, machine: Machine, *, cpus: int = 1, head: bool = False) -> None:
-        """Starts Ray on a machine; ``wait`` waits for it."""
-        where = [f"--address={self.address}"]
-        if head:
-            where = ["--head", f"--port={_PORT}", f"--include-dashboard={self.dashboard}"]
-            where += [f"--dashboard-host={machine.address}"] if self.dashboard else []
+    def start(
+        self,
+        machine: Machine,
+        *,
+        cpus: int = 1,
+        head: bool = False,
+        others: Sequence[Machine] = (),
+    ) -> None:
+        """Starts Ray on a machine; ``wait`` waits for it.
+
+        others: for the head: machines on which an autoscaler starts Ray when they are asked for.
+        """
+        own = self._prepare(machine)
+        environment = self.environment
+        words = self._words(machine, cpus, head)
+        if others:
+            words.append(f"--autoscaling-config={self._autoscaling(others, cpus)}")
+            environment = environment | _AUTOSCALER
+        with open(f"{own}.log", "wb") as log:
+            process = machine.start(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._nodes[machine.name] = machine, process
+
+    def _prepare(self, machine: Machine) -> Path:
+        """Gives a machine an empty directory of its own for Ray's files."""
         own = Path(f"{self.directory}-{machine.name}")
         if own.exists():  # Ray was killed there
             machine.run(["umount", "--lazy", str(self.directory)])
             shutil.rmtree(own)
         own.mkdir()
         machine.run(["mount", "--bind", str(own), str(self.directory)])
-        words = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where),
+        return own
+
+    def _words(self, machine: Machine, cpus: int, head: bool) -> list[str]:
+        """Returns the command that starts Ray on a machine."""
+        where = [f"--address={self.address}"]
+        if head:
+            where = ["--head", f"--port={_PORT}", f"--include-dashboard={self.dashboard}"]
+            where += [f"--dashboard-host={machine.address}"] if self.dashboard else []
+        return [
+            *(self.python, "-m", "ray.scripts.scripts", "start", "--block", *where),
             *(f"--node-ip-address={machine.address}", f"--num-cpus={cpus}"),
-            f"--object-store-memory={_STORE_BYTES}",
+            f"--object-store-memory={self.store_bytes}",
             *_PORTS,
         ]
-        with open(f"{own}.log", "wb") as log:
-            self._nodes[machine.name] = machine.start(
-                words, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
 
-    def wait(self, number: int) -> None:
-        """Waits until so many nodes are alive. Fails with Ray's words when they do not come up."""
-        until_s = time.monotonic() + _START_S
-        while self.alive() != number:
+    def _autoscaling(self, others: Sequence[Machine], cpus: int) -> Path:
+        """Writes the configuration of an autoscaler that has these machines; returns the file."""
+        settings = {**_SETTINGS, "RAY_TMPDIR": str(self.directory)}
+        variables = [f"{name}={value}" for name, value in settings.items()]
+        commands = []
+        for machine in others:
+            shell = [*shlex.split(SHELL), machine.address]
+            start = ["env", *variables, *self._words(machine, cpus, head=False)]
+            commands.append([shell, start, f"{self._prepare(machine)}.log"])
+        node = {"resources": {"CPU": cpus}, "node_config": {}}
+        config = {
+            **_AUTOSCALING,
+            "max_workers": len(others),
+            "provider": _PROVIDER | {"gcs_address": self.address, "commands": commands},
+            "available_node_types": {
+                "ray.head.default": {**node, "max_workers": 0},
+                "machine": {**node, "min_workers": 0, "max_workers": len(others)},
+            },
+        }
+        path = self.directory.with_name("autoscaling.json")  # YAML, too
+        path.write_text(json.dumps(config))
+        return path
+
+    def wait(self, machine: Machine, number: int) -> None:
+        """Waits on a machine until so many nodes are alive.
+
+        Fails with Ray's words when they do not come up.
+        """
+        words = [self.python, _ALIVE, self.address, f"{number}", f"{_START_S}"]
+        done = machine.run(words, env=self.environment, check=False, timeout=2 * _START_S)
+        if done.returncode:
             logs = [path.read_text() for path in self.directory.parent.glob("*.log")]
-            assert time.monotonic() < until_s, "\n".join(logs)
-            time.sleep(0.2)
-
-    def alive(self) -> int:
-        """Returns how many nodes the head believes to be alive; 0 while it does not answer."""
-        from ray._raylet import GcsClient
-
-        with contextlib.suppress(Exception):  # many kinds, while the head comes up
-            nodes = GcsClient(address=self.address).get_all_node_info(timeout=2)
-            return sum(node.state == 0 for node in nodes.values())
-        return 0
+            raise RuntimeError("\n".join([done.stderr, *logs]))
 
     def kill(self, machine: Machine) -> None:
-        """Ends Ray on a machine at once, with all that it has started there."""
-        machine.run(["pkill", "-KILL", "-f", "ray/"], check=False)
+        """Kills Ray's daemons on a machine at once. What they have started has to end by itself."""
+        machine.run(["pkill", "-KILL", "-f", _DAEMONS], check=False)
+
+    def end(self) -> None:
+        """Ends Ray on all machines, with all that is Ray's."""
+        for machine, process in self._nodes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                machine.run(["pkill", "-KILL", "-f", f"{_DAEMONS}|^ray::"], check=False)
+                process.wait(10)
+        self._nodes.clear()
 
 
 @contextlib.contextmanager
 def ray_nodes(
-    machines: Sequence[Machine], *, cpus: int = 1, dashboard: bool = False
+    machines: Sequence[Machine],
+    *,
+    cpus: int = 1,
+    dashboard: bool = False,
+    python: str = sys.executable,
+    store_bytes: int = 100_000_000,
+    others: Sequence[Machine] = (),
 ) -> Iterator[Cluster]:
-    """Starts a Ray cluster on all machines. This process must be on the first one's network."""
+    """Starts a Ray cluster on all machines, and ends it.
+
+    python: an interpreter that has Ray.
+    others: machines on which Ray's autoscaler starts Ray when they are asked for.
+    """
     parent = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # short: Ray makes sockets in it
     directory = parent / "r"
     directory.mkdir()
     environment = {**os.environ, **_SETTINGS, "RAY_TMPDIR": str(directory)}
     address = f"{machines[0].address}:{_PORT}"
-    cluster = Cluster(directory, address, environment, dashboard)
+    cluster = Cluster(directory, address, environment, python, store_bytes, dashboard)
     try:
-        cluster.start(machines[0], cpus=cpus, head=True)
-        cluster.wait(1)
+        cluster.start(machines[0], cpus=cpus, head=True, others=others)
+        cluster.wait(machines[0], 1)
         for machine in machines[1:]:
             cluster.start(machine, cpus=cpus)
-        cluster.wait(len(machines))
+        cluster.wait(machines[0], len(machines))
         yield cluster
     finally:
-        for node in cluster._nodes.values():
-            with contextlib.suppress(ProcessLookupError):
-                node.send_signal(signal.SIGTERM)
-        for node in cluster._nodes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                node.wait(10)
+        cluster.end()
+        for machine in (*machines, *others):
+            machine.run(["umount", "--lazy", str(directory)], check=False)
         shutil.rmtree(parent, ignore_errors=True)

@@ -5,6 +5,10 @@ run that owns the actor ends, that input ends, and the agent ends with all that 
 
 It runs in a process of Ray's. The interpreter of the agent may be another one, so nothing of the
 core is called here.
+
+The node's daemon is the parent of this process. Ray ends its workers when no process has the
+daemon's id any more. In a container whose first process does not collect ended children that id
+stays, and a keeper would hold its agent for ever. So it looks whether it has another parent.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +29,8 @@ from gcore_ray.sealing import Receiver
 
 _READ_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 20  # of what an agent has written and nobody has asked for
+_LOOK_S = 1.0  # between two looks at the parent
+_ORPHAN_CODE = 1
 
 
 class Keeper:
@@ -33,6 +42,7 @@ class Keeper:
         self._reading: asyncio.Task[None] | None = None
         self._output = bytearray()
         self._news = asyncio.Event()
+        end_with_parent(os._exit)
 
     async def look(self, python: str, words: list[str]) -> dict[str, Any]:
         """Runs a command that says what this machine has; returns fields of ``KeptNode``.
@@ -114,6 +124,24 @@ class Keeper:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def end_with_parent(leave: Callable[[int], object], look_s: float = _LOOK_S) -> threading.Thread:
+    """Ends this process when its parent has ended, also one that nobody has collected.
+
+    leave: ends this process at once, with an exit code.
+    look_s: seconds between two looks.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(look_s)
+        leave(_ORPHAN_CODE)
+
+    thread = threading.Thread(target=watch, daemon=True, name="parent")
+    thread.start()
+    return thread
 
 
 def order(command: list[str], environment: dict[str, str], content: bytes) -> bytes:
