@@ -31,6 +31,7 @@ from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_language.action_advantages import per_action
 from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
 from gcore_language.exported import diagnose_export
@@ -173,13 +174,14 @@ class _Prepared:
     minibatches: the micro-batches of each minibatch, filled up with None until every rank has the
         same number of them.
     has_old_logp: whether all micro-batches have the column ``old_logp``.
-    advantages: float64[records], once ``train`` has them.
+    advantages: float64[records], once ``train`` has them; where they are computed for each action,
+        a float64[A] for each record.
     """
 
     records: Sequence[TrainRecord]
     minibatches: list[list[Batch | None]]
     has_old_logp: bool = False
-    advantages: np.ndarray | None = None
+    advantages: np.ndarray | Sequence[np.ndarray] | None = None
 
     def all(self, first: int = 0) -> list[Batch | None]:
         """Returns the micro-batches of all minibatches from number ``first`` on, in one list."""
@@ -237,8 +239,7 @@ class LanguageTrainer:
             contract="ObjectiveContract",
         )
         self._has_reference = keeps_reference(settings, context)
-        # A reference's log-probs serve scalars too.
-        self._supplied = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
+        self._supplied = frozenset(context.given) & self._wanted()
         self._layouts = self._allowed_layouts()
         self._updates = 0
         self._last_rate = 0.0  # of the latest update
@@ -247,6 +248,11 @@ class LanguageTrainer:
         self._changed = False  # the same of this process
         self._trained_steps = 0  # by this process
         self._at_start = AtStart()
+
+    def _wanted(self) -> frozenset[str]:
+        """Returns the columns of other roles that batches get where they are there."""
+        # A reference's log-probs serve scalars too.
+        return frozenset({*self._objective.requires, "ref_logp"})
 
     def _allowed_layouts(self) -> frozenset[Layout]:
         layouts = self._engine.layouts
@@ -442,7 +448,8 @@ class LanguageTrainer:
     ) -> dict[str, float]:
         """Trains on the prepared records; see ``Trainer.train``.
 
-        advantages: float[R], one for each prepared record.
+        advantages: float[R], one for each prepared record. With an advantage of level "action"
+            these are rewards, from which it is computed here.
         Returns the metrics of the contract, those of the objective, ``actions`` and ``updates``; on
         an accelerator ``busy_s``, as ``DeviceClock`` measures it.
         ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout || current policy).
@@ -456,16 +463,12 @@ class LanguageTrainer:
         if prepared is None or len(advantages) != len(prepared.records):
             count = "none" if prepared is None else str(len(prepared.records))
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
-        prepared.advantages = advantages
+        prepared.advantages = self._give_advantages(prepared, advantages)
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
         progress = Progress(step=step)
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
         for batch in filter(None, prepared.all()):
-            by_record = torch.from_numpy(advantages[batch.index].astype(np.float32)).to(
-                self._engine.device
-            )
-            batch.columns["advantage"] = by_record[batch.columns["record"]]
             fresh = torch.tensor(
                 [prepared.records[i].fresh for i in batch.index], device=self._engine.device
             )
@@ -494,6 +497,39 @@ class LanguageTrainer:
         busy_s = self._engine.clock.read_s()
         # without ``busy_s`` the shell takes the processor time
         return metrics if busy_s is None else {**metrics, "busy_s": busy_s}
+
+    def _give_advantages(
+        self, prepared: _Prepared, numbers: np.ndarray
+    ) -> np.ndarray | Sequence[np.ndarray]:
+        """Adds the column ``advantage`` to all batches; returns what stands in it, by record.
+
+        numbers: float[R], what ``train`` got.
+        """
+        advantage = self._context.parts.get("advantage")
+        if advantage is None:
+            self._give_by_record(prepared, numbers)
+            return numbers
+        computed = per_action(advantage, prepared.records, numbers, self._engine.ranks)
+        self._give_by_action(prepared, "advantage", computed.advantages)
+        return computed.advantages
+
+    def _give_by_record(self, prepared: _Prepared, numbers: np.ndarray) -> None:
+        """Adds the column ``advantage``: each record's number, repeated."""
+        for batch in filter(None, prepared.all()):
+            by_record = torch.from_numpy(numbers[batch.index].astype(np.float32)).to(
+                self._engine.device
+            )
+            batch.columns["advantage"] = by_record[batch.columns["record"]]
+
+    def _give_by_action(
+        self, prepared: _Prepared, name: str, numbers: Sequence[np.ndarray]
+    ) -> None:
+        """Adds a column of which each record has a float[A]."""
+        for batch in filter(None, prepared.all()):
+            column = np.concatenate([numbers[place] for place in batch.index.tolist()])
+            batch.columns[name] = torch.from_numpy(column.astype(np.float32)).to(
+                self._engine.device
+            )
 
     def start_logprobs(self) -> Sequence[StartLogprobs | None]:
         """Returns what was computed before the first update; see ``ComparesLogprobs``.

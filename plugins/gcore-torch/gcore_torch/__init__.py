@@ -27,12 +27,15 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         config=TorchTrainerConfig,
         capabilities=frozenset(
             {
+                "advantages.action",
+                "annotate",
                 "images",
                 "logprobs",
                 "logprobs.compared",
                 "save.background",
                 "sharding",
                 "sharding.nodes",
+                "values",
                 "weights.device",
             }
         ),
