@@ -43,6 +43,8 @@ RECORD_COLUMNS = frozenset(
 CAPABILITIES = frozenset(
     {
         "abort",  # unfinished samples can be ended with partial results
+        # a trainer that computes advantages of level "action" on its ranks (ActionAdvantage)
+        "advantages.action",
         "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
@@ -62,6 +64,7 @@ CAPABILITIES = frozenset(
         # one whose ranks may be on several nodes (WorkerContext.meeting_address)
         "sharding.nodes",
         "sleep",  # can give its memory back and take it again (Sleeps)
+        "values",  # a trainer whose model gets a value head where its objective requires values
         # a trainer that can push a LoRA adapter alone (SendsAdapter), or a generator that puts it
         # on its base (WeightPlan.adapter, TakesAdapters)
         "weights.adapter",
@@ -178,14 +181,18 @@ class RoleProvider(Provider):
     kind: of the provider that ``use:`` names below the role, one of ``ROLE_KINDS``.
     follows: the role whose weights it follows.
     columns: the per-action columns that it gives for every record that is trained on; an objective
-        may require them. A name alone, as in ``("ref_logp",)``, is of a column float32[A]; a
-        ``ColumnSpec`` describes any other. An annotator gives at least one.
+        or an advantage may require them. A name alone, as in ``("ref_logp",)``, is of a column
+        float32[A]; a ``ColumnSpec`` describes any other. An annotator gives at least one. A trainer
+        gives them in preparation, by the weights that a step begins with.
+    objective: what a trainer of this role trains, as in ``use:``; ``roles.<name>.objective`` may
+        choose another. Empty: the job's own objective.
     """
 
     factory: str = ""
     kind: str
     follows: str | None = None
     columns: tuple[str | ColumnSpec, ...] = ()
+    objective: str = ""
 
     @property
     def column_specs(self) -> tuple[ColumnSpec, ...]:
@@ -205,6 +212,8 @@ class RoleProvider(Provider):
             problems.append("an annotator gives columns; name them")
         if self.kind == "annotator" and self.follows:
             problems.append("follows: no weights are pushed to an annotator")
+        if self.objective and self.kind != "trainer":
+            problems.append("objective: only a trainer has one")
         if self.kind == "generator" and self.columns:
             problems.append("columns: a generator gives none beside its records'")
         return problems + _problems_of(self.column_specs)
@@ -272,8 +281,8 @@ class RewardProvider(Provider):
 class AdvantageProvider(Provider):
     """Describes how rewards become advantages, in numpy.
 
-    level: "record": one number a record, in controllers. "action": one an action, on trainer ranks;
-        provisional: nothing in the core calls it yet.
+    level: "record": one number a record, in controllers. "action": one an action, on trainer ranks
+        (``ActionAdvantage``); controllers give these the record's reward.
 
     Abilities of its config: ``requires``, ``works_without_rewards``.
     """

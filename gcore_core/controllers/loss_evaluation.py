@@ -7,10 +7,11 @@ computes loss and metrics of the job's objective on them, without an update.
 from __future__ import annotations
 
 from gcore_core.contract.records import FAILED, Assignment, Header, Lease
-from gcore_core.controllers.annotating import annotated
+from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, is_due
 from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.controllers.training import Plan, Training, train_item
 from gcore_core.controllers.window import Drawing, Round
 from gcore_core.controllers.window.ledger import Ledger
@@ -80,7 +81,8 @@ class LossEvaluation:
         self, version: int, groups: list[list[Header]]
     ) -> dict[str, tuple[float, float]]:
         """Has the ranks compute the objective on these groups; returns sums over all shards."""
-        ranks = len(self._context.ranks)
+        context = self._context
+        ranks = len(context.ranks)
         plan: Plan = {
             header.key: Assignment(*header.key, header.row % ranks, 0)
             for group in groups
@@ -88,8 +90,10 @@ class LossEvaluation:
         }
         unplaced = [train_item(header, plan) for group in groups for header in group]
         parts: list[list[TrainItem]] = [[] for _ in range(ranks)]
-        for item in await annotated(self._context, version, unplaced, GREEDY):
+        extras = await annotate(context, version, unplaced, {}, GREEDY)
+        for item in annotated(unplaced, extras):
             parts[plan[item.ordinal, item.sample].rank].append(item)
         requests = [EvaluateRequest(version, part, [1.0] * len(part)) for part in parts]
-        answers = await self._training.ask_ranks(EVALUATE_RANKS, version, requests)
+        shard = context.facts.shard
+        answers = await ask_ranks(shard, context.ranks, EVALUATE_RANKS, version, requests)
         return answers[0]

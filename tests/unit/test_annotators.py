@@ -18,6 +18,7 @@ from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import AnnotateRequest, TrainItem
 from gcore_core.runtime.shells import annotator, opened_records
+from gcore_core.runtime.shells.annotations import Annotations
 from gcore_core.testing import fake
 from gcore_core.testing.contracts.trainer import make_records
 from gcore_core.testing.faults import Faults
@@ -129,7 +130,8 @@ async def test_columns_that_break_the_contract_end_the_run(
         if is_wide
         else ColumnSpec(name="teacher_logp")
     )
-    shell = annotator.AnnotatorShell(Bad(gives), [column], store, compute, 1)
+    annotations = Annotations([column], store, 1)
+    shell = annotator.AnnotatorShell(Bad(gives), annotations, compute, 1)
     call: Any = None
     with pytest.raises(ContractError, match=message) as caught:
         await shell.annotate(AnnotateRequest(0, 0, []), call)
@@ -224,8 +226,8 @@ def gcore_objectives():
             "objective: requires 'doubt', which roles.other gives; add that role.",
         ),
         (
-            ["roles.teacher.use=fake", "objective.config.names=[values]"],
-            "objective: requires 'values', which nothing supplies: no installed role gives it "
+            ["roles.teacher.use=fake", "objective.config.names=[scores]"],
+            "objective: requires 'scores', which nothing supplies: no installed role gives it "
             "(known: entropy, kl_k1, kl_k2, kl_k3, old_logp, ref_logp, rollout_logp, "
             "teacher_logp).",
         ),

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_teacher.conformance import distilled_batch
 from gcore_teacher.config import (
     TOP_IDS,
     TOP_LOGP,
@@ -20,6 +19,7 @@ from gcore_teacher.config import (
     NoRewardConfig,
     ReverseKlConfig,
 )
+from gcore_teacher.conformance import distilled_batch
 from gcore_teacher.objectives import JensenShannon, ReverseKl
 
 from gcore_core.contract.errors import ConfigError

@@ -27,6 +27,8 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         config=TorchTrainerConfig,
         capabilities=frozenset(
             {
+                "advantages.action",
+                "annotate",
                 "evaluate",
                 "images",
                 "logprobs",
@@ -36,6 +38,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "save.background",
                 "sharding",
                 "sharding.nodes",
+                "values",
                 "weights.adapter",
                 "weights.device",
             }
