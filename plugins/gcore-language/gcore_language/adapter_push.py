@@ -19,7 +19,7 @@ from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
 from gcore_language.lora import Adapters, merged, tensor_names
 from gcore_language.model_files import weights_sha256
 from gcore_language.ranks import Ranks
-from gcore_language.weights import from_bytes, spec_of, to_bytes
+from gcore_language.weights import from_bytes, to_bytes
 
 
 class AdapterEngine(Protocol):
@@ -31,8 +31,11 @@ class AdapterEngine(Protocol):
     def adapters(self) -> Adapters | None:
         """What it trains; None where it trains the weights themselves."""
 
-    def whole_adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields peft's name and whole tensor of the adapter's parts; all ranks iterate."""
+    def adapter_specs(self) -> list[TensorSpec]:
+        """Returns a spec of every tensor of the adapter, A then B of each target."""
+
+    def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """Yields them, each whole until the next one is asked for; all ranks iterate."""
 
 
 class PushesAdapter:
@@ -48,14 +51,11 @@ class PushesAdapter:
         return adapters.facts() if adapters is not None and adapters.push_alone else None
 
     def adapter_specs(self) -> list[TensorSpec]:
-        adapters = self._engine.adapters
-        trained = adapters.trained() if adapters is not None else {}
-        return [spec_of(name, tensor) for name, tensor in trained.items()]
+        return self._engine.adapter_specs()
 
     def export_adapter(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        for name, tensor in self._engine.whole_adapter():
-            sends = self._engine.ranks.rank == 0
-            yield spec_of(name, tensor), to_bytes(tensor) if sends else np.empty(0, np.uint8)
+        for spec, tensor in self._engine.whole_adapter():
+            yield spec, to_bytes(tensor) if self._engine.ranks.rank == 0 else np.empty(0, np.uint8)
 
 
 # -- at a generator --------------------------------------------------------------------------------

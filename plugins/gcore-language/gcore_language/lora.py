@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,7 @@ class Adapters:
         self.alpha = lora.alpha
         self.scale = lora.alpha / (math.sqrt(lora.rank) if lora.use_rslora else lora.rank)
         self.targets = targets
+        self._targets = frozenset(targets)
         self.push_alone = lora.push == "auto"
         self._use_rslora = lora.use_rslora
         self._named = lora.targets
@@ -123,14 +124,22 @@ class Adapters:
 
         full: makes a tensor whole that may be sharded; all ranks must iterate where it is.
         """
-        trained = self.trained()
-        weights = {f"{target}.weight": tensor_names(target) for target in self.targets}
         for name, tensor in self.base().items():
-            whole = full(tensor)
-            if name in weights:
-                halves = (full(trained[half]) for half in weights[name])
-                whole = merged(whole, *halves, self.scale)
-            yield name, whole
+            halves = [full(half) for half in self.halves(name)]
+            yield name, self.put_on(full(tensor), halves)
+
+    def halves(self, name: str) -> list[Tensor]:
+        """Returns A and B of the weight ``name`` of the base; none where it has no adapter."""
+        target = name.removesuffix(".weight")
+        if target not in self._targets:
+            return []
+        layer = self._model.get_submodule(target)
+        return [getattr(layer, half)[_NAME].weight for half in (_FIRST, _SECOND)]
+
+    @torch.no_grad()
+    def put_on(self, base: Tensor, halves: Sequence[Tensor]) -> Tensor:
+        """Returns a whole weight of the base with its adapter, if it has one, merged."""
+        return merged(base, *halves, self.scale) if halves else base
 
     # -- on and off --------------------------------------------------------------------------------
 
@@ -283,15 +292,22 @@ def refuse_base(lora: LoraSettings, directory: str, role: str) -> None:
 
 
 def add_adapters(
-    model: Any, lora: LoraSettings, directory: Path, role: str, dtype: torch.dtype
+    model: Any,
+    lora: LoraSettings,
+    directory: Path,
+    role: str,
+    dtype: torch.dtype,
+    *,
+    narrow: bool = True,
 ) -> Adapters:
     """Freezes a causal language model and gives it adapters, the same in every process.
 
     New adapters have B = 0, so that nothing changes until the first update, and A as peft draws it.
     The base is rounded to ``dtype``, which is that of pushes: so the trainer's base is the
-    generators'. Linear layers are then held in it.
+    generators'.
 
     directory: the model's.
+    narrow: whether linear layers are held in ``dtype`` too, for engines that allow several dtypes.
 
     Raises ConfigError without peft, or when a target fits no module, and DataError for a model or
     an adapter that cannot be used.
@@ -315,7 +331,7 @@ def add_adapters(
         )
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     targets = choose_targets(lora.targets, linear, f"{where}.targets")
-    _freeze(model, dtype)
+    _freeze(model, dtype, narrow=narrow)
     _inject(model, lora, targets, where)
     adapters = Adapters(model, lora, targets, directory)
     if files is not None:
@@ -324,12 +340,14 @@ def add_adapters(
 
 
 @torch.no_grad()
-def _freeze(model: nn.Module, dtype: torch.dtype) -> None:
+def _freeze(model: nn.Module, dtype: torch.dtype, *, narrow: bool) -> None:
     model.requires_grad_(False)
     if dtype == torch.float32:
         return
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype).float()
+    if not narrow:
+        return
     head = model.get_output_embeddings()  # type: ignore[operator]
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not head:  # the head may be tied
