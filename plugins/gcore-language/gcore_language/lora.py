@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import AdapterFacts
+from gcore_language.adapter_books import tensor_names
 from gcore_language.images import takes_images
 from gcore_language.lora_settings import (
     AUTO,
@@ -41,8 +42,6 @@ from gcore_language.weights import named_tensors
 
 #: peft's name for the adapter of a module.
 _NAME = "default"
-#: peft's beginning of every tensor's name in an adapter's file.
-_PREFIX = "base_model.model."
 _FIRST = "lora_A"
 _SECOND = "lora_B"
 #: Key under which a checkpoint's numbers hold what its adapter is.
@@ -72,11 +71,6 @@ def weight_of(module: nn.Module) -> Tensor:
         return weight
     halves = (getattr(module, half)[_NAME].weight for half in (_FIRST, _SECOND))
     return merged(weight, *halves, module.scaling[_NAME])  # type: ignore[index, operator]
-
-
-def tensor_names(target: str) -> tuple[str, str]:
-    """Returns the names that A and B of a target have in peft's files."""
-    return f"{_PREFIX}{target}.{_FIRST}.weight", f"{_PREFIX}{target}.{_SECOND}.weight"
 
 
 class Adapters:
