@@ -577,7 +577,7 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
     except msgspec.ValidationError as error:
         own_words = error.__cause__  # the error that the plugin raised, which msgspec has wrapped
         if isinstance(own_words, GcoreError):
-            if own_words.where in {field.name for field in fields(cls)}:
+            if own_words.where.partition(".")[0] in {field.name for field in fields(cls)}:
                 own_words.where = f"{path}.config.{own_words.where}"
             raise own_words from None
         raise ConfigError(

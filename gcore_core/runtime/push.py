@@ -267,7 +267,6 @@ class PushSource:
         request: BeginPush,
         journal: TensorJournal | None = None,
         node: str = "",
-        *,
         adapter: bool = False,
     ) -> None:
         self.key = request.version, request.attempt

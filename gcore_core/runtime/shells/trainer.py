@@ -466,7 +466,7 @@ class TrainerShell:
                     request,
                     self._journal,
                     self._store.node,
-                    adapter=adapter,
+                    adapter,
                 )
             except BaseException:
                 await self._free_all(push)

@@ -16,13 +16,14 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.contracts.base import Contract, closing, described, make
+from gcore_core.testing.contracts.adapters import PairWithAdapters
+from gcore_core.testing.contracts.base import closing, described, make
 from gcore_core.testing.contracts.generator import requests_of
 from gcore_core.testing.contracts.trainer import PolicyGradient, train
 from gcore_core.testing.contracts.weights import digests, exported, push
 
 
-class TrainerWithGeneratorContract(Contract):
+class TrainerWithGeneratorContract(PairWithAdapters):
     """To test such a pair, override ``provider`` with a plugin that has both, or both fixtures.
 
     config: settings of the trainer.
@@ -96,6 +97,15 @@ class TrainerWithGeneratorContract(Contract):
         version = trainer.version
         push(generator, pushed, version)
         assert generator.fingerprint() == digests(pushed)
+
+    def sampled_by(self, generator: Any, requests: list[SampleRequest]) -> list[TrainRecord]:
+        return sampled(generator, requests)
+
+    def gap_of(self, trainer: Any, records: list[TrainRecord], *, step: int = 0) -> float:
+        return self._gap(trainer, records, step=step)
+
+    def objective(self) -> Any:
+        return PolicyGradient()
 
     def _gap(self, trainer: Any, records: list[TrainRecord], *, step: int = 0) -> float:
         """Trains one step on the records.

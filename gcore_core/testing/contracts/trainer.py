@@ -23,7 +23,8 @@ from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import SendsDevice
 from gcore_core.contract.weights_hash import WeightsHash
-from gcore_core.testing.contracts.base import Contract, claims, closing
+from gcore_core.testing.contracts.adapters import TrainsAdapters
+from gcore_core.testing.contracts.base import claims, closing
 from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
 from gcore_core.testing.safetensors_files import read_safetensors
 
@@ -75,7 +76,7 @@ class SeesSteps(PolicyGradient):
         self.seen = list(state["seen"])
 
 
-class TrainerContract(Contract):
+class TrainerContract(TrainsAdapters):
     """To test a trainer, override ``provider``, or the fixture ``trainer``.
 
     tolerance: how much weights may differ after an update that was split differently, and how much

@@ -4,7 +4,10 @@ language model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import TrainerProvider, VenvProvider
@@ -18,10 +21,25 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         factory="gcore_deepspeed.trainer:DeepSpeedTrainer",
         config=DeepSpeedTrainerConfig,
         capabilities=frozenset(
-            {"evaluate", "logprobs", "logprobs.compared", "objective.adapts", "sharding"}
+            {
+                "evaluate",
+                "logprobs",
+                "logprobs.compared",
+                "objective.adapts",
+                "sharding",
+                "weights.adapter",
+            }
         ),
         needs=("deepspeed>=0.19.8,<0.20", "torch>=2.7", "transformers>=5.0"),
     )
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields the problems with adapters."""
+    for name, role in plan["roles"].items():
+        if is_of(role, "deepspeed"):
+            yield from problems(role, f"roles.{name}.config.lora")
 
 
 @hookimpl

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gcore_language.settings import TrainerSettings, require
+from gcore_language.lora_settings import LoraTrainerSettings
+from gcore_language.settings import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedTrainerConfig(TrainerSettings):
+class DeepSpeedTrainerConfig(LoraTrainerSettings):
     """Settings of ``roles.<trainer>.config``. Other settings of DeepSpeed go under ``engine:``."""
 
     stage: int = 2
@@ -41,6 +42,11 @@ class DeepSpeedTrainerConfig(TrainerSettings):
             self.stage == 3 or not self.offload_params,
             "offload_params",
             f"only stage 3 shares the weights out, and stage is {self.stage}",
+        )
+        require(
+            not self.lora.on or self.checkpoint == "whole",
+            "checkpoint",
+            "must be whole with lora: DeepSpeed's own format has the frozen base in it",
         )
         require(
             self.bucket_elements > 0,

@@ -13,6 +13,7 @@ from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract
 #: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
 #: that should be zero
 _TRAINER = {"learning_rate": 1e-3, "eps": 1e-2}
+_ADAPTER = {"lora": {"rank": 2, "alpha": 8.0}, "learning_rate": 1e-2}
 
 
 class OnLlama:
@@ -41,6 +42,7 @@ class TestLlamaTrainer(OnLlama, TrainerContract):
 
     provider = "deepspeed"
     config = _TRAINER
+    adapter_config = _ADAPTER
     micro_batches = {"budget_tokens": 1}
 
 
@@ -49,6 +51,7 @@ class TestQwen2Trainer(OnQwen2, TrainerContract):
 
     provider = "deepspeed"
     config = {**_TRAINER, "stage": 3}
+    adapter_config = _ADAPTER
     micro_batches = {"budget_tokens": 1}
 
 
@@ -56,6 +59,7 @@ class TestQwen2TrainerWithGenerator(OnQwen2, TrainerWithGeneratorContract):
     provider = "deepspeed"
     generator_provider = "torch"
     config = {**_TRAINER, "stage": 3}
+    adapter_config = _ADAPTER
     generator_config = {"max_new_tokens": 8, "temperature": 0.7}
 
     @pytest.fixture(autouse=True)

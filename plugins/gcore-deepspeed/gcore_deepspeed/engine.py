@@ -6,6 +6,7 @@ Ranks communicate by gloo on CPUs and by NCCL on CUDA, where it has not been tes
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,12 +17,22 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from gcore_language.device_clock import DeviceClock
+from gcore_language.lora import (
+    ADAPTER,
+    NUMBERS,
+    Adapters,
+    add_adapters,
+    check_numbers,
+    refuse_base,
+)
+from gcore_language.lora_settings import LoraSettings
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, load_model, save_model
 from gcore_language.packing import Batch, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
+from gcore_language.state_files import read_numbers
 from gcore_language.training import LossOf, check_objective, keeps_reference
 from gcore_language.weights import named_tensors, spec_of, to_bytes
 from torch import Tensor
@@ -69,7 +80,9 @@ class DeepSpeedEngine:
         self.clock = DeviceClock(self.device)
         self._deepspeed.init_distributed(dist_init_required=False)
         self._path = str(files.directory)
-        policy = self._open(self._path)
+        self._adapters: Adapters | None = None
+        refuse_base(config.lora, self._path, context.role)
+        policy = self._open(self._path, config.lora)
         self.sums_exactly = False
         self.layouts = policy.layouts
         self.hidden_size = int(policy.model.config.get_text_config().hidden_size)
@@ -78,17 +91,23 @@ class DeepSpeedEngine:
         self._tokenizer = load_tokenizer(
             self._path, embedded, threads=config.threads, trust_remote_code=trust
         )
-        self._tensors = named_tensors(policy.model)
+        whole = self._adapters.base() if self._adapters else named_tensors(policy.model)
+        self._exported = whole
         self._specs = [
-            spec_of(name, tensor, DTYPES[config.dtype]) for name, tensor in self._tensors.items()
+            spec_of(name, tensor, DTYPES[config.dtype]) for name, tensor in whole.items()
         ]
+        self._tensors = self._adapters.trained() if self._adapters else whole
+        self._adapter_specs = [spec_of(name, tensor) for name, tensor in self._tensors.items()]
         groups = self._parameter_groups()
         self._share_out(policy)
         self._engine = self._initialize(policy, self._make_optimizer(groups))
         self._optimizer = OptimizerState(self._engine.optimizer, config.stage, self._tensors)
         self._reference: Any = None
         if keeps_reference(config, context):
-            self._reference = self._open_reference()
+            if self._adapters is None or config.reference_path:
+                self._reference = self._open_reference()
+            elif config.lora.path:
+                self._keep_start()
 
     def _check_settings(self) -> dict[str, Any]:
         """Returns DeepSpeed's configuration.
@@ -126,10 +145,24 @@ class DeepSpeedEngine:
 
     # -- models ------------------------------------------------------------------------------------
 
-    def _open(self, path: str) -> MixedPolicy:
+    def _keep_start(self) -> None:
+        """Has the reference be the adapter that is gone on from. Raises ConfigError for stage 3."""
+        if self._config.stage == 3:
+            raise ConfigError(
+                "stage 3 keeps no adapter to compare with.",
+                where=f"roles.{self._context.role}.config.lora.path",
+                why="The reference would be the model with this adapter.",
+                todo="Use stage 1 or 2, or set reference_path.",
+            )
+        if self._adapters is not None:
+            self._adapters.keep_start()
+
+    def _open(self, path: str, lora: LoraSettings | None = None) -> MixedPolicy:
         """Opens a model as a policy on this device.
 
         With stage 3 it lies in host memory, from where ``_share_out`` shares it out.
+
+        lora: of the policy; where it is on, adapters are added and the rest is frozen.
         """
         config = self._config
         model = load_model(
@@ -138,6 +171,11 @@ class DeepSpeedEngine:
             attn_implementation=config.attn_implementation,
             trust_remote_code=config.trust_remote_code,
         )
+        adapters = None
+        if lora is not None and lora.on:
+            dtype, role = DTYPES[config.dtype], self._context.role
+            adapters = add_adapters(model, lora, Path(path), role, dtype, narrow=False)
+            self._adapters = adapters
         if config.gradient_checkpointing:
             # checkpointing needs training mode, in which dropout would change log-probs
             for module in model.modules():
@@ -148,17 +186,19 @@ class DeepSpeedEngine:
         policy = MixedPolicy(model, config.dtype)
         device = torch.device("cpu") if config.stage == 3 else self.device
         exact = config.dtype == "float32"
-        check_layouts(
-            policy.to(device),
-            device,
-            # "flat" produces gradients in another order, and from stage 2 on all ranks must reduce
-            # them in the same order
-            may_flat=config.stage == 1
-            and exact
-            and device.type == "cpu"
-            and config.packing != "padded",
-            tolerance=1e-4 if exact else 5e-2,
-        )
+        policy.to(device)
+        with adapters.on_trial() if adapters else contextlib.nullcontext():
+            check_layouts(
+                policy,
+                device,
+                # "flat" produces gradients in another order, and from stage 2 on all ranks must
+                # reduce them in the same order
+                may_flat=config.stage == 1
+                and exact
+                and device.type == "cpu"
+                and config.packing != "padded",
+                tolerance=1e-4 if exact else 5e-2,
+            )
         return policy
 
     def _share_out(self, policy: MixedPolicy) -> None:
@@ -228,6 +268,9 @@ class DeepSpeedEngine:
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
+        if model == "reference" and self._adapters is not None and self._reference is None:
+            with self._adapters.at_start():
+                return self.logprobs(batches, "policy")
         engine = self._engine if model == "policy" else self._reference
         if engine is None:
             raise RuntimeError("there is no reference model")
@@ -268,10 +311,31 @@ class DeepSpeedEngine:
 
         With stage 3 a bucket of them is gathered at a time, and all ranks must iterate.
         """
-        pairs = list(zip(self._specs, self._tensors.values(), strict=True))
+        pairs = list(zip(self._specs, self._exported.values(), strict=True))
         for bucket in buckets(pairs, self._config.bucket_elements):
-            with self._gathered([tensor for _, tensor in bucket]):
-                yield from bucket
+            halves = [self._halves(spec.name) for spec, _ in bucket]
+            tensors = [tensor for _, tensor in bucket]
+            with self._gathered([*tensors, *itertools.chain(*halves)]):
+                for (spec, tensor), own in zip(bucket, halves, strict=True):
+                    yield spec, self._adapters.put_on(tensor, own) if self._adapters else tensor
+
+    def _halves(self, name: str) -> list[Tensor]:
+        return self._adapters.halves(name) if self._adapters else []
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """See ``gcore_language.adapter_push.AdapterEngine``."""
+        return self._adapters
+
+    def adapter_specs(self) -> list[TensorSpec]:
+        """See ``gcore_language.adapter_push.AdapterEngine``."""
+        return list(self._adapter_specs)
+
+    def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """See ``gcore_language.adapter_push.AdapterEngine``."""
+        for spec, tensor in zip(self._adapter_specs, self._tensors.values(), strict=True):
+            with self._gathered([tensor]):
+                yield spec, tensor
 
     def weight_specs(self) -> list[TensorSpec]:
         return list(self._specs)
@@ -286,13 +350,19 @@ class DeepSpeedEngine:
             )
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
+        if self._adapters is not None and self.ranks.rank == 0:  # which writes them
+            numbers = {**numbers, NUMBERS: self._adapters.numbers()}
         if self._config.checkpoint == "universal":
             save_universal(self._engine, self._optimizer, directory, numbers, self.ranks)
         else:
             save_whole(self._optimizer, directory, numbers, self.ranks)
 
     def load(self, directory: Path) -> dict[str, Any]:
-        return load_state(self._engine, self._optimizer, directory)
+        if self.ranks.rank == 0:
+            check_numbers(read_numbers(directory)[1], self._adapters, directory)
+        numbers = load_state(self._engine, self._optimizer, directory)
+        numbers.pop(NUMBERS, None)
+        return numbers
 
     def save_pretrained(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -303,7 +373,13 @@ class DeepSpeedEngine:
                 weights[spec.name] = tensor.detach().to(
                     "cpu", dtype if tensor.is_floating_point() else None, copy=True
                 )
+        adapter: dict[str, Tensor] = {}
+        for spec, tensor in self.whole_adapter() if self._adapters else ():
+            if self.ranks.rank == 0:
+                adapter[spec.name] = tensor.detach().to("cpu", copy=True)
         if self.ranks.rank == 0:
+            if self._adapters is not None:
+                self._adapters.save_files(directory / ADAPTER, adapter)
             save_model(self._engine.module.model, directory, weights, dtype)
             copy_tokenizer(self._path, directory, self._tokenizer)
         self.ranks.wait()

@@ -4,6 +4,7 @@ model.
 
 from __future__ import annotations
 
+from gcore_language.adapter_push import PushesAdapter
 from gcore_language.training import LanguageTrainer
 
 from gcore_core.contract.context import WorkerContext
@@ -11,8 +12,10 @@ from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.engine import DeepSpeedEngine
 
 
-class DeepSpeedTrainer(LanguageTrainer):
+class DeepSpeedTrainer(PushesAdapter, LanguageTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
+
+    _engine: DeepSpeedEngine  # both bases have one, each with the methods that it calls
 
     def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, DeepSpeedEngine(config, context))

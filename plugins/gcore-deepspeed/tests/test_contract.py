@@ -34,6 +34,7 @@ class TestLlamaTrainerOfStage1(conformance.TestLlamaTrainer):
 @pytest.mark.engine
 class TestLlamaTrainerWithUniversalCheckpoints(conformance.TestLlamaTrainer):
     config = {**conformance.TestLlamaTrainer.config, "stage": 3, "checkpoint": "universal"}
+    adapter_config = {**conformance.TestLlamaTrainer.adapter_config, "checkpoint": "whole"}
 
 
 @pytest.mark.engine

@@ -14,12 +14,11 @@ import torch
 import xxhash
 from torch import Tensor
 
-from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
-from gcore_language.lora import Adapters, merged, tensor_names
-from gcore_language.model_files import weights_sha256
+from gcore_language.adapter_books import AdapterBooks, tensor_names, weight_name
+from gcore_language.lora import Adapters, merged
 from gcore_language.ranks import Ranks
-from gcore_language.weights import from_bytes, spec_of, to_bytes
+from gcore_language.weights import from_bytes, to_bytes
 
 
 class AdapterEngine(Protocol):
@@ -31,8 +30,11 @@ class AdapterEngine(Protocol):
     def adapters(self) -> Adapters | None:
         """What it trains; None where it trains the weights themselves."""
 
-    def whole_adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields peft's name and whole tensor of the adapter's parts; all ranks iterate."""
+    def adapter_specs(self) -> list[TensorSpec]:
+        """Returns a spec of every tensor of the adapter, A then B of each target."""
+
+    def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """Yields them, each whole until the next one is asked for; all ranks iterate."""
 
 
 class PushesAdapter:
@@ -48,14 +50,11 @@ class PushesAdapter:
         return adapters.facts() if adapters is not None and adapters.push_alone else None
 
     def adapter_specs(self) -> list[TensorSpec]:
-        adapters = self._engine.adapters
-        trained = adapters.trained() if adapters is not None else {}
-        return [spec_of(name, tensor) for name, tensor in trained.items()]
+        return self._engine.adapter_specs()
 
     def export_adapter(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        for name, tensor in self._engine.whole_adapter():
-            sends = self._engine.ranks.rank == 0
-            yield spec_of(name, tensor), to_bytes(tensor) if sends else np.empty(0, np.uint8)
+        for spec, tensor in self._engine.whole_adapter():
+            yield spec, to_bytes(tensor) if self._engine.ranks.rank == 0 else np.empty(0, np.uint8)
 
 
 # -- at a generator --------------------------------------------------------------------------------
@@ -81,11 +80,10 @@ class AdapterInbox:
         tensors: Mapping[str, Tensor],
         reload: Callable[[], Mapping[str, Tensor]],
     ) -> None:
-        self._role = role
-        self._directory = directory
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self._books = AdapterBooks(role, directory, shapes)
         self._tensors = tensors
         self._reload = reload
-        self._base_sha256 = ""
         self._base: dict[str, Tensor] = {}  # by target's name; in host memory
         self._is_base = True  # no push of whole weights has come
         self._facts: AdapterFacts | None = None  # of the open push
@@ -103,29 +101,7 @@ class AdapterInbox:
         if facts is None:
             self._is_base = False  # from its first tensor on, whether or not it ends well
             return None
-        self._check_base(facts)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for target in facts.targets:
-            weight = self._tensors.get(f"{target}.weight")
-            if weight is None or weight.dim() != 2:
-                raise self._mismatch(
-                    f"the adapter is for {target}, which this model does not have as a matrix.",
-                    tensor=f"{target}.weight",
-                )
-            first, second = tensor_names(target)
-            shapes[first] = (facts.rank, weight.shape[1])
-            shapes[second] = (weight.shape[0], facts.rank)
-        return shapes
-
-    def _check_base(self, facts: AdapterFacts) -> None:
-        if not self._base_sha256:
-            self._base_sha256 = weights_sha256(self._directory)
-        if facts.base != self._base_sha256:
-            raise self._mismatch(
-                "the adapter is for another base than this generator has.",
-                why=f"It is for weights_sha256 {facts.base[:12]}, the files of this role's model "
-                f"have {self._base_sha256[:12]}.",
-            )
+        return self._books.expected(facts)
 
     @property
     def opened(self) -> bool:
@@ -179,27 +155,13 @@ class AdapterInbox:
         """
         now: dict[str, int] = {}
         for name in self._held:
-            target = _target_of(name)
-            if target not in now:
-                now[target] = _digest(self._tensors[target])
+            weight = weight_name(name)
+            if weight not in now:
+                now[weight] = _digest(self._tensors[weight])
         return {
-            name: digest ^ merged_digest ^ now[_target_of(name)]
+            name: digest ^ merged_digest ^ now[weight_name(name)]
             for name, (digest, merged_digest) in self._held.items()
         }
-
-    def _mismatch(self, what: str, *, why: str = "", tensor: str = "") -> WeightMismatch:
-        return WeightMismatch(
-            what,
-            where=f"roles.{self._role}",
-            why=why,
-            todo="Make both roles from one model directory.",
-            tensor=tensor,
-        )
-
-
-def _target_of(name: str) -> str:
-    """Returns the name of the weight that a tensor of an adapter changes."""
-    return name.removeprefix("base_model.model.").rpartition(".lora_")[0] + ".weight"
 
 
 def _digest(tensor: Tensor) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import AdapterFacts
+from gcore_language.adapter_books import tensor_names
 from gcore_language.images import takes_images
 from gcore_language.lora_settings import (
     AUTO,
@@ -41,8 +42,6 @@ from gcore_language.weights import named_tensors
 
 #: peft's name for the adapter of a module.
 _NAME = "default"
-#: peft's beginning of every tensor's name in an adapter's file.
-_PREFIX = "base_model.model."
 _FIRST = "lora_A"
 _SECOND = "lora_B"
 #: Key under which a checkpoint's numbers hold what its adapter is.
@@ -74,11 +73,6 @@ def weight_of(module: nn.Module) -> Tensor:
     return merged(weight, *halves, module.scaling[_NAME])  # type: ignore[index, operator]
 
 
-def tensor_names(target: str) -> tuple[str, str]:
-    """Returns the names that A and B of a target have in peft's files."""
-    return f"{_PREFIX}{target}.{_FIRST}.weight", f"{_PREFIX}{target}.{_SECOND}.weight"
-
-
 class Adapters:
     """The adapters of one model, which ``add_adapters`` makes.
 
@@ -91,6 +85,7 @@ class Adapters:
         self.alpha = lora.alpha
         self.scale = lora.alpha / (math.sqrt(lora.rank) if lora.use_rslora else lora.rank)
         self.targets = targets
+        self._targets = frozenset(targets)
         self.push_alone = lora.push == "auto"
         self._use_rslora = lora.use_rslora
         self._named = lora.targets
@@ -123,14 +118,22 @@ class Adapters:
 
         full: makes a tensor whole that may be sharded; all ranks must iterate where it is.
         """
-        trained = self.trained()
-        weights = {f"{target}.weight": tensor_names(target) for target in self.targets}
         for name, tensor in self.base().items():
-            whole = full(tensor)
-            if name in weights:
-                halves = (full(trained[half]) for half in weights[name])
-                whole = merged(whole, *halves, self.scale)
-            yield name, whole
+            halves = [full(half) for half in self.halves(name)]
+            yield name, self.put_on(full(tensor), halves)
+
+    def halves(self, name: str) -> list[Tensor]:
+        """Returns A and B of the weight ``name`` of the base; none where it has no adapter."""
+        target = name.removesuffix(".weight")
+        if target not in self._targets:
+            return []
+        layer = self._model.get_submodule(target)
+        return [getattr(layer, half)[_NAME].weight for half in (_FIRST, _SECOND)]
+
+    @torch.no_grad()
+    def put_on(self, base: Tensor, halves: Sequence[Tensor]) -> Tensor:
+        """Returns a whole weight of the base with its adapter, if it has one, merged."""
+        return merged(base, *halves, self.scale) if halves else base
 
     # -- on and off --------------------------------------------------------------------------------
 
@@ -283,15 +286,22 @@ def refuse_base(lora: LoraSettings, directory: str, role: str) -> None:
 
 
 def add_adapters(
-    model: Any, lora: LoraSettings, directory: Path, role: str, dtype: torch.dtype
+    model: Any,
+    lora: LoraSettings,
+    directory: Path,
+    role: str,
+    dtype: torch.dtype,
+    *,
+    narrow: bool = True,
 ) -> Adapters:
     """Freezes a causal language model and gives it adapters, the same in every process.
 
     New adapters have B = 0, so that nothing changes until the first update, and A as peft draws it.
     The base is rounded to ``dtype``, which is that of pushes: so the trainer's base is the
-    generators'. Linear layers are then held in it.
+    generators'.
 
     directory: the model's.
+    narrow: whether linear layers are held in ``dtype`` too, for engines that allow several dtypes.
 
     Raises ConfigError without peft, or when a target fits no module, and DataError for a model or
     an adapter that cannot be used.
@@ -315,7 +325,7 @@ def add_adapters(
         )
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     targets = choose_targets(lora.targets, linear, f"{where}.targets")
-    _freeze(model, dtype)
+    _freeze(model, dtype, narrow=narrow)
     _inject(model, lora, targets, where)
     adapters = Adapters(model, lora, targets, directory)
     if files is not None:
@@ -324,12 +334,14 @@ def add_adapters(
 
 
 @torch.no_grad()
-def _freeze(model: nn.Module, dtype: torch.dtype) -> None:
+def _freeze(model: nn.Module, dtype: torch.dtype, *, narrow: bool) -> None:
     model.requires_grad_(False)
     if dtype == torch.float32:
         return
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype).float()
+    if not narrow:
+        return
     head = model.get_output_embeddings()  # type: ignore[operator]
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not head:  # the head may be tied

@@ -5,6 +5,7 @@ Light: no torch. ``gcore_language.lora`` makes the adapters.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -175,30 +176,47 @@ def linear_of(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     return [name for name in modules if name.rpartition(".")[2] not in _EMBEDDINGS]
 
 
-def problems(lora: LoraSettings, model: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Yields what ``g-core check`` can know of the adapters before anything starts.
+def is_of(role: Mapping[str, Any], plugin: str) -> bool:
+    """Returns whether a role of the resolved configuration uses a plugin's default provider."""
+    used, _, provider = role["use"].partition("/")
+    return used == plugin and provider in ("", "default")
+
+
+def problems(role: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Yields what ``g-core check`` can know of a trainer's adapters before anything starts.
 
     It looks at directories that are there, and reads no tensor.
 
-    model: the role's ``model:`` mapping.
+    role: of the resolved configuration.
     where: path of the setting ``lora``.
     """
-    from gcore_language.model_files import shapes_in
-
+    try:
+        lora = LoraSettings(**role["config"].get("lora", {}))
+    except (ConfigError, TypeError):
+        return  # its own check says so
     if not lora.on:
         return
+    if not role.get("python") and importlib.util.find_spec("peft") is None:
+        yield f"{where}: adapters need the library peft; pip install 'gcore-language[lora]'."
     if lora.path and not Path(lora.path).is_dir():
         yield f"{where}.path: there is no directory {lora.path}."
         return
-    path = model.get("path")
+    path = (role.get("model") or {}).get("path")
     if not path or not Path(path).is_dir():
         return
     try:
         refuse_quantized(Path(path), where)
-        asked = read_adapter(Path(lora.path), lora, where).targets if lora.path else lora.targets
-        choose_targets(asked, linear_of(shapes_in(Path(path))), f"{where}.targets")
+        named = read_adapter(Path(lora.path), lora, where).targets if lora.path else lora.targets
+        choose_targets(named, _matrices_in(Path(path)), f"{where}.targets")
     except GcoreError as error:
-        yield f"{error.where}: {error}"
+        yield f"{error.where or where}: {' '.join(filter(None, (error.what, error.why)))}"
+
+
+def _matrices_in(directory: Path) -> list[str]:
+    """Returns the modules that have a matrix in a model's files."""
+    from gcore_language.model_files import shapes_in  # which opens files by a library
+
+    return linear_of(shapes_in(directory))
 
 
 def refuse_quantized(directory: Path, where: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from gcore_language.settings import TrainerSettings, require
 
@@ -34,6 +34,8 @@ class MegatronTrainerConfig(TrainerSettings):
     """
     overlap_grad_reduce: bool = False
     """Whether gradients are summed over the replicas while the backward pass still runs."""
+    lora: dict[str, Any] = field(default_factory=dict)
+    """Adapters, which this trainer does not have: must be empty."""
     checkpoint: Literal["distributed", "whole"] = "distributed"
     """Format in which state is saved; both are loaded, whichever is set. distributed:
     Megatron-Core's own, written by all ranks while training goes on, and loaded only with the same
@@ -43,6 +45,13 @@ class MegatronTrainerConfig(TrainerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            not self.lora,
+            "lora",
+            "Megatron-Core splits and joins the matrices that adapters of peft's layout go on "
+            "(queries, keys and values are one), so they cannot be trained here; use the trainer "
+            "torch or deepspeed",
+        )
         for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
             size = getattr(self, name)
             require(size >= 1, name, f"must be at least 1, is {size}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
@@ -68,17 +70,24 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields the problems with dtypes, and with adapters."""
+    roles = plan["roles"]
+    yield from _other_dtypes(roles)
+    for name, role in roles.items():
+        if is_of(role, "torch"):
+            yield from problems(role, f"roles.{name}.config.lora")
+
+
+def _other_dtypes(roles: Mapping[str, Any]) -> Iterator[str]:
     """Yields a problem for every generator of this plugin whose dtype is not the policy's.
 
     Such a generator converts what is pushed to its own dtype, so the bytes that it then holds are
     not those that were sent.
     """
-    roles = plan["roles"]
     pushed_dtype = roles.get("policy", {}).get("config", {}).get("dtype")
     for name, role in roles.items():
         follows = name == "rollout" or role.get("follows") == "policy"
-        plugin, _, provider = role["use"].partition("/")
-        if not follows or plugin != "torch" or provider not in ("", "default"):
+        if not follows or not is_of(role, "torch"):
             continue
         own_dtype = role["config"].get("dtype")
         if pushed_dtype is not None and own_dtype is not None and pushed_dtype != own_dtype:

@@ -19,6 +19,7 @@ from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGe
 # should be zero
 _TRAINER = {"learning_rate": 1e-3, "eps": 1e-2}
 _GENERATOR = {"max_new_tokens": 8}
+_ADAPTER = {"lora": {"rank": 2, "alpha": 8.0}, "learning_rate": 1e-2}
 
 
 class OnLlama:
@@ -92,24 +93,28 @@ class TestQwen2Generator(OnQwen2, OnDevice):
 class TestLlamaTrainer(OnLlama, TrainerContract):
     provider = "torch"
     config = _TRAINER
+    adapter_config = _ADAPTER
     micro_batches = {"budget_tokens": 1}
 
 
 class TestQwen2Trainer(OnQwen2, TrainerContract):
     provider = "torch"
     config = _TRAINER
+    adapter_config = _ADAPTER
     micro_batches = {"budget_tokens": 1}
 
 
 class TestLlamaTrainerWithGenerator(OnLlama, TrainerWithGeneratorContract):
     provider = "torch"
     config = _TRAINER
+    adapter_config = _ADAPTER
     generator_config = _GENERATOR
 
 
 class TestQwen2TrainerWithGenerator(OnQwen2, TrainerWithGeneratorContract):
     provider = "torch"
     config = _TRAINER
+    adapter_config = _ADAPTER
     generator_config = {**_GENERATOR, "temperature": 0.7}
 
 

@@ -363,10 +363,15 @@ class TorchEngine:
         """See ``gcore_language.adapter_push.AdapterEngine``."""
         return self._adapters
 
-    def whole_adapter(self) -> Iterator[tuple[str, Tensor]]:
+    def adapter_specs(self) -> list[TensorSpec]:
         """See ``gcore_language.adapter_push.AdapterEngine``."""
-        for name, tensor in self._tensors.items():
-            yield name, full(tensor)
+        tensors = self._tensors.items() if self._adapters else ()
+        return [spec_of(name, tensor) for name, tensor in tensors]
+
+    def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """See ``gcore_language.adapter_push.AdapterEngine``."""
+        for spec in self.adapter_specs():
+            yield spec, full(self._tensors[spec.name])
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
         """See ``TrainingEngine.save``. Returns when all ranks have saved."""
@@ -437,7 +442,7 @@ class TorchEngine:
         for spec, tensor in zip(self.weight_specs(), self._whole(), strict=True):
             if self.ranks.rank == 0:
                 weights[spec.name] = tensor
-        adapter = dict(self.whole_adapter()) if self._adapters else {}
+        adapter = {spec.name: tensor for spec, tensor in self.whole_adapter()}
         if self.ranks.rank == 0:
             if self._adapters is not None:
                 self._adapters.save_files(directory / ADAPTER, adapter)

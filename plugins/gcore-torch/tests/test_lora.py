@@ -406,8 +406,8 @@ def test_an_adapter_is_gone_on_from_and_the_reference_is_where_it_began(
     steps(second, 2)
     batches = second._packed(tiny.make_records(seed=9)).all()
     trained = values_of(second)
-    reference = torch.cat([b for b in second._engine.logprobs(batches, "reference")])
-    policy = torch.cat([b for b in second._engine.logprobs(batches, "policy")])
+    reference = torch.cat(list(second._engine.logprobs(batches, "reference")))
+    policy = torch.cat(list(second._engine.logprobs(batches, "policy")))
     assert sorted(reference.tolist()) == sorted(np.concatenate(expected).tolist())
     assert float((policy - reference).abs().max()) > 1e-3
     assert all(torch.equal(value, trained[name]) for name, value in values_of(second).items())

@@ -24,7 +24,8 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="vLLM: paged attention, prefix cache, weight pushes into the running engine",
         factory="gcore_vllm.engine:VllmGenerator",
         config=VllmGeneratorConfig,
-        capabilities=frozenset({"abort", "images", "logprobs", "weights.device", "weights.push"}),
+        capabilities=frozenset({"abort", "images", "logprobs", "weights.adapter"})
+        | {"weights.device", "weights.push"},
         shared_memory=SHARED_MEMORY,
     )
     yield GeneratorProvider(
@@ -33,7 +34,8 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_vllm.sleeping:SleepingVllmGenerator",
         config=VllmGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "images", "logprobs", "sleep", "weights.device", "weights.push"}
+            {"abort", "images", "logprobs", "sleep", "weights.adapter"}
+            | {"weights.device", "weights.push"}
         ),
         shared_memory=SHARED_MEMORY,
     )
@@ -62,6 +64,7 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "vllm":
             continue
+        yield from _too_small(name, role, plan["roles"])
         try:
             interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:
@@ -72,3 +75,15 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
                 "that has it: "
                 "g-core venv create vllm, and name it: python: venv:vllm."
             )
+
+
+def _too_small(name: str, role: Mapping[str, Any], roles: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a problem where vLLM keeps less room than the policy's adapter needs."""
+    followed = roles.get("policy" if name == "rollout" else role.get("follows") or "", {})
+    lora = followed.get("config", {}).get("lora") or {}
+    rank, room = lora.get("rank", 0), role["config"].get("lora_rank", 0)
+    if room and rank > room and lora.get("push", "auto") == "auto":
+        yield (
+            f"roles.{name}.config.lora_rank: the policy pushes adapters of rank {rank}, and this "
+            f"generator keeps room for {room}; set it to {rank}, or to 0 for whole weights."
+        )

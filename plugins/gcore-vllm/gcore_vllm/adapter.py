@@ -53,7 +53,12 @@ def open_adapter(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Adapter:
             f"adapter has rank {rank}, vLLM takes {_RANKS[-1]} at most.", where=str(directory)
         )
     _check_tensors(directory / "adapter_model.safetensors", shapes)
-    return Adapter(directory=directory, max_rank=next(room for room in _RANKS if room >= rank))
+    return Adapter(directory=directory, max_rank=room_for(rank))
+
+
+def room_for(rank: int) -> int:
+    """Returns the smallest of vLLM's buffers that holds a rank."""
+    return next(room for room in _RANKS if room >= rank)
 
 
 def _largest_rank(file: Path) -> int:

@@ -9,6 +9,8 @@ from gcore_language.settings import GeneratorSettings, require
 #: Below it vLLM takes this temperature in silence, and log-probs would be those of another one than
 #: the record says.
 _COLDEST = 0.01
+#: The largest rank for which vLLM has buffers.
+MOST_RANK = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,10 @@ class VllmGeneratorConfig(GeneratorSettings):
     """Directory of a LoRA adapter as peft saves it, for all samples; empty: none. Weight pushes
     change what lies under it.
     """
+    lora_rank: int = 0
+    """Largest rank of an adapter that pushes may bring alone, for which vLLM keeps room, at most
+    512; 0: pushes bring whole weights, with a policy's adapter merged.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +48,21 @@ class VllmGeneratorConfig(GeneratorSettings):
         require(not cold, "temperature", f"must be 0 or at least {_COLDEST}, is {self.temperature}")
         room = self.kv_cache_gib
         require(room is None or room > 0, "kv_cache_gib", f"must be positive, is {room}")
+
+        require(
+            0 <= self.lora_rank <= MOST_RANK,
+            "lora_rank",
+            f"must be in 0..{MOST_RANK}, is {self.lora_rank}",
+        )
+        require(
+            not (self.lora_rank and self.lora_path),
+            "lora_rank",
+            "must be 0 with lora_path: vLLM adds one adapter to a sample",
+        )
+
+    def takes_adapters(self) -> bool:
+        """Returns whether vLLM has room for an adapter that a push brings alone."""
+        return self.lora_rank > 0
 
     def replica_slots(self) -> int:
         """Returns the number of slots that one replica takes."""

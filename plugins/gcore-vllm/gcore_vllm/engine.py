@@ -30,9 +30,10 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Offers, WeightReader
-from gcore_vllm.adapter import open_adapter
+from gcore_vllm.adapter import Adapter, open_adapter, room_for
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.images import Showing
+from gcore_vllm.pushed_adapter import PushedAdapter
 from gcore_vllm.start import not_installed, start_engine
 
 _SEED_MASK = 2**63 - 1
@@ -71,8 +72,15 @@ class VllmGenerator:
             self._showing = Showing(image_config)
             shapes = {name_in_modules(name): shape for name, shape in shapes.items()}
         adapter = open_adapter(config.lora_path, shapes) if config.lora_path else None
+        self._pushed: PushedAdapter | None = None
+        if config.lora_rank:
+            self._pushed = PushedAdapter(context, files.directory, shapes)
+            directory = self._pushed.directory
+            adapter = Adapter(directory=directory, max_rank=room_for(config.lora_rank))
         self._engine = start_engine(config, context, files, adapter, image_config)
         self._adapter = adapter.request() if adapter else None
+        if self._pushed is not None:
+            self._adapter = self._pushed.request()
         model = self._engine.model_config
         self._context_length: int = model.max_model_len
         self._ends = end_tokens(
@@ -305,6 +313,8 @@ class VllmGenerator:
         """Forgets all samples and ends the engine."""
         self._running.clear()
         self._engine.engine_core.shutdown()
+        if self._pushed is not None:
+            self._pushed.close()
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -313,12 +323,19 @@ class VllmGenerator:
 
         The tensors must be those of the model directory; their dtypes may differ.
         """
-        self._inbox.begin(plan)
-        self._workers("gcore_begin_weights")
+        expected = self._pushed.begin(plan) if self._pushed is not None else None
+        self._inbox.begin(plan, expected)
+        if expected is None:
+            self._workers("gcore_begin_weights")
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
         """See ``ReceivesWeights.load_weights``. Each tensor may come once in a push."""
-        self._workers("gcore_load_weights", self._inbox.take(tensors))
+        taken = self._inbox.take(tensors)
+        if self._pushed is None or self._pushed.opened is None:
+            self._workers("gcore_load_weights", taken)
+            return
+        for spec, content in taken:
+            self._pushed.load(spec, content)
 
     def commit_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.commit_weights``.
@@ -328,17 +345,26 @@ class VllmGenerator:
         values.
         """
         self._inbox.complete()
+        if self._pushed is None or self._pushed.opened is None:
+            self._commit_whole()
+        else:
+            self._pushed.write()
+            if not self._engine.add_lora(self._pushed.request(in_place=True)):
+                raise self._inbox.mismatch("vLLM did not load the adapter.")
+        self._forget_cache()
+        for running in self._running.values():
+            if running.first_version is None and self._has_actions(running):
+                running.first_version = self.version
+        self._inbox.commit(plan.version)
+
+    def _commit_whole(self) -> None:
+        """Has vLLM take whole weights into use; see ``commit_weights``."""
         if untouched := sorted(set().union(*self._workers("gcore_commit_weights"))):
             raise self._inbox.mismatch(
                 f"vLLM loaded nothing into {untouched[0]}.",
                 why=f"{len(untouched)} of its parameters did not change.",
                 tensor=untouched[0],
             )
-        self._forget_cache()
-        for running in self._running.values():
-            if running.first_version is None and self._has_actions(running):
-                running.first_version = self.version
-        self._inbox.commit(plan.version)
 
     def push_offers(self) -> Offers:
         """See ``ReceivesDevice.push_offers``; empty for an engine of several devices.

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gcore_language import testing
 from gcore_language.engine_tests import PushTests
+from gcore_language.model_files import weights_sha256
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
 from gcore_vllm import ENGINES
 from gcore_vllm.config import VllmGeneratorConfig
@@ -22,12 +23,14 @@ from gcore_vllm.engine import VllmGenerator
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError, WeightMismatch
 from gcore_core.contract.generator import SampleRequest
-from gcore_core.contract.records import Prompt
+from gcore_core.contract.records import AdapterFacts, Prompt, WeightPlan
 from gcore_core.testing.contracts.weights import push
+from gcore_core.testing.safetensors_files import read_safetensors
 
 pytestmark = pytest.mark.engine
 
 END = 2
+ALPHA = 8.0  # of the adapters that ``save_adapter`` saves
 LONG = "1+" * 40 + "1="  # more than a block of the prefix cache
 PROMPTS = ("1+2=", "7", "12+34=", LONG)
 
@@ -388,3 +391,45 @@ def test_an_adapter_that_vllm_refuses_is_reported(
         match=f"(?s){tmp_path}: vLLM does not take this adapter.*does not yet support DoRA",
     ):
         VllmGenerator(VllmGeneratorConfig(kv_cache_gib=0.05, lora_path=str(adapter)), context)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_pushed_adapters_are_added_by_vllm_and_give_the_log_probs_of_merged_weights(
+    name: str, directories: dict[str, Path], save_adapter: Any, merge: Any, tmp_path: Path
+) -> None:
+    """Of all samples, also of those that run during the push; each takes the place of the last."""
+    model = directories[name]
+    config = VllmGeneratorConfig(max_new_tokens=12, kv_cache_gib=0.05, lora_rank=8)
+    generator = VllmGenerator(config, WorkerContext(role="rollout", model={"path": str(model)}))
+    records = run(generator, requests_of())
+    assert_agree(gaps(records, model))
+    base = weights_sha256(model)
+    for version, rank in enumerate((4, 8, 3), 1):
+        adapter = save_adapter(tmp_path / f"adapter-{rank}", model, rank)
+        tensors = read_safetensors(adapter / "adapter_model.safetensors")
+        tensors = sorted(tensors, key=lambda item: item[0].name)
+        targets = [
+            spec.name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            for spec, _ in tensors
+            if ".lora_A." in spec.name
+        ]
+        facts = AdapterFacts(rank, ALPHA, ALPHA / rank, targets, base)
+        plan = WeightPlan(version, [spec for spec, _ in tensors], facts)
+        running = requests_of()
+        generator.submit(running)
+        ended = generator.step()
+        generator.begin_weights(plan)
+        generator.load_weights(tensors)
+        generator.commit_weights(plan)
+        drain(generator, len(running) - len(ended))
+        merged = merge(tmp_path / f"merged-{rank}", model, adapter)
+        records = run(generator, requests_of())
+        assert {record.versions for record in records} == {(version, version)}
+        assert_agree(gaps(records, merged))
+        assert gaps(records, model).max() > 0.1  # else the adapter shows nothing
+    other = WeightPlan(4, plan.tensors, AdapterFacts(3, ALPHA, 1.0, targets, "0" * 64))
+    with pytest.raises(WeightMismatch, match="another base"):
+        generator.begin_weights(other)
+    folder = generator._pushed.directory
+    generator.close()
+    assert not folder.exists()

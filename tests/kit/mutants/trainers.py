@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import xxhash
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.contract.weight_transfer import Offers
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
@@ -489,3 +491,148 @@ class RoundsWhatItLoads(CleanPair):
         def commit_weights(self, plan: Any) -> None:
             super().commit_weights(plan)
             self._logits = (self._logits.view(np.uint32) & 0xFFFFFF00).view(np.float32)
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+class Adapted(FakeTrainer):
+    """Trains its logits as an adapter of rank 1 on a matrix of one column: A is [[1]]."""
+
+    target = "head"
+    scale = 2.0
+
+    def adapter_facts(self) -> AdapterFacts | None:
+        return AdapterFacts(1, self.scale, self.scale, [self.target], "1" * 64)
+
+    def adapter_specs(self) -> list[TensorSpec]:
+        letters = len(self._logits)
+        first, second = (f"base_model.model.{self.target}.lora_{half}.weight" for half in "AB")
+        return [
+            TensorSpec(first, "F32", (1, 1), 4),
+            TensorSpec(second, "F32", (letters, 1), 4 * letters),
+        ]
+
+    def export_adapter(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        change = (self._logits - fake.initial_logits(0)) / np.float32(self.scale)
+        for spec, values in zip(
+            self.adapter_specs(), (np.ones(1, np.float32), change), strict=True
+        ):
+            yield spec, values.view(np.uint8)
+
+    def weight_specs(self) -> list[TensorSpec]:
+        letters = len(self._logits)
+        return [TensorSpec(f"{self.target}.weight", "F32", (letters, 1), 4 * letters)]
+
+    def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+        yield self.weight_specs()[0], self._logits.view(np.uint8)
+
+
+class CleanAdapter(Clean):
+    capabilities = Clean.provider.capabilities | {"weights.adapter"}
+    Adapter: ClassVar[type[Adapted]] = Adapted
+
+    @pytest.fixture
+    def adapter_trainer(self, trainer_context: WorkerContext) -> Adapted:
+        return self.Adapter(FakeTrainerConfig(), trainer_context)
+
+
+_ON_THE_BASE = ("test_an_adapter_put_on_the_base_gives_the_exported_weights",)
+
+
+class NamesAnotherScale(CleanAdapter):
+    caught_by = _ON_THE_BASE
+
+    class Adapter(Adapted):
+        def adapter_facts(self) -> AdapterFacts | None:
+            return AdapterFacts(1, self.scale, 1.0, [self.target], "1" * 64)
+
+
+class SendsHalvesInTheWrongOrder(CleanAdapter):
+    caught_by = _ON_THE_BASE
+
+    class Adapter(Adapted):
+        def adapter_specs(self) -> list[TensorSpec]:
+            return super().adapter_specs()[::-1]
+
+        def export_adapter(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
+            change = (self._logits - fake.initial_logits(0)) / np.float32(self.scale)
+            parts = (change, np.ones(1, np.float32))
+            for spec, values in zip(self.adapter_specs(), parts, strict=True):
+                yield spec, values.view(np.uint8)
+
+
+class TrainsAnAdapterThatItDoesNotName(CleanAdapter):
+    caught_by = _ON_THE_BASE
+
+    class Adapter(Adapted):
+        def adapter_facts(self) -> AdapterFacts | None:
+            return None
+
+
+class OnItsBase(FakeGenerator):
+    """Puts adapters on the logits with which it began."""
+
+    _adapter = False
+
+    def begin_weights(self, plan: WeightPlan) -> None:
+        self._adapter = plan.adapter is not None
+        if plan.adapter is None:
+            super().begin_weights(plan)
+        elif plan.adapter.base != "1" * 64:
+            raise WeightMismatch("the adapter is for another base", where="fake")
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        if not self._adapter:
+            super().commit_weights(plan)
+            return
+        first, second = (self._incoming[spec.name] for spec in plan.tensors)
+        assert plan.adapter is not None
+        self._logits = self.base() + np.float32(plan.adapter.scale) * second * first
+        self.version = plan.version
+
+    def base(self) -> np.ndarray:
+        return fake.initial_logits(0)
+
+    def fingerprint(self) -> dict[str, int]:
+        return super().fingerprint() | {
+            name: xxhash.xxh3_64_intdigest(part.tobytes()) for name, part in self._incoming.items()
+        }
+
+
+class CleanAdapterPair(CleanPair):
+    adapter_config: ClassVar[dict[str, int]] = {"rank": 1}
+    Generator: ClassVar[type[FakeGenerator]] = OnItsBase
+
+    @pytest.fixture
+    def adapter_trainer(self, context: WorkerContext) -> Adapted:
+        return Adapted(FakeTrainerConfig(learning_rate=0.5), context)
+
+
+class AddsEachAdapterToTheOneBefore(CleanAdapterPair):
+    caught_by = ("test_after_each_push_of_an_adapter_they_agree",)
+
+    class Generator(OnItsBase):
+        def base(self) -> np.ndarray:
+            return self._logits
+
+
+class KeepsSamplingFromTheBase(CleanAdapterPair):
+    caught_by = ("test_after_each_push_of_an_adapter_they_agree",)
+
+    class Generator(OnItsBase):
+        def commit_weights(self, plan: WeightPlan) -> None:
+            before = self._logits
+            super().commit_weights(plan)
+            if self._adapter:
+                self._logits = before
+
+
+class TakesAnAdapterOfAnyBase(CleanAdapterPair):
+    caught_by = ("test_an_adapter_for_another_base_is_refused",)
+
+    class Generator(OnItsBase):
+        def begin_weights(self, plan: WeightPlan) -> None:
+            self._adapter = plan.adapter is not None
+            if not self._adapter:
+                super().begin_weights(plan)
