@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from gcore_core.contract.algorithms import LOGP_OF
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import NonFiniteLoss
 from gcore_core.contract.generator import ScoresLogprobs
@@ -74,6 +75,27 @@ class SeesSteps(PolicyGradient):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.seen = list(state["seen"])
+
+
+class TokenGradient(PolicyGradient):
+    """Learns from log-probs of two tokens at each action, too, and keeps what it was given.
+
+    seen: for each call (ids [A, 2], logp [A], log-probs of the ids [A, 2]).
+    """
+
+    IDS: ClassVar[str] = "kit_ids"
+    requires: frozenset[str] = frozenset({IDS, LOGP_OF + IDS})
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, Any, Any]] = []
+
+    def loss(
+        self, columns: Mapping[str, Any], current: Mapping[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        tokens = current[LOGP_OF + self.IDS]
+        self.seen.append((columns[self.IDS], current["logp"], tokens))
+        loss, weight, metrics = super().loss(columns, current)
+        return loss - 0.1 * tokens[columns["mask"]].sum(), weight, metrics
 
 
 class TrainerContract(TrainsAdapters):
@@ -392,6 +414,28 @@ class TrainerContract(TrainsAdapters):
             assert own.logp == pytest.approx(same.logp, abs=self.tolerance), "after the update"
             assert not np.allclose(own.logp, other.logp, atol=1e-7), "not of the second step"
 
+    @claims("logprobs.tokens")
+    def test_log_probs_of_other_tokens_are_those_of_the_actions_distributions(
+        self, trainer_context: WorkerContext, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """Of each action's two tokens the first is the action itself, the second another one."""
+        objective = TokenGradient()
+        context = replace(
+            trainer_context, parts={"objective": objective}, given=(TokenGradient.IDS,)
+        )
+        asked = [_with_other_tokens(record, self.vocabulary) for record in records]
+        for trainer in closing(self.build(context)):
+            train(trainer, asked, advantages)
+        assert objective.seen
+        for ids, logp, tokens in objective.seen:
+            assert tokens.shape == ids.shape == (len(logp), 2)
+            assert tokens.requires_grad, "they carry no gradient"
+            own, other = (column.detach().double().cpu().numpy() for column in tokens.T)
+            expected = logp.detach().double().cpu().numpy()
+            np.testing.assert_allclose(own, expected, atol=self.tolerance, rtol=0)
+            assert not np.allclose(own, other, atol=1e-7), "the ids are not looked at"
+            assert (np.exp(own) + np.exp(other) <= 1 + self.tolerance).all(), "no distribution"
+
     @claims("logprobs")
     def test_log_probs_of_given_actions_are_those_of_the_weights_it_holds(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
@@ -564,3 +608,10 @@ def _other_masked_actions(columns: Mapping[str, np.ndarray]) -> dict[str, np.nda
     actions[-1] = 3 if actions[-1] != 3 else 4
     logp[-1] = -9.0
     return {**columns, "action_ids": actions, "logp": logp}
+
+
+def _with_other_tokens(record: TrainRecord, vocabulary: int) -> TrainRecord:
+    """Returns the record with ids of two tokens for each action: the action and the next one."""
+    actions = record.columns["action_ids"]
+    ids = np.stack([actions, 3 + (actions - 2) % (vocabulary - 3)], 1).astype(np.int32)
+    return replace(record, columns={**record.columns, TokenGradient.IDS: ids})

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gcore_core.testing import ObjectiveContract
+from gcore_core.testing.contracts.objective import make_batch
 from gcore_core.testing.fake import FakeObjective
 
 Result = tuple[Any, Any, dict[str, Any]]
@@ -316,3 +317,39 @@ class DetachesTheLogprobs(Clean):
         def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
             loss, weight, metrics = super().loss(columns, current)
             return loss.detach() + 0 * current["logp"].sum(), weight, metrics
+
+
+class CleanOfTokens(ObjectiveContract):
+    """Raises the log-probs of two tokens at each action, too."""
+
+    caught_by: ClassVar[tuple[str, ...]] = ()
+
+    class Backend(FakeObjective):
+        requires = frozenset({"ids", "logp@ids"})
+
+        def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
+            loss, weight, metrics = super().loss(columns, current)
+            return loss - current["logp@ids"][columns["mask"]].sum(), weight, metrics
+
+    @pytest.fixture
+    def objective(self) -> FakeObjective:
+        return self.Backend(None)
+
+    @pytest.fixture
+    def batch(self) -> Mapping[str, Any]:
+        batch = make_batch()
+        tokens = batch["logp"][:, None] - batch["entropy"][:, None].expand(-1, 2)
+        return {**batch, "ids": (tokens * 0).long(), "logp@ids": tokens.clone()}
+
+
+class RaisesTheTokensOfMaskedActions(CleanOfTokens):
+    caught_by = (
+        "test_masked_actions_have_no_influence",
+        "test_padding_does_not_matter",
+    )
+
+    class Backend(CleanOfTokens.Backend):
+        def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
+            loss, weight, metrics = super().loss(columns, current)
+            masked = current["logp@ids"][~columns["mask"]].sum()
+            return loss - masked, weight, metrics

@@ -402,6 +402,60 @@ class ExportsOtherBytesFromTheDevice(CleanDevice):
             return ((spec, array[::-1]) for spec, array in self.export_weights())
 
 
+class CleanTokens(Clean):
+    """Gives its objective the log-probs of other tokens, out of the table."""
+
+    capabilities = next(iter(fake.gcore_trainers())).capabilities | {"logprobs.tokens"}
+
+    class Backend(FakeTrainer):
+        def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
+            super().__init__(config, context)
+            self._objective = context.parts.get("objective")
+            self._given = context.given
+
+        def tokens(self, table: Any, ids: Any) -> Any:
+            return table[ids]
+
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
+            import torch
+
+            for record in self._records if self._given else ():
+                table = torch.from_numpy(fake.log_softmax(self._logits)).requires_grad_()
+                ids = torch.from_numpy(record.columns["kit_ids"].astype(np.int64))
+                one = torch.ones(len(ids))
+                columns = {"kit_ids": ids, "mask": one > 0, "advantage": one, "rollout_logp": one}
+                tokens = self.tokens(table, ids)
+                self._objective.loss(
+                    columns, {"logp": table[ids[:, 0]], "logp@kit_ids": tokens}
+                )
+            return super().train(step, advantages, minibatches, epochs)
+
+    def build(self, *args: Any, **changes: Any) -> FakeTrainer:
+        return self.Backend(FakeTrainerConfig(), *args)
+
+
+class GivesTheActionForEveryToken(CleanTokens):
+    caught_by = (
+        "test_log_probs_of_other_tokens_are_those_of_the_actions_distributions",
+    )
+
+    class Backend(CleanTokens.Backend):
+        def tokens(self, table: Any, ids: Any) -> Any:
+            return table[ids[:, :1].expand_as(ids)]
+
+
+class GivesTokensWithoutAGradient(CleanTokens):
+    caught_by = (
+        "test_log_probs_of_other_tokens_are_those_of_the_actions_distributions",
+    )
+
+    class Backend(CleanTokens.Backend):
+        def tokens(self, table: Any, ids: Any) -> Any:
+            return table.detach()[ids]
+
+
 class SavesTheFirstWeights(Clean):
     caught_by = ("test_saved_weights_are_the_exported_ones",)
 
