@@ -86,7 +86,9 @@ def run(
     problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
         rollout = provided.get(f"roles.{ROLLOUT}") if path == "objective" else None
-        read = getattr(rollout.spec, "columns", ()) if rollout else ()
+        read = [*getattr(rollout.spec, "columns", ())] if rollout else []
+        if path == "objective" and "values" in provided[f"roles.{POLICY}"].spec.capabilities:
+            read.append("values")
         problems += _requirements(path, objects.get(path), settings, role_providers, read)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():

@@ -58,6 +58,7 @@ CAPABILITIES = frozenset(
         # one whose ranks may be on several nodes (WorkerContext.meeting_address)
         "sharding.nodes",
         "sleep",  # can give its memory back and take it again (Sleeps)
+        "values",  # a trainer whose model gets a value head where the objective requires values
         # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
         "weights.device",
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)

@@ -17,7 +17,7 @@ from gcore_language.training import LanguageTrainer, _Pass, _Prepared, check_obj
 from gcore_language.values import by_record, is_end, trains_values, with_end
 
 #: What an objective that requires ``values`` may require.
-SUPPLIED_WITH_VALUES = frozenset({"values", "old_values"})
+SUPPLIED_WITH_VALUES = frozenset({"values", "old_values", "group", "sample"})
 #: Metrics of a policy, which a value head has nothing to say of.
 _OF_A_POLICY = (
     "clip_share",

@@ -34,6 +34,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "save.background",
                 "sharding",
                 "sharding.nodes",
+                "values",
                 "weights.device",
             }
         ),
