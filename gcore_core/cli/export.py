@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gcore_core.contract.job_settings import POLICY
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -24,6 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the checkpoint of step N instead of the final weights",
     )
+    parser.add_argument(
+        "--role",
+        default=POLICY,
+        metavar="ROLE",
+        help="whose weights: a role that the run trains (default: policy)",
+    )
     parser.epilog = (
         "examples:\n  g-core export runs/quickstart/001 --to my-model\n"
         "  g-core export runs/quickstart/001 --step 20 --to my-model"
@@ -34,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.run.export import export, weights_sha256
 
     if args.step is None:
-        size = export(args.run_dir, args.to)
+        size = export(args.run_dir, args.to, args.role)
     else:
         from gcore_core.run.checkpoint_export import export_step
 
-        size = export_step(args.run_dir, args.step, args.to)
+        size = export_step(args.run_dir, args.step, args.to, args.role)
     print(f"{args.to}: {size / 1e6:.1f} MB")
     print(f"weights_sha256 {weights_sha256(args.to)}")
     return 0

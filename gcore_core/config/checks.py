@@ -26,6 +26,12 @@ FROM_TRAINER = frozenset(
     {"old_logp", "ref_logp", "entropy", "rollout_logp", "group", "sample"}
     | {"kl_k1", "kl_k2", "kl_k3"}
 )
+#: What a model with a value head supplies to the objective that trains it, with an advantage of
+#: level "record" and "action".
+_FROM_VALUES = {
+    "record": frozenset({"values", "old_values"}),
+    "action": frozenset({"values", "old_values", "returns"}),
+}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -84,12 +90,11 @@ def run(
     problems += _evaluated(settings, provided)
     role_providers = _role_providers(plugins)
     problems += _columns(settings, role_providers)
-    for path in ("advantage", "objective"):
-        rollout = provided.get(f"roles.{ROLLOUT}") if path == "objective" else None
-        read = [*getattr(rollout.spec, "columns", ())] if rollout else []
-        if path == "objective" and "values" in provided[f"roles.{POLICY}"].spec.capabilities:
-            read.append("values")
-        problems += _requirements(path, objects.get(path), settings, role_providers, read)
+    problems += _learners(settings, provided, objects, role_providers)
+    problems += _value_heads(settings, provided, objects)
+    problems += _action_advantage(settings, provided)
+    for path in ("advantage", *_objectives(settings, provided)):
+        problems += _requirements(path, objects, settings, provided, role_providers)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -117,7 +122,8 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
             errors[str(error)] = error
             continue
         interpreter = opened[node.python]
-        paths = [f"roles.{role}", *_BUILT_BESIDE[provided[f"roles.{role}"].kind]]
+        beside = _BUILT_BESIDE[provided[f"roles.{role}"].kind]
+        paths = [f"roles.{role}", f"roles.{role}.objective", *beside]
         providers = {path: provided[path] for path in paths if path in provided}
         built_in_a_role |= providers.keys()
         installed = [item for item in providers.values() if item.installed]
@@ -335,7 +341,7 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
     never = f"controller {controller.reference} never calls this"
     for name in settings.roles:
         kind = provided[f"roles.{name}"].kind
-        if not calls.get(kind) or (kind == "trainer" and name != POLICY):
+        if not calls.get(kind):
             yield f"roles.{name}: {never} role (kind {kind!r}); leave it out."
     if not calls.get("scorer"):
         yield from (f"rewards.{name}: {never} reward; leave it out." for name in settings.rewards)
@@ -377,9 +383,9 @@ def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterat
     giver: dict[str, str] = {}
     for name, node in settings.roles.items():
         role = roles.get(name)
-        if role is None or role.kind != "annotator":
+        if role is None or not role.columns:
             continue
-        if node.follows:
+        if node.follows and role.kind == "annotator":
             yield (
                 f"roles.{name}.follows: no weights are pushed to an annotator; leave it out, and "
                 "give it a model."
@@ -393,31 +399,141 @@ def _columns(settings: JobSettings, roles: Mapping[str, RoleProvider]) -> Iterat
             giver.setdefault(column, name)
 
 
+def _objectives(settings: JobSettings, provided: Mapping[str, Provided]) -> dict[str, str]:
+    """Returns config path -> the role that trains the objective that is chosen there."""
+    paths = {"objective": POLICY} if "objective" in provided else {}
+    for name in settings.roles:
+        path = f"roles.{name}.objective"
+        if path in provided:
+            paths[path] = name
+    return paths
+
+
+def _level(provided: Mapping[str, Provided]) -> str:
+    """Returns the level of the job's advantage; "record" without one."""
+    advantage = provided.get("advantage")
+    return getattr(advantage.spec, "level", "record") if advantage else "record"
+
+
+def _learners(
+    settings: JobSettings,
+    provided: Mapping[str, Provided],
+    objects: Mapping[str, Any],
+    roles: Mapping[str, RoleProvider],
+) -> Iterator[str]:
+    """A trainer besides the policy gives columns that something requires, and knows what it trains.
+
+    The keys of such a role mean nothing to others.
+    """
+    required = required_by(objects.get("advantage"))
+    for path, role in _objectives(settings, provided).items():
+        # What a role requires of itself alone is of no use to anybody.
+        own = roles[role].columns if role in roles else ()
+        required |= required_by(objects.get(path)) - frozenset(own)
+    for name, node in settings.roles.items():
+        path = f"roles.{name}"
+        if name != POLICY and provided[path].kind == "trainer":
+            yield from _learner(name, provided, roles[name], required)
+            if node.head_start and _level(provided) != "action":
+                yield (
+                    f"{path}.head_start: needs an advantage that is computed for each action, such "
+                    "as algorithms/gae; leave it out."
+                )
+            continue
+        if node.objective is not None:
+            yield f"{path}.objective: only a trainer besides the policy has one; leave it out."
+        for key, default in (("minibatches", 1), ("epochs", 1), ("head_start", 0)):
+            if getattr(node, key) != default:
+                hint = f"; set controller.config.{key}" if name == POLICY and default else ""
+                yield f"{path}.{key}: only a trainer besides the policy has it{hint}."
+
+
+def _learner(
+    name: str, provided: Mapping[str, Provided], role: RoleProvider, required: frozenset[str]
+) -> Iterator[str]:
+    path = f"roles.{name}"
+    if f"{path}.objective" not in provided:
+        yield f"{path}.objective: nothing says what this role trains; set objective.use."
+    if not role.columns:
+        return
+    if "annotate" not in provided[path].spec.capabilities:
+        yield (
+            f"{path}.use: {provided[path].reference} gives no columns, and this role must give "
+            f"{', '.join(role.columns)}; take a trainer with the capability annotate (torch)."
+        )
+    if not required & frozenset(role.columns):
+        yield (
+            f"{path}: nothing requires what it gives ({', '.join(role.columns)}); choose an "
+            "advantage that does, such as algorithms/gae, or leave the role out."
+        )
+
+
+def _value_heads(
+    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
+) -> Iterator[str]:
+    """An objective of values is trained by a trainer whose model can have a value head."""
+    for path, role in _objectives(settings, provided).items():
+        item = provided.get(f"roles.{role}")
+        if item is None or "values" not in required_by(objects.get(path)):
+            continue
+        if "values" not in item.spec.capabilities:
+            yield (
+                f"roles.{role}.use: {item.reference} has no value head, which {path} "
+                f"({provided[path].reference}) trains; take a trainer with the capability values "
+                "(torch)."
+            )
+
+
+def _action_advantage(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """All trainers compute an advantage that is one number an action."""
+    if _level(provided) != "action":
+        return
+    for name in settings.roles:
+        item = provided[f"roles.{name}"]
+        if item.kind == "trainer" and "advantages.action" not in item.spec.capabilities:
+            yield (
+                f"roles.{name}.use: {item.reference} cannot compute advantages for each action, as "
+                f"{provided['advantage'].reference} does; take a trainer with the capability "
+                "advantages.action (torch)."
+            )
+
+
 def _requirements(
     path: str,
-    config: Any,
+    objects: Mapping[str, Any],
     settings: JobSettings,
+    provided: Mapping[str, Provided],
     roles: Mapping[str, RoleProvider],
-    read: Sequence[str] = (),
 ) -> Iterator[str]:
     """The columns and scalars that ``requires()`` of the settings names come from somewhere.
 
-    path: "advantage" or "objective".
-    config: the settings object of the provider that is chosen there.
-    read: columns that the rollout's records have beside those of every generator.
+    path: "advantage", or where an objective is chosen.
     """
-    annotators = [role for role in roles.values() if role.kind == "annotator"]
-    # Roles give per-action columns, and an advantage gets only numbers of whole records.
+    level = _level(provided)
+    givers = [role for role in roles.values() if role.columns]
+    own: frozenset[str] = FROM_TRAINER
     if path == "advantage":
-        annotators = []
+        # Roles give per-action columns; an advantage of level "record" gets numbers of records.
+        givers = givers if level == "action" else []
+        own = own if level == "record" else frozenset()
+    elif "values" in required_by(objects.get(path)):
+        trainer = provided.get(f"roles.{_objectives(settings, provided)[path]}")
+        if trainer is not None and "values" not in trainer.spec.capabilities:
+            return  # ``_value_heads`` says so
+        own = _FROM_VALUES[level] | {"group", "sample"}
     # Where several roles give one name, those of this run come last and stay.
-    annotators.sort(key=lambda role: role.name in settings.roles)
-    giver = {name: role.name for role in annotators for name in role.columns}
-    supplied_by_roles = {name for name, role in giver.items() if role in settings.roles} | {*read}
-    for name in sorted(required_by(config) - FROM_TRAINER - supplied_by_roles):
+    givers.sort(key=lambda role: role.name in settings.roles)
+    giver = {name: role.name for role in givers for name in role.columns}
+    supplied_by_roles = {name for name, role in giver.items() if role in settings.roles}
+    if path != "advantage" and f"roles.{ROLLOUT}" in provided:
+        # Columns that the rollout's records have beside those of every generator.
+        supplied_by_roles |= {*getattr(provided[f"roles.{ROLLOUT}"].spec, "columns", ())}
+    for name in sorted(required_by(objects.get(path)) - own - supplied_by_roles):
         if name in giver:
             yield f"{path}: requires {name!r}, which roles.{giver[name]} gives; add that role."
         else:
-            supplied = ", ".join(sorted(FROM_TRAINER | supplied_by_roles))
+            supplied = ", ".join(sorted(own | supplied_by_roles)) or "none"
             no_role = "" if path == "advantage" else ": no installed role gives it"
+            if path == "advantage" and level == "action":
+                no_role = ": no loaded plugin has a role that gives it"
             yield f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {supplied})."

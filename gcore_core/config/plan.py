@@ -39,6 +39,7 @@ from gcore_core.contract.job_settings import (
     MISSING,
     POLICY,
     ROLLOUT,
+    Choice,
     Data,
     JobSettings,
     Reward,
@@ -122,6 +123,21 @@ class Plan:
         return f"default of the core (gcore-core {__version__})"
 
 
+def learners(plan: Plan) -> list[str]:
+    """Returns the roles that are trained besides the policy."""
+    return [
+        role
+        for role in plan.settings.roles
+        if role != POLICY and plan.provided[f"roles.{role}"].kind == "trainer"
+    ]
+
+
+def is_of_actions(plan: Plan) -> bool:
+    """Returns whether the job's advantage is computed for each action, on ranks."""
+    chosen = plan.provided.get("advantage")
+    return chosen is not None and getattr(chosen.spec, "level", "") == "action"
+
+
 def load_plan(
     file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
 ) -> Plan:
@@ -145,6 +161,7 @@ def load_plan(
     for section, choice in defaults.items():
         _take(section, choice.use, core, user)
     plugins = _load_plugins(core, installed, source.file.parent)
+    objectives = _take_objectives(core, user, tree, plugins)
     parts = _parts(core, plugins)
     _require(core, user, parts, source.file)
     for path in _left_out(core, parts):
@@ -161,6 +178,7 @@ def load_plan(
     settings = msgspec.convert(plain, JobSettings)
     origins = dict(source.origins) | _fill_defaults(settings, plugins, source.file)
     origins |= {f"{section}.use": choice.reason for section, choice in defaults.items()}
+    origins |= objectives
     yaml_source.resolve_paths(settings, source.file.parent)
     config = asdict(settings)
     objects = {
@@ -206,6 +224,7 @@ def _choices(user: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for section in ("roles", "rewards"):
         children = user.get(section)
         nodes += list(children.values()) if isinstance(children, Mapping) else []
+    nodes += [node.get("objective") for node in nodes if isinstance(node, dict)]
     yield from (node for node in nodes if isinstance(node, dict))
 
 
@@ -229,6 +248,9 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
                     "a name is made of letters, digits, '_' and '-'.", where=f"{section}.{name}"
                 )
             tree[section][str(name)] = OmegaConf.structured(cls)
+    for name in user.get("roles") or ():
+        if _get(user, f"roles.{name}.objective") is not None:
+            tree.roles[str(name)].objective = OmegaConf.structured(Choice)
     if _get(user, "evaluation.data") is not None:
         tree.evaluation.data = OmegaConf.structured(Data)
     return tree
@@ -296,6 +318,27 @@ def _take(section: str, use: str, core: dict[str, Any], user: dict[str, Any]) ->
     user[section] = {**(node if isinstance(node, dict) else {}), "use": use}
 
 
+def _take_objectives(
+    core: dict[str, Any], user: dict[str, Any], tree: DictConfig, plugins: Plugins
+) -> dict[str, str]:
+    """Puts the objective that a role's plugin names where a user would name one.
+
+    Returns config path -> its origin.
+    """
+    origins = {}
+    for name, item in _roles(plugins).items():
+        use = getattr(item.spec, "objective", "")
+        node = core["roles"].get(name)
+        if not use or node is None or (node["objective"] or {}).get("use", MISSING) != MISSING:
+            continue
+        written = _get(user, f"roles.{name}.objective") or {}
+        node["objective"] = {"config": {}, **(node["objective"] or {}), "use": use}
+        user["roles"][name]["objective"] = {**written, "use": use}
+        tree.roles[name].objective = OmegaConf.structured(Choice)
+        origins[f"roles.{name}.objective.use"] = f"default of role {name} ({item.owner})"
+    return origins
+
+
 def _plain_tree(tree: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
     """Converts a tree to dicts and lists.
 
@@ -343,6 +386,11 @@ def _require(
             for name, node in core[section].items()
             if node["use"] == MISSING
         ]
+    absent += [
+        f"roles.{name}.objective.use"
+        for name, node in core["roles"].items()
+        if (node.get("objective") or {}).get("use") == MISSING
+    ]
     if not core["rewards"] and "rewards" in parts:
         absent.append("rewards.<name>")
     if absent:
@@ -362,6 +410,9 @@ def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     nodes = [(path, _get(core, path)) for path in schema.KIND_AT]
     for section in ("roles", "rewards"):
         nodes += [(f"{section}.{name}", node) for name, node in core[section].items()]
+    nodes += [
+        (f"roles.{name}.objective", node.get("objective")) for name, node in core["roles"].items()
+    ]
     for path, node in nodes:
         if node is not None and node["use"] not in ("", MISSING):
             yield path, node["use"]
@@ -408,7 +459,9 @@ def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, P
     judges = {reward["role"] for reward in core["rewards"].values()}
     for path, use in _uses(core):
         section, _, name = path.partition(".")
-        if section == "roles" and name in judges and name not in roles:
+        if section == "roles" and name.endswith(".objective"):
+            kind = "objective"
+        elif section == "roles" and name in judges and name not in roles:
             kind = "generator"
         elif section == "roles":
             if name not in roles:
@@ -488,6 +541,11 @@ def _fill_defaults(settings: JobSettings, plugins: Plugins, file: Path) -> dict[
         if follows and name in settings.roles and settings.roles[name].follows is None:
             settings.roles[name].follows = follows
             origins[f"roles.{name}.follows"] = f"default of role {name} ({item.owner})"
+        role = settings.roles.get(name)
+        is_trainer = getattr(item.spec, "kind", "") == "trainer"
+        if is_trainer and name != POLICY and role is not None and not role.model:
+            role.model = copy.deepcopy(settings.roles[POLICY].model)
+            origins[f"roles.{name}.model"] = f"roles.{POLICY}.model"
     return origins
 
 

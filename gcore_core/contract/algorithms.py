@@ -57,13 +57,24 @@ class Objective(Protocol):
         rollout_logp float32[A]: log-prob under the weights that sampled the action
     and what ``requires`` names; a column that is not required may be absent:
         old_logp float32[A]: log-prob under the weights before this step's first update
-        ref_logp, values, returns float32[A]
+        ref_logp float32[A]
         group int64[A]: the group of each action, 0..G-1. Whoever requires it gets whole groups: all
             records of a prompt are in one micro-batch, on one rank
         sample int64[A]: number of the action's record in its group, as in ``Header.sample``
     ``current`` has, each with a gradient:
         logp float32[A]: log-prob under the weights that are being trained
-        entropy, values float32[A]: only if required
+        entropy float32[A]: only if required
+
+    An objective that requires "values" trains a model with a value head (capability "values"). It
+    gets S = A + R states where others get actions: each record's states before its actions, then
+    the one after the last. ``columns`` has record and mask, which is false at the last state of
+    each record, besides them
+        end bool[S]: true at that last state alone
+        advantage float32[S]: the record's number repeated
+    and what ``requires`` names:
+        old_values float32[S]: values under the weights before this step's first update
+        returns float32[S]: what an ``ActionAdvantage`` gives, 0 where mask is false
+    and ``current`` has values float32[S] alone.
 
     requires: names of columns, and "entropy" or "values", without which ``loss`` cannot work.
     """
@@ -130,25 +141,57 @@ class Advantage(Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActionScalars:
+    """Holds one record of A actions, in numbers.
+
+    reward: the weighted sum of its named rewards.
+    mask: bool[A], whether the action is trained on.
+    truncated: whether it was cut before the policy ended it, so that more actions could follow.
+    columns: name -> float64[A], of those that the advantage's ``requires`` names, and ``logp``, the
+        log-probs of the actions under the weights that sampled them.
+    """
+
+    reward: float
+    mask: np.ndarray
+    truncated: bool = False
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
 @runtime_checkable
 class ActionAdvantage(Protocol):
-    """Turns rewards and values into one number per action, on trainer ranks. It is pure.
+    """Turns a record's reward and columns into one number per action (level "action").
 
-    Provisional: nothing in the core calls it yet.
+    It is pure, and made in controllers, for its ``group_size``, and on every trainer rank. All
+    roles that train compute the same of a record.
+
+    group_size: samples that are drawn of each prompt.
+    requires: per-action columns that it needs, which roles give ("values", "ref_logp", ...).
     """
 
     group_size: int
     requires: frozenset[str]
 
-    def per_action(
-        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (advantages, returns) of one record, float64[A] each.
+    def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (advantages, returns) of one record, float64[A] each, 0 where ``mask`` is false.
 
-        Provisional: nothing in the core calls it yet.
+        returns: what the values before the actions should have been.
+        """
 
-        rewards, values: float64[A].
-        mask: bool[A], whether the action is trained on.
+    def statistics(self, advantages: np.ndarray) -> np.ndarray:
+        """Returns what other records' advantages need of a record's, float64[K].
+
+        It is summed over all records of a step, on all ranks. K is the same for all of them, and 0
+        where records need nothing of each other.
+
+        advantages: float64[n], those of the record's trained actions.
+        """
+
+    def of(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+        """Returns the advantages of a record's trained actions as the policy gets them, float64[n].
+
+        advantages: float64[n], of ``per_action``.
+        statistics: float64[K], summed over all records of the step.
         """
 
 

@@ -28,12 +28,12 @@ class WorkerContext:
     meeting_address: "HOST:PORT" on which rank 0 is to listen and where the other ranks find it, if
         ranks of one role are on several nodes; else empty. It is reached over a network that is
         declared private: what ranks send each other is in plain.
-    parts: factories the backend needs besides its own (a trainer's "objective", "advantage"),
-        already made.
+    parts: what the backend needs besides its own, already made: of a trainer "objective", and
+        "advantage" where that is of level "action".
     directory: the run's, for what a person may want to look into after a failure.
     columns: names of the per-action columns that the role gives (``RoleProvider.columns``).
-    given: of a trainer, names of the per-action columns that other roles give: each record that is
-        prepared has them.
+    given: of a trainer, names of the per-action columns that the roles of the job give, its own
+        role too: each record that is prepared has them.
     sampler: of a reward, the generator role that its ``role:`` names; None where it names none.
     progress: call it during long work; it extends the caller's deadline.
     """

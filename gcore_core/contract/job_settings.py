@@ -207,6 +207,12 @@ class Role(Choice):
     python: str | None = None
     model: dict[str, Any] = _open()
     engine: dict[str, Any] = _open()
+    # Of a trainer besides the policy: what it trains, how, and for how many steps before the policy
+    # trains too. None: what the role's plugin says.
+    objective: Choice | None = None
+    minibatches: int = _at_least(1, default=1)
+    epochs: int = _at_least(1, default=1)
+    head_start: int = _at_least(0, default=0)
 
 
 @dataclass

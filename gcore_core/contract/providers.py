@@ -43,6 +43,8 @@ RECORD_COLUMNS = frozenset(
 CAPABILITIES = frozenset(
     {
         "abort",  # unfinished samples can be ended with partial results
+        # a trainer that computes advantages of level "action" on its ranks (ActionAdvantage)
+        "advantages.action",
         "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
@@ -58,7 +60,7 @@ CAPABILITIES = frozenset(
         # one whose ranks may be on several nodes (WorkerContext.meeting_address)
         "sharding.nodes",
         "sleep",  # can give its memory back and take it again (Sleeps)
-        "values",  # a trainer whose model gets a value head where the objective requires values
+        "values",  # a trainer whose model gets a value head where its objective requires values
         # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
         "weights.device",
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
@@ -169,13 +171,17 @@ class RoleProvider(Provider):
     kind: of the provider that ``use:`` names below the role, one of ``ROLE_KINDS``.
     follows: the role whose weights it follows.
     columns: names of the per-action columns that it gives for every record that is trained on, such
-        as ``("ref_logp",)``; an objective may require them. An annotator gives at least one.
+        as ``("ref_logp",)``; an objective or an advantage may require them. An annotator gives at
+        least one. A trainer gives them in preparation, by the weights that a step begins with.
+    objective: what a trainer of this role trains, as in ``use:``; ``roles.<name>.objective`` may
+        choose another. Empty: the job's own objective.
     """
 
     factory: str = ""
     kind: str
     follows: str | None = None
     columns: tuple[str, ...] = ()
+    objective: str = ""
 
     def problems(self, plugin: str) -> list[str]:
         problems = [text for text in super().problems(plugin) if not text.startswith("factory ")]
@@ -187,6 +193,8 @@ class RoleProvider(Provider):
             problems.append("an annotator gives columns; name them")
         if self.kind == "annotator" and self.follows:
             problems.append("follows: no weights are pushed to an annotator")
+        if self.objective and self.kind != "trainer":
+            problems.append("objective: only a trainer has one")
         if self.kind == "generator" and self.columns:
             problems.append("columns: a generator gives none beside its records'")
         return problems + [_wrong_column(name) for name in self.columns if _wrong_column(name)]
@@ -251,8 +259,8 @@ class RewardProvider(Provider):
 class AdvantageProvider(Provider):
     """Describes how rewards become advantages, in numpy.
 
-    level: "record": one number a record, in controllers. "action": one an action, on trainer ranks;
-        provisional: nothing in the core calls it yet.
+    level: "record": one number a record, in controllers. "action": one an action, on trainer ranks
+        (``ActionAdvantage``); controllers give these the record's reward.
 
     Ability of its config: ``requires``.
     """

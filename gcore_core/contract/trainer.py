@@ -27,6 +27,7 @@ class TrainRecord:
         record of a tile has all of them.
     replica: number of the generator's replica that sampled it.
     version: of the weights that sampled its first action.
+    truncated: whether it was cut before the policy ended it, so that more actions could follow.
     """
 
     ordinal: int
@@ -38,6 +39,7 @@ class TrainRecord:
     tile: int = 0
     replica: int = 0
     version: int = 0
+    truncated: bool = False
 
 
 @runtime_checkable
@@ -77,7 +79,8 @@ class Trainer(Protocol):
         ranks; 0 when it cannot tell. Without it the processor time of the process is taken, which
         says nothing about an accelerator.
 
-        advantages: float64[records], in the order of the prepared records.
+        advantages: float64[records], in the order of the prepared records. Where the job has an
+            advantage of level "action" (``WorkerContext.parts``), these are the records' rewards.
         """
 
     def skip(self, step: int) -> None:

@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.contract.algorithms import Advantage, Balancer, Filter, GroupScalars, Work
+from gcore_core.contract.algorithms import (
+    ActionAdvantage,
+    Advantage,
+    Balancer,
+    Filter,
+    GroupScalars,
+    Work,
+)
 from gcore_core.contract.plugin_code import PluginCode
 
 
-def advantage_code(advantage: Advantage, provider: str = "") -> PluginCode:
+def advantage_code(advantage: Advantage | ActionAdvantage, provider: str = "") -> PluginCode:
     """Returns the caller of an advantage's methods, which names its plugin in errors.
 
     provider: the plugin's provider as ``use`` names it; "" where only the class is known.

@@ -1,18 +1,24 @@
-"""Has every role that gives columns annotate the records of a step, which it gets by reference."""
+"""Has every role that gives columns annotate the records of a step, which it gets by reference.
+
+Annotators are asked by worker, each shard by itself. A role that is trained gives columns on all of
+its ranks at once, since these may need each other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.launching import Peer
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.runtime.messages import (
     ANNOTATE,
+    ANNOTATE_RANKS,
     RELEASE_STEPS,
     TRAIN,
     AnnotateReply,
@@ -23,26 +29,44 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.rpc.retry import insist
 
+Key = tuple[int, int]  # (ordinal, sample) of a record
+#: Where the columns lie that the roles gave of each record.
+Extras = Mapping[Key, Sequence[Extra]]
 
-async def annotated(
-    context: ControllerContext, step: int, items: Sequence[TrainItem], purpose: str = TRAIN
-) -> list[TrainItem]:
-    """Returns the same items with references to the columns that the roles gave.
+
+async def annotate(
+    context: ControllerContext,
+    step: int,
+    items: Sequence[TrainItem],
+    by_learner: Mapping[str, Sequence[Sequence[TrainItem]]],
+    purpose: str = TRAIN,
+) -> Extras:
+    """Returns where the columns lie that all roles gave of the records.
 
     All roles work at once. A worker that is lost gets its request again when it has been restarted.
     Raises WeightMismatch when the workers of one role hold different weights.
+
+    items: this shard's records.
+    by_learner: role that is trained -> the same records, by the rank that trains on them.
+    purpose: TRAIN, or what else the records are for.
     """
-    if not context.annotators:
-        return list(items)
-    extras: dict[tuple[int, int], list[Extra]] = defaultdict(list)
+    extras: dict[Key, list[Extra]] = defaultdict(list)
+    givers = [role for role in by_learner if context.facts.learners[role].gives]
     parts = await asyncio.gather(
-        *(_of_role(context, step, role, items, purpose) for role in context.annotators)
+        *(_of_role(context, step, role, items, purpose) for role in context.annotators),
+        *(_of_learner(context, step, role, by_learner[role]) for role in givers),
     )
     for part in parts:
         for key, extra in part.items():
             extras[key].append(extra)
+    return extras
+
+
+def annotated(items: Sequence[TrainItem], extras: Extras) -> list[TrainItem]:
+    """Returns the items with references to the columns that roles gave."""
     return [
-        msgspec.structs.replace(item, extras=extras[item.ordinal, item.sample]) for item in items
+        msgspec.structs.replace(item, extras=list(extras.get((item.ordinal, item.sample), ())))
+        for item in items
     ]
 
 
@@ -52,6 +76,8 @@ async def release_annotations(context: ControllerContext, before: int) -> None:
     No shard may need these columns any more.
     """
     peers = [peer for workers in context.annotators.values() for peer in workers]
+    for role, learner in context.facts.learners.items():
+        peers += context.workers_of(role) if learner.gives else []
     request = ReleaseSteps(before)
     await asyncio.gather(*(insist(peer, RELEASE_STEPS, request) for peer in peers))
 
@@ -62,7 +88,7 @@ async def _of_role(
     role: str,
     items: Sequence[TrainItem],
     purpose: str,
-) -> dict[tuple[int, int], Extra]:
+) -> dict[Key, Extra]:
     """Has one role annotate the records; returns (ordinal, sample) -> where its columns are."""
     shares = _shares(items, context.annotators[role], context.facts.shard)
 
@@ -71,6 +97,27 @@ async def _of_role(
         return await insist(worker, ANNOTATE, request)
 
     replies = await asyncio.gather(*(ask(worker, share) for worker, share in shares))
+    return _extras(role, [share for _, share in shares], replies)
+
+
+async def _of_learner(
+    context: ControllerContext, step: int, role: str, by_rank: Sequence[Sequence[TrainItem]]
+) -> dict[Key, Extra]:
+    """Has all ranks of a role that is trained annotate the records that each will train on."""
+    shard = context.facts.shard
+    requests = [AnnotateRequest(step, shard, list(items)) for items in by_rank]
+    ranks = context.learners[role]
+    replies = await ask_ranks(shard, ranks, ANNOTATE_RANKS, step, requests)
+    return _extras(role, by_rank, replies)
+
+
+def _extras(
+    role: str, shares: Sequence[Sequence[TrainItem]], replies: Sequence[AnnotateReply]
+) -> dict[Key, Extra]:
+    """Returns (ordinal, sample) -> where its columns are, of shares of records and their replies.
+
+    Raises WeightMismatch when the replies are of different weights.
+    """
     versions = sorted({reply.version for reply in replies})
     if len(versions) > 1:
         raise WeightMismatch(
@@ -80,7 +127,7 @@ async def _of_role(
         )
     return {
         (item.ordinal, item.sample): Extra(reply.columns, slot)
-        for (_, share), reply in zip(shares, replies, strict=True)
+        for share, reply in zip(shares, replies, strict=True)
         for slot, item in enumerate(share)
     }
 

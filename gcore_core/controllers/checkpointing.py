@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -130,13 +131,19 @@ class Checkpointing:
     async def _send_to_ranks(
         self, endpoint: Endpoint[SaveState, Reply], request: SaveState
     ) -> list[Reply]:
-        """Sends a request of a save to every rank, since saving may need collectives.
+        """Sends a request of a save to every rank of every trainer, since saving may need
+        collectives; returns their replies, the policy's first.
 
-        When a rank cannot save, the save is given up and the supervisor gets the reason.
+        Each role saves into a directory of its own beside the policy's. When a rank cannot save,
+        the save is given up and the supervisor gets the reason.
         """
-        ranks = self._context.trainers
+        asked = [(peer, request) for peer in self._context.trainers]
+        for role in self._context.learners:
+            beside = str(Path(request.directory).with_name(role)) if request.directory else ""
+            own = msgspec.structs.replace(request, directory=beside)
+            asked += [(peer, own) for peer in self._context.workers_of(role)]
         try:
-            return await asyncio.gather(*(insist(rank, endpoint, request) for rank in ranks))
+            return await asyncio.gather(*(insist(peer, endpoint, one) for peer, one in asked))
         except CheckpointError as error:
             self._begun = None
             failed = CommitCheckpoint(request.step, {}, {}, str(error))

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gcore_core.contract.algorithms import Advantage, Balancer, Filter
+from gcore_core.contract.algorithms import ActionAdvantage, Advantage, Balancer, Filter
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.launching import Network, Peer, Traffic
@@ -38,7 +38,8 @@ class ControllerContext:
     chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
     filter, balancer: the job's other algorithms.
     judges: generator role that rewards ask -> its replicas.
-    annotators: role that gives columns -> its workers.
+    annotators: role that gives columns and is not trained -> its workers.
+    learners: role that is trained besides the policy -> the workers of each data-parallel rank.
     placement: the policy that moves devices between generators; none where nothing moves.
     agents: the nodes' agents by name, where they read how long devices are in use.
     sentinel: this controller's half of what compares log-probs; None where nothing does.
@@ -53,18 +54,19 @@ class ControllerContext:
     replicas: list[Peer]
     ranks: list[list[Peer]]
     scorers: list[tuple[Peer, list[str]]]
-    chosen_advantage: Advantage | None
+    chosen_advantage: Advantage | ActionAdvantage | None
     filter: Filter
     balancer: Balancer
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
+    learners: Mapping[str, list[list[Peer]]] = field(default_factory=dict)
     placement: PlacementPolicy | None = None
     agents: Mapping[str, Peer] = field(default_factory=dict)
     sentinel: Sentinel | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def advantage(self) -> Advantage:
+    def advantage(self) -> Advantage | ActionAdvantage:
         """The chosen advantage.
 
         Raises ContractError in a program whose description says that it needs none.
@@ -95,6 +97,10 @@ class ControllerContext:
         """Every worker of the policy's trainer; the first one sends weights."""
         return [peer for rank in self.ranks for peer in rank]
 
+    def workers_of(self, learner: str) -> list[Peer]:
+        """Every worker of a role that is trained besides the policy."""
+        return [peer for rank in self.learners[learner] for peer in rank]
+
 
 def make_context(
     config: None, facts: JobFacts, factories: Mapping[str, FactorySpec], network: Network
@@ -122,6 +128,10 @@ def make_context(
         },
         annotators={
             role: [network.peer(name) for name in names] for role, names in facts.annotators.items()
+        },
+        learners={
+            role: [[network.peer(name) for name in rank] for rank in learner.ranks]
+            for role, learner in facts.learners.items()
         },
         placement=build(factories["placement"]) if "placement" in factories else None,
         agents={

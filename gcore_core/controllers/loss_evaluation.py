@@ -7,11 +7,12 @@ computes loss and metrics of the job's objective on them, without an update.
 from __future__ import annotations
 
 from gcore_core.contract.records import FAILED, Assignment, Header, Lease
-from gcore_core.controllers.annotating import annotated
+from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, is_due
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.training import Plan, Training, train_item
+from gcore_core.controllers.relayed import ask_ranks
+from gcore_core.controllers.training import Plan, train_item
 from gcore_core.controllers.window import Drawing, Round
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import EVALUATE_RANKS, GREEDY, EvaluateRequest, TrainItem
@@ -30,15 +31,8 @@ class LossEvaluation:
     samples: records of a group.
     """
 
-    def __init__(
-        self,
-        context: ControllerContext,
-        placement: PlacementShard,
-        training: Training,
-        samples: int,
-    ) -> None:
+    def __init__(self, context: ControllerContext, placement: PlacementShard, samples: int) -> None:
         self._context = context
-        self._training = training
         self._samples = samples
         self._drawing = Drawing(context, placement)
 
@@ -88,8 +82,10 @@ class LossEvaluation:
         }
         unplaced = [train_item(header, plan) for group in groups for header in group]
         parts: list[list[TrainItem]] = [[] for _ in range(ranks)]
-        for item in await annotated(self._context, version, unplaced, GREEDY):
+        extras = await annotate(self._context, version, unplaced, {}, GREEDY)
+        for item in annotated(unplaced, extras):
             parts[plan[item.ordinal, item.sample].rank].append(item)
         requests = [EvaluateRequest(version, part, [1.0] * len(part)) for part in parts]
-        answers = await self._training.ask_ranks(EVALUATE_RANKS, version, requests)
+        shard = self._context.facts.shard
+        answers = await ask_ranks(shard, self._context.ranks, EVALUATE_RANKS, version, requests)
         return answers[0]

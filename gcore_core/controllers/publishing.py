@@ -104,14 +104,19 @@ class Publishing:
     async def save(self) -> None:
         """Has the ranks write the final weights in Hugging Face layout; all shards call it.
 
+        Those of a role that is trained besides the policy go beside the policy's, with the role's
+        name behind a dash.
+
         Every rank takes part, since a rank may need collectives.
         """
         agree = self._context.agree
         output = self._context.facts.output
         if agree.lead and output:
-            ranks = self._context.trainers
-            request = SaveWeights(output)
-            await asyncio.gather(*(insist(r, SAVE_PRETRAINED, request) for r in ranks))
+            asked = [(peer, SaveWeights(output)) for peer in self._context.trainers]
+            for role in self._context.learners:
+                own = SaveWeights(f"{output}-{role}")
+                asked += [(peer, own) for peer in self._context.workers_of(role)]
+            await asyncio.gather(*(insist(peer, SAVE_PRETRAINED, own) for peer, own in asked))
         await agree.barrier("saved")
 
 

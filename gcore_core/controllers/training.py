@@ -13,13 +13,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.contract.algorithms import Balancer, GroupScalars, KeepsCosts, LearnsCosts, Work
+from gcore_core.contract.algorithms import (
+    ActionAdvantage,
+    Balancer,
+    GroupScalars,
+    KeepsCosts,
+    LearnsCosts,
+    Work,
+)
 from gcore_core.contract.errors import RecordMismatch, TrainingError, WeightMismatch
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import check_receipt, name_of
 from gcore_core.contract.order import row_of, step_seed
 from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.records import Assignment, Facts, Header, Ref
+from gcore_core.contract.records import FINISHED, Assignment, Facts, Header, Ref
 from gcore_core.contract.run_files import UPDATE_METRICS
 from gcore_core.controllers.algorithm_answers import (
     advantages_of,
@@ -28,9 +35,10 @@ from gcore_core.controllers.algorithm_answers import (
     split_of,
     statistics_of,
 )
-from gcore_core.controllers.annotating import annotated
+from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.controllers.reward_weights import rewards_of, statistics
 from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
 from gcore_core.controllers.watching import Watching
@@ -42,15 +50,12 @@ from gcore_core.runtime.messages import (
     Part,
     PrepareRequest,
     RelayedEndpoint,
-    RelayRequest,
     SkipStep,
     TrainItem,
     TrainReply,
     TrainRequest,
 )
-from gcore_core.runtime.relay import RELAYED
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.step_digests import digest_of, sum_of
 
 Key = tuple[int, int]  # (ordinal, sample) of a record
@@ -88,6 +93,7 @@ class Training:
         self._context = context
         self._config = config
         self._drawn_plan: Drawn | None = None  # only the lead has it
+        self._plans: dict[str, Plan] = {}  # of each learner, for the step that is under way
         self._digests: dict[str, int] = {}
         self.watching = Watching(context)
         restore_costs(context.balancer, context.facts.state.get("balance", {}))
@@ -106,24 +112,19 @@ class Training:
     async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
         """Sends the facts of this shard's records to the lead; returns the plan for these records.
 
-        Only the lead sees the facts of all shards, and only it asks the balancer.
+        Only the lead sees the facts of all shards, and only it asks the balancer. It also draws a
+        plan for every learner, which has ranks and minibatches of its own; they are kept until the
+        step has trained.
         """
 
         async def lead(payloads: list[bytes]) -> list[bytes]:
             by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in payloads]
-            self._drawn_plan = draw_plan(
-                [fact for part in by_shard for fact in part],
-                len(self._context.ranks),
-                self._config.minibatches,
-                step_seed(self._context.facts.run.seed, step),
-                self._context.balancer,
-                self._context.balancer_code,
-                self._config.tiles if self._context.facts.run.deterministic else None,
-                whole_groups=self._context.facts.whole_groups,
-            )
-            plan = self._drawn_plan.plan
+            drawn = self._draw(step, [fact for part in by_shard for fact in part])
+            self._drawn_plan = drawn[0]
             return [
-                msgspec.msgpack.encode([plan[f.ordinal, f.sample] for f in part])
+                msgspec.msgpack.encode(
+                    [[one.plan[f.ordinal, f.sample] for f in part] for one in drawn]
+                )
                 for part in by_shard
             ]
 
@@ -132,32 +133,83 @@ class Training:
             for group in groups
             for h in group
         ]
-        assignments = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
-        return {
-            (a.ordinal, a.sample): a
-            for a in msgspec.msgpack.decode(assignments, type=list[Assignment])
-        }
+        answer = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
+        plan, *others = [
+            {(a.ordinal, a.sample): a for a in assignments}
+            for assignments in msgspec.msgpack.decode(answer, type=list[list[Assignment]])
+        ]
+        self._plans = dict(zip(self._context.learners, others, strict=True))
+        return plan
+
+    def _draw(self, step: int, records: list[Facts]) -> list[Drawn]:
+        """Draws the policy's plan for the records of all shards, then that of each learner."""
+        context = self._context
+        facts = context.facts
+        sizes = [(len(context.ranks), self._config.minibatches, facts.whole_groups)]
+        sizes += [(len(one.ranks), one.minibatches, False) for one in facts.learners.values()]
+        return [
+            draw_plan(
+                records,
+                ranks,
+                minibatches,
+                step_seed(facts.run.seed, step),
+                context.balancer,
+                context.balancer_code,
+                self._config.tiles if facts.run.deterministic else None,
+                whole_groups=whole_groups,
+            )
+            for ranks, minibatches, whole_groups in sizes
+        ]
 
     async def prepare(
         self, step: int, groups: list[list[Header]], plan: Plan
     ) -> dict[Key, list[float]]:
         """Prepares the records on the ranks; returns the scalars that the advantage requires.
 
-        Every role that gives columns annotates the records first. Then each rank gets references
-        to its records. For each record there is a row of scalars, by their sorted names.
+        Every role that gives columns annotates the records first. Then each rank of every trainer
+        gets references to its records. For each record there is a row of scalars, by their sorted
+        names; none in a step in which the policy is not trained.
         """
-        names = sorted(self._context.advantage.requires)
-        items: list[list[TrainItem]] = [[] for _ in self._context.ranks]
-        unplaced = [train_item(header, plan) for group in groups for header in group]
-        for item in await annotated(self._context, step, unplaced):
-            items[plan[item.ordinal, item.sample].rank].append(item)
-        requests = [PrepareRequest(step, part, names) for part in items]
-        replies = await self.ask_ranks(PREPARE_RANKS, step, requests)
+        context = self._context
+        items = dealt(groups, plan, len(context.ranks))
+        by_learner = {
+            role: dealt(groups, self._plans[role], len(ranks))
+            for role, ranks in context.learners.items()
+        }
+        unplaced = [item for part in items for item in part]
+        extras = await annotate(context, step, unplaced, by_learner)
+        for role, parts in by_learner.items():
+            requests = [PrepareRequest(step, annotated(part, extras), []) for part in parts]
+            await self._ask(context.learners[role], PREPARE_RANKS, step, requests)
+        if self._policy_waits(step):
+            return {}
+        names = [] if self._is_of_actions else sorted(context.advantage.requires)
+        requests = [PrepareRequest(step, annotated(part, extras), names) for part in items]
+        replies = await self._ask(context.ranks, PREPARE_RANKS, step, requests)
         return {
             (item.ordinal, item.sample): row
             for part, rows in zip(items, replies, strict=True)
             for item, row in zip(part, rows, strict=True)
         }
+
+    @property
+    def _is_of_actions(self) -> bool:
+        """Whether ranks compute the advantages, one for each action."""
+        return isinstance(self._context.advantage, ActionAdvantage)
+
+    def _policy_waits(self, step: int) -> bool:
+        """Whether only learners train in this step: one of them has a head start."""
+        learners = self._context.facts.learners.values()
+        return step < max((learner.head_start for learner in learners), default=0)
+
+    async def _ask(
+        self,
+        ranks: list[list[Peer]],
+        endpoint: RelayedEndpoint[Part, Answer],
+        step: int,
+        parts: Sequence[Part],
+    ) -> list[Answer]:
+        return await ask_ranks(self._context.facts.shard, ranks, endpoint, step, parts)
 
     async def advantages(
         self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]
@@ -168,29 +220,29 @@ class Training:
         RecordMismatch when a record is of another row than its ordinal has, or has rewards that no
         scorer gave it.
 
+        Where ranks compute the advantages, these are the rewards of the records.
+
         scalars: what ``prepare`` returned.
         """
         self._check_records(groups)
         advantage = self._context.advantage
-        names = sorted(advantage.requires)
         rewards = self._context.facts.rewards
         totals = statistics(groups, rewards)
         if totals.size:
             totals = (await self._context.agree.sum("rewards", totals)).reshape(totals.shape)
+        weighted = [rewards_of(group, rewards, totals) for group in groups]
+        if isinstance(advantage, ActionAdvantage):
+            return by_key(groups, weighted)
+        names = sorted(advantage.requires)
         scalars_of_groups = [
-            self._scalars(group, rewards_of(group, rewards, totals), names, scalars)
-            for group in groups
+            self._scalars(group, own, names, scalars)
+            for group, own in zip(groups, weighted, strict=True)
         ]
         code = self._context.advantage_code
         shared = statistics_of(code, advantage, scalars_of_groups)
         if shared.size:
             shared = await self._context.agree.sum("statistics", shared)
-        values = advantages_of(code, advantage, scalars_of_groups, shared)
-        return {
-            header.key: float(value)
-            for group, row in zip(groups, values, strict=True)
-            for header, value in zip(group, row, strict=True)
-        }
+        return by_key(groups, advantages_of(code, advantage, scalars_of_groups, shared))
 
     def _check_records(self, groups: list[list[Header]]) -> None:
         facts = self._context.facts
@@ -220,20 +272,37 @@ class Training:
     ) -> dict[str, float]:
         """Runs all updates of the step on all ranks.
 
-        Returns the metrics that the ranks agreed on; empty on other shards than the lead. Raises
+        Returns the metrics that the ranks agreed on; empty on other shards than the lead. Those of
+        a role that is trained besides the policy begin with its name and a slash. Raises
         TrainingError when no action was trained on, and WeightMismatch when log-probs differ by
         more than the band, or when the sentinel gives an alarm.
         """
-        config = self._config
         self._context.trace.advantages(step, advantages)
         self._digests = {
             "preparation": sum_of(digest_of(*key, value) for key, value in advantages.items())
         }
-        parts: list[list[tuple[int, int, float]]] = [[] for _ in self._context.ranks]
-        for (ordinal, sample), value in advantages.items():
-            parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
+        learners = self._context.facts.learners.values()
+        if self._policy_waits(step):
+            learned = await self._train_learners(step, advantages)
+            await self._skip(self._context.trainers, step)
+            return learned
+        if all(learner.apart for learner in learners):
+            trained, learned = await asyncio.gather(
+                self._train_policy(step, advantages, plan), self._train_learners(step, advantages)
+            )
+            return trained | learned
+        learned = await self._train_learners(step, advantages)
+        return await self._train_policy(step, advantages, plan) | learned
+
+    async def _train_policy(
+        self, step: int, advantages: Mapping[Key, float], plan: Plan
+    ) -> dict[str, float]:
+        """Runs the policy's updates of the step; returns its metrics in the lead."""
+        config = self._config
+        ranks = self._context.ranks
+        parts = dealt_advantages(advantages, plan, len(ranks))
         requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
-        replies = await self.ask_ranks(TRAIN_RANKS, step, requests)
+        replies = await self._ask(ranks, TRAIN_RANKS, step, requests)
         answers = [reply for reply in replies if reply is not None]
         seen = await self.watching.judge(step, (g for reply in answers for g in reply.groups))
         if not self._context.agree.lead:
@@ -245,34 +314,36 @@ class Training:
             np.array([reply.busy_s for reply in answers], np.float64)
         )
 
+    async def _train_learners(self, step: int, advantages: Mapping[Key, float]) -> dict[str, float]:
+        """Runs the updates of every other role that is trained, one role after the other.
+
+        Returns their metrics in the lead.
+        """
+        metrics: dict[str, float] = {}
+        for role, learner in self._context.facts.learners.items():
+            ranks = self._context.learners[role]
+            parts = dealt_advantages(advantages, self._plans[role], len(ranks))
+            requests = [
+                TrainRequest(step, part, learner.minibatches, learner.epochs) for part in parts
+            ]
+            replies = await self._ask(ranks, TRAIN_RANKS, step, requests)
+            answers = [reply for reply in replies if reply is not None]
+            if self._context.agree.lead:
+                masked_share(step, answers)  # raises where no action was trained on
+                own = answers[0].metrics
+                metrics |= {f"{role}/{name}": value for name, value in own.items()}
+        return metrics
+
+    async def _skip(self, workers: Sequence[Peer], step: int) -> None:
+        if self._context.agree.lead:
+            await asyncio.gather(*(insist(peer, SKIP_STEP, SkipStep(step)) for peer in workers))
+
     async def skip(self, step: int) -> None:
         """Ends a step that no shard has a group for: its weights are those of the step before."""
         self._digests = {}
-        if self._context.agree.lead:
-            ranks = self._context.trainers
-            await asyncio.gather(*(insist(rank, SKIP_STEP, SkipStep(step)) for rank in ranks))
-
-    async def ask_ranks(
-        self, endpoint: RelayedEndpoint[Part, Answer], step: int, parts: Sequence[Part]
-    ) -> list[Answer]:
-        """Sends one part to each data-parallel rank; returns the ranks' answers in their order.
-
-        The first worker of every ``RELAYED`` ranks is a relay: it gets one request with the parts
-        of these ranks and passes them on.
-        """
-        facts = self._context.facts
-
-        async def ask(ranks: list[list[Peer]], parts: Sequence[Part]) -> list[Answer]:
-            names = [[worker.name for worker in rank] for rank in ranks]
-            bodies = [msgspec.Raw(encode(part)) for part in parts]
-            request = RelayRequest(step, facts.shard, names, bodies)
-            relay = ranks[0][0]
-            return await insist(relay, endpoint.of_relay, request)
-
-        ranks = self._context.ranks
-        relayed = [slice(first, first + RELAYED) for first in range(0, len(ranks), RELAYED)]
-        answers = await asyncio.gather(*(ask(ranks[some], parts[some]) for some in relayed))
-        return [answer for part in answers for answer in part]
+        await self._skip(self._context.trainers, step)
+        for role in self._context.learners:
+            await self._skip(self._context.workers_of(role), step)
 
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
         """Measures how even the ranks' work was planned, and how even it was.
@@ -297,6 +368,33 @@ class Training:
         return metrics
 
 
+def by_key(groups: list[list[Header]], rows: Sequence[np.ndarray]) -> dict[Key, float]:
+    """Returns (ordinal, sample) -> number, of a row of numbers for each group."""
+    return {
+        header.key: float(value)
+        for group, row in zip(groups, rows, strict=True)
+        for header, value in zip(group, row, strict=True)
+    }
+
+
+def dealt(groups: list[list[Header]], plan: Plan, ranks: int) -> list[list[TrainItem]]:
+    """Returns the records that each rank trains on, as a plan says."""
+    parts: list[list[TrainItem]] = [[] for _ in range(ranks)]
+    for header in (header for group in groups for header in group):
+        parts[plan[header.key].rank].append(train_item(header, plan))
+    return parts
+
+
+def dealt_advantages(
+    advantages: Mapping[Key, float], plan: Plan, ranks: int
+) -> list[list[tuple[int, int, float]]]:
+    """Returns (ordinal, sample, advantage) of the records of each rank, as a plan says."""
+    parts: list[list[tuple[int, int, float]]] = [[] for _ in range(ranks)]
+    for (ordinal, sample), value in advantages.items():
+        parts[plan[ordinal, sample].rank].append((ordinal, sample, value))
+    return parts
+
+
 def train_item(header: Header, plan: Plan) -> TrainItem:
     """Makes the form in which workers get a record: references to its columns, no arrays."""
     ref: Ref = header.columns  # type: ignore[assignment]  # records without columns never pass the filter
@@ -314,6 +412,7 @@ def train_item(header: Header, plan: Plan) -> TrainItem:
         stamp=header.stamp,
         last_version=header.versions[1],
         replica=header.replica,
+        truncated=header.status != FINISHED,
     )
 
 

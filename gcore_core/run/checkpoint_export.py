@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from gcore_core.config.interpreters import open_interpreter
-from gcore_core.config.plan import load_plan
+from gcore_core.config.plan import learners, load_plan
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import DataError, GcoreError
+from gcore_core.contract.errors import ConfigError, DataError, GcoreError, did_you_mean
 from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.run_files import CONFIG
@@ -36,12 +36,14 @@ _POLL_S = 0.1
 class _Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Tells one process of the export what it needs.
 
+    role: the trainer's.
     rank, ranks: which of the replica's processes it is, and of how many.
     rendezvous: a directory in which the ranks find each other.
     state: the checkpoint's directory that the trainer saved.
     to: the directory that the weights are written to.
     """
 
+    role: str
     backend: FactorySpec
     objective: FactorySpec
     rank: int
@@ -53,30 +55,35 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True):
     to: str
 
 
-def export_step(run_dir: Path, step: int, to: Path) -> int:
+def export_step(run_dir: Path, step: int, to: Path, role: str = POLICY) -> int:
     """Writes the weights that the checkpoint of ``step`` holds to the new directory ``to``.
 
+    role: whose weights; a role that is trained.
     Returns their size in bytes. Raises CheckpointError unless the checkpoint is whole, DataError
     when the trainer cannot load it, ConfigError when ``to`` exists or the run's configuration no
     longer resolves.
     """
-    state = Checkpoints(run_dir).open(step).path / POLICY
     plan = load_plan(run_dir / CONFIG)
-    role = plan.settings.roles[POLICY]
-    backend = plan.factory(f"roles.{POLICY}")
-    python = open_interpreter(role.python, where=f"roles.{POLICY}.python").python
-    ranks = replica_slots(plan.objects[f"roles.{POLICY}"])
+    _check_role(role, [POLICY, *learners(plan)])
+    state = Checkpoints(run_dir).open(step).path / role
+    node = plan.settings.roles[role]
+    backend = plan.factory(f"roles.{role}")
+    own = f"roles.{role}.objective"
+    objective = plan.factory(own if own in plan.provided else "objective")
+    python = open_interpreter(node.python, where=f"roles.{role}.python").python
+    ranks = replica_slots(plan.objects[f"roles.{role}"])
 
     def write(fresh: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="g-core-") as folder:
             specs = [
                 _Spec(
+                    role=role,
                     backend=backend,
-                    objective=plan.factory("objective"),
+                    objective=objective,
                     rank=rank,
                     ranks=ranks,
-                    model=_model(role.model),
-                    engine=role.engine,
+                    model=_model(node.model),
+                    engine=node.engine,
                     rendezvous=folder,
                     state=str(state.absolute()),
                     to=str(fresh.absolute()),
@@ -86,6 +93,16 @@ def export_step(run_dir: Path, step: int, to: Path) -> int:
             _run(python, specs, Path(folder))
 
     return write_whole(to, write)
+
+
+def _check_role(role: str, trained: list[str]) -> None:
+    """Raises ConfigError for a role that this run does not train."""
+    if role not in trained:
+        raise ConfigError(
+            f"no role {role!r} is trained in this run{did_you_mean(role, trained)}.",
+            where="g-core export --role",
+            why=f"there are: {', '.join(trained)}",
+        )
 
 
 def _model(model: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +175,7 @@ def main() -> None:
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_Spec)
     try:
         context = WorkerContext(
-            role=POLICY,
+            role=spec.role,
             rank=spec.rank,
             ranks=spec.ranks,
             model=spec.model,

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.config.plan import Plan
+from gcore_core.config.plan import Plan, learners
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Peer, Site
@@ -45,7 +45,6 @@ from gcore_core.runtime.store.client import StoreReader, StoreWriter
 #: Names of the parts in a checkpoint's directory.
 STATE = "state.json"
 CONFIG = "config.json"
-TRAINER = POLICY
 SURPLUS = "surplus"
 
 
@@ -64,6 +63,7 @@ class Keeper:
         hashed: Callable[[int, str], None] = lambda step, weights_sha256: None,
     ) -> None:
         self._plan = plan
+        self._trainers = [POLICY, *learners(plan)]
         self._note = note
         self._hashed = hashed
         self._checkpoints = Checkpoints(directory)
@@ -97,8 +97,9 @@ class Keeper:
         """
         self._homecoming = homecoming
         if resumed is not None and homecoming is not None:
-            ranks = [name for name in site.where if name.rpartition(".")[0] == POLICY]
-            await homecoming.send(Path(resumed.path) / TRAINER, ranks)
+            for role in self._trainers:
+                ranks = [name for name in site.where if name.rpartition(".")[0] == role]
+                await homecoming.send(Path(resumed.path) / role, ranks)
         home = site.home_node
         self._store = StoreReader(home.store, site.home, site.secret, home.agent)
         if resumed is None or not (Path(resumed.path) / SURPLUS).is_dir():
@@ -127,15 +128,15 @@ class Keeper:
                 if headers and self._store is not None:
                     # At once: after the next step the store may no longer have them.
                     await carried_records.save(headers, self._store, path / SURPLUS)
-                trainer = path / TRAINER
-                trainer.mkdir()
-                if self._homecoming is not None:
-                    await self._homecoming.make(trainer)
+                for role in self._trainers:
+                    (path / role).mkdir()
+                    if self._homecoming is not None:
+                        await self._homecoming.make(path / role)
             except (CheckpointError, DataError, OSError) as error:
                 self._checkpoints.abandon(request.step)
                 self._note(str(error))
                 return CheckpointPlace("")
-            return CheckpointPlace(str(trainer))
+            return CheckpointPlace(str(path / POLICY))
 
         place: CheckpointPlace = await self._once.join(("open", request.step), 0, None, act)
         return place

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.run_files import CONFIG, METRICS, WEIGHTS
 from gcore_core.contract.weights_hash import WeightsHash
@@ -25,8 +26,10 @@ INDEX = "model.safetensors.index.json"
 _THREADS = 4  # hash tensors side by side
 
 
-def export(run_dir: Path, to: Path) -> int:
+def export(run_dir: Path, to: Path, role: str = POLICY) -> int:
     """Copies ``run_dir/weights`` to the new directory ``to``; returns the number of bytes copied.
+
+    role: of another role than the policy it is ``run_dir/weights-<role>``.
 
     Every safetensors file is checked before and after: its header parses, its tensors fill the file
     exactly, and all tensors that the index names are there. ``to`` appears whole or not at all.
@@ -34,7 +37,7 @@ def export(run_dir: Path, to: Path) -> int:
     Raises DataError when there is no such run, it has no final weights or a file is damaged, and
     ConfigError when ``to`` exists or cannot be written.
     """
-    weights = _final_weights(run_dir)
+    weights = _final_weights(run_dir, WEIGHTS if role == POLICY else f"{WEIGHTS}-{role}")
 
     def copy(fresh: Path) -> None:
         _check(weights)
@@ -118,12 +121,12 @@ def _tensors(file: Path) -> list[tuple[TensorSpec, memoryview]]:
     return tensors
 
 
-def _final_weights(run_dir: Path) -> Path:
+def _final_weights(run_dir: Path, name: str) -> Path:
     if not run_dir.is_dir():
         raise DataError(
             "no such run directory.", where=str(run_dir), todo="runs are in runs/<name>/<NNN>"
         )
-    weights = run_dir / WEIGHTS
+    weights = run_dir / name
     if any(weights.glob("*.safetensors")):
         return weights
     if not (run_dir / CONFIG).exists() and not (run_dir / METRICS).exists():
@@ -136,7 +139,7 @@ def _final_weights(run_dir: Path) -> Path:
     raise DataError(
         "this run has no final weights.",
         where=str(run_dir),
-        why=f"{WEIGHTS}/ is written when a run ends well; this one has not",
+        why=f"{name}/ is written when a run ends well; this one has not",
         todo=f"start it anew: g-core run {run_dir / CONFIG} run.dir=null",
     )
 

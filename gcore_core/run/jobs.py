@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gcore_core.config.plan import Plan
+from gcore_core.config.plan import Plan, is_of_actions, learners
 from gcore_core.contract.abilities import (
     groups_per_step,
     largest_gap,
@@ -30,7 +30,7 @@ from gcore_core.contract.launching import ElasticLauncher, Site
 from gcore_core.contract.providers import ControllerProvider, GeneratorProvider, RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
-from gcore_core.run.checkpoint_service import TRAINER, Resumed
+from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.process import handshake
@@ -41,6 +41,7 @@ from gcore_core.runtime.worker_settings import (
     AnySettings,
     GeneratorSettings,
     JobFacts,
+    LearnerFacts,
     PlainContext,
     ScorerSettings,
     TrainerSettings,
@@ -192,9 +193,9 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     context = _context(job, site, role, rank)
     settings: TrainerSettings | GeneratorSettings | AnnotatorSettings
     if kind == "trainer":
-        factories |= _chosen(job, "objective")
-        resume = f"{job.resumed.path}/{TRAINER}" if job.resumed else ""
-        sentinel = _sentinel(job)
+        factories |= _trained_with(job, role)
+        resume = f"{job.resumed.path}/{role}" if job.resumed else ""
+        sentinel = _sentinel(job) if role == POLICY else None
         factories |= _chosen(job, "sentinel") if sentinel else {}
         settings = TrainerSettings(
             run=run, shards=job.shards, context=context, resume=resume, sentinel=sentinel
@@ -210,6 +211,18 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             trainers=job.workers(POLICY) if _pushes(job) else [],
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
+
+
+def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
+    """Returns what a trainer builds beside its backend: its objective, the job's or its own, and an
+    advantage that is computed on ranks.
+    """
+    own = f"roles.{role}.objective"
+    chosen = _chosen(job, own if own in job.plan.provided else "objective", "advantage")
+    made = {path.rpartition(".")[2]: spec for path, spec in chosen.items()}
+    if not is_of_actions(job.plan):
+        made.pop("advantage", None)
+    return made
 
 
 def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
@@ -284,6 +297,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         whole_groups="group" in required_by(job.plan.objects.get("objective")),
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotators(job)},
+        learners={role: _learner(job, role) for role in learners(job.plan)},
         placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
         resting=list(job.placed.resting),
         last_ordinal=_last_ordinal(job),
@@ -359,13 +373,27 @@ def _annotators(job: Job) -> list[str]:
     return [role for role in roles if job.plan.provided[f"roles.{role}"].kind == "annotator"]
 
 
-def _data_parallel(job: Job) -> list[list[str]]:
-    """Returns the workers of each data-parallel rank of the policy.
+def _learner(job: Job, role: str) -> LearnerFacts:
+    """Returns what controllers are to know of a role that is trained besides the policy."""
+    node = job.plan.settings.roles[role]
+    devices = {name: {d for one in job.devices(name) for d in one} for name in (role, POLICY)}
+    return LearnerFacts(
+        ranks=_data_parallel(job, role),
+        minibatches=node.minibatches,
+        epochs=node.epochs,
+        head_start=node.head_start,
+        gives=bool(job.plan.columns[role]),
+        apart=bool(devices[role]) and not devices[role] & devices[POLICY],
+    )
+
+
+def _data_parallel(job: Job, role: str = POLICY) -> list[list[str]]:
+    """Returns the workers of each data-parallel rank of a trainer.
 
     The workers of a rank have consecutive numbers and hold one replica together.
     """
-    size = replica_slots(job.plan.objects["roles.policy"])
-    workers = job.workers(POLICY)
+    size = replica_slots(job.plan.objects[f"roles.{role}"])
+    workers = job.workers(role)
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 
@@ -391,7 +419,11 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
     meeting = site.node_of(f"{role}.{rank}").meeting / f"meet-{role}"
     return PlainContext(
         devices=job.placed.local_devices(role, rank) if node else (),
-        updates_per_step=updates_per_step(job.plan.objects["controller"]),
+        updates_per_step=(
+            node.minibatches * node.epochs
+            if node is not None and role in learners(job.plan)
+            else updates_per_step(job.plan.objects["controller"])
+        ),
         model=dict(job.models.get(role, {})),
         engine=dict(node.engine) if node else {},
         rendezvous=str(meeting) if meets else "",
@@ -399,7 +431,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         directory=str(job.directory),
         columns=job.plan.columns.get(role, ()),
         given=(
-            *(name for other in _annotators(job) for name in job.plan.columns[other]),
+            *(name for columns in job.plan.columns.values() for name in columns),
             *_read_columns(job),
         ),
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.config.plan import learners
 from gcore_core.config.plugins import observer_failure
 from gcore_core.contract import run_files
 from gcore_core.contract.deadlines import Deadlines, Wait
@@ -195,7 +196,9 @@ class Supervisor:
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
         if not self._lost_trainer:
-            ranks = [site.network.peer(name) for name in self._job.workers(POLICY)]
+            roles = [POLICY, *learners(self._job.plan)]
+            names = [name for role in roles for name in self._job.workers(role)]
+            ranks = [site.network.peer(name) for name in names]
             await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
     async def _start(self, site: Site) -> None:
@@ -449,7 +452,7 @@ class Supervisor:
             return
         reason = f"ended with {_code(exited.code)}"
         role, _, rank = exited.name.rpartition(".")
-        self._lost_trainer |= role == POLICY
+        self._lost_trainer |= role == POLICY or role in learners(self._job.plan)
         log_file = run_files.log_path(self._job.directory, exited.name)
         in_vain = self._restarts.ended(exited, reason, log_file) if exited.restarted else None
         goes_on = exited.restarted and in_vain is None

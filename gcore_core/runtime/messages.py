@@ -185,6 +185,7 @@ class TrainItem(Message):
     prompt_digest, seal, stamp: as in the header.
     last_version: of the weights that sampled its last action.
     replica: number of the generator's replica that sampled it.
+    truncated: as of ``TrainRecord``.
     """
 
     ordinal: int
@@ -201,12 +202,13 @@ class TrainItem(Message):
     stamp: int = 0
     last_version: int = 0
     replica: int = 0
+    truncated: bool = False
 
 
 class AnnotateRequest(Message):
     """Asks a role for its columns of one shard's records.
 
-    items: the records; ``minibatch`` and ``extras`` mean nothing here.
+    items: the records; ``minibatch`` and ``extras`` mean nothing to an annotator.
     purpose: TRAIN, or what else the records are for: a step may ask once for each purpose.
     """
 
@@ -417,6 +419,7 @@ class SkipStep(Message):
 
 
 ANNOTATE = Endpoint("annotate", AnnotateRequest, AnnotateReply, Wait.WORK)
+ANNOTATE_RANKS = RelayedEndpoint("annotate_ranks", list[AnnotateRequest], list[AnnotateReply])
 RELEASE_STEPS = Endpoint("release_steps", ReleaseSteps, Nothing)
 PREPARE_RANKS = RelayedEndpoint("prepare", list[PrepareRequest], list[list[list[float]]])
 TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | None])

@@ -134,6 +134,24 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     agents: dict[str, list[str]] = {}
 
 
+class LearnerFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Tells controllers of a role that is trained besides the policy.
+
+    ranks: peer names of the workers of each data-parallel rank.
+    minibatches, epochs: a step makes minibatches x epochs updates of it.
+    head_start: how many steps of the run it trains before the policy does.
+    gives: whether it gives columns of the records.
+    apart: whether it shares no device with the policy, so that both may work at once.
+    """
+
+    ranks: list[list[str]]
+    minibatches: int = 1
+    epochs: int = 1
+    head_start: int = 0
+    gives: bool = False
+    apart: bool = False
+
+
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     """Holds plain facts of the job, the same for every shard but ``shard``.
 
@@ -154,7 +172,8 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     takes_stale: the objective corrects for actions sampled by older weights.
     whole_groups: the objective needs all records of a group on one rank.
     judges: generator role that rewards ask -> peer names of its replicas.
-    annotators: role that gives columns -> peer names of its workers.
+    annotators: role that gives columns and is not trained -> peer names of its workers.
+    learners: role that is trained besides the policy -> how.
     placement: where devices move between generators.
     resting: generator roles whose replicas sleep while the trainer works.
     last_ordinal: the step that consumes up to here is the last.
@@ -183,6 +202,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     whole_groups: bool = False
     judges: dict[str, list[str]] = {}
     annotators: dict[str, list[str]] = {}
+    learners: dict[str, LearnerFacts] = {}
     placement: PlacementFacts | None = None
     resting: list[str] = []
     last_ordinal: int = NEVER

@@ -50,6 +50,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
 from gcore_core.runtime.rpc.service import Call
+from gcore_core.runtime.shells.annotations import Annotations
 from gcore_core.runtime.shells.annotator import AnnotatorShell
 from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.runtime.shells.role_sampler import RoleSampler
@@ -562,7 +563,8 @@ def _annotator(
     peer = network.view(life.name).peer("supervisor")
     writer = StoreWriter(store, "node0", SECRET, peer, f"{life.name}-{life.number}")
     compute = TimedCompute(400 + number)
-    return AnnotatorShell(backend, context.columns, writer, compute, job.shards)
+    annotations = Annotations(context.columns, writer, job.shards)
+    return AnnotatorShell(backend, annotations, compute, job.shards)
 
 
 async def _serve_ranks(

@@ -18,12 +18,11 @@ ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "gcore_core/contract"
 
 #: Protocols that a trainer's backend calls, not the core; who calls them stands in plugins/.
-CALLED_BY_BACKENDS = {"Objective"}
+CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "Objective"}
 
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".
 PROVISIONAL = {
     "Generator.abort",
-    "ActionAdvantage.per_action",
 }
 
 

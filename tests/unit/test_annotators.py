@@ -17,6 +17,7 @@ from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import AnnotateRequest, TrainItem
 from gcore_core.runtime.shells import annotator, opened_records
+from gcore_core.runtime.shells.annotations import Annotations
 from gcore_core.testing import fake
 from gcore_core.testing.contracts.trainer import make_records
 from gcore_core.testing.faults import Faults
@@ -114,7 +115,8 @@ async def test_columns_that_break_the_contract_end_the_run(
 
     monkeypatch.setattr(annotator, "open_records", opened)
     store: Any = NoStore()
-    shell = annotator.AnnotatorShell(Bad(gives), ["teacher_logp"], store, compute, 1)
+    annotations = Annotations(["teacher_logp"], store, 1)
+    shell = annotator.AnnotatorShell(Bad(gives), annotations, compute, 1)
     call: Any = None
     with pytest.raises(ContractError, match=message) as caught:
         await shell.annotate(AnnotateRequest(0, 0, []), call)
@@ -190,8 +192,8 @@ def gcore_objectives():
             "objective: requires 'doubt', which roles.other gives; add that role.",
         ),
         (
-            ["roles.teacher.use=fake", "objective.config.names=[values]"],
-            "objective: requires 'values', which nothing supplies: no installed role gives it "
+            ["roles.teacher.use=fake", "objective.config.names=[scores]"],
+            "objective: requires 'scores', which nothing supplies: no installed role gives it "
             "(known: entropy, kl_k1, kl_k2, kl_k3, old_logp, ref_logp, rollout_logp, "
             "teacher_logp).",
         ),

@@ -450,7 +450,7 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
         ),
         (
             "objective.config.values=true",
-            "objective: requires 'values', which nothing supplies: no installed role gives",
+            "roles.policy.use: fake has no value head, which objective (values) trains; take a",
         ),
         (
             "rewards.length.worker=policy",

@@ -12,10 +12,10 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn, assert_never
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
@@ -52,6 +52,9 @@ from gcore_core.runtime.worker_settings import (
     ShellSettings,
     TrainerSettings,
 )
+
+if TYPE_CHECKING:
+    from gcore_core.runtime.shells.annotations import Annotations
 
 log = logging.getLogger(__name__)
 _DATASET = "dataset/"  # so begin the names of datasets' factories
@@ -185,10 +188,15 @@ class Worker:
 
         backend = build(self._spec.factories["backend"], self._context(settings))
         self._closing.append(backend.close)
-        store = StoreWriter(*self._place(), f"{self._spec.name}-{os.getpid()}")
-        columns = settings.context.columns
-        shell = AnnotatorShell(backend, columns, store, self._compute, settings.shards)
+        annotations = self._annotations(settings.context.columns, settings.shards)
+        shell = AnnotatorShell(backend, annotations, self._compute, settings.shards)
         shell.register(service)
+
+    def _annotations(self, columns: Sequence[str], shards: int) -> Annotations:
+        from gcore_core.runtime.shells.annotations import Annotations
+
+        store = StoreWriter(*self._place(), f"{self._spec.name}-{os.getpid()}")
+        return Annotations(columns, store, shards)
 
     def _scorer(self, settings: ScorerSettings, service: Service) -> None:
         from gcore_core.runtime.shells.overruns import Overruns, note_path
@@ -237,15 +245,19 @@ class Worker:
         from gcore_core.runtime.tensor_journal import TensorJournal
 
         spec = self._spec
-        parts = {}
-        if "objective" in spec.factories:
-            parts["objective"] = build(spec.factories["objective"])
+        parts: dict[str, Any] = {
+            part: build(spec.factories[part])
+            for part in ("objective", "advantage")
+            if part in spec.factories
+        }
         backend = build(spec.factories["backend"], self._context(settings, parts))
         self._closing.append(backend.close)
         if settings.resume:
             backend.load(Path(settings.resume))
         path = push_memory(Path(spec.store.directory), spec.name)
-        reader = StoreReader(*self._place())
+        columns = settings.context.columns
+        annotations = self._annotations(columns, settings.shards) if columns else None
+        reader = StoreReader(*self._place()) if annotations is None else annotations.reader
         journal = TensorJournal(Path(settings.context.directory))
         sentinel = None
         if settings.sentinel is not None:
@@ -259,6 +271,7 @@ class Worker:
             journal=journal,
             sentinel=sentinel,
             followers=self._followers(),
+            annotations=annotations,
         )
         shell.register(service, Relay(self._network, service, settings.shards))
 

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-
 from gcore_core.contract.annotator import Annotator
-from gcore_core.contract.errors import ContractError
-from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import (
     ANNOTATE,
     RELEASE_STEPS,
@@ -20,30 +14,19 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.annotations import Annotations
 from gcore_core.runtime.shells.opened_records import open_records
-from gcore_core.runtime.store.client import StoreWriter
 
 
 class AnnotatorShell:
-    """Serves one worker of a role that gives columns.
-
-    columns: the names that the role gives.
-    """
+    """Serves one worker of a role that gives columns."""
 
     def __init__(
-        self,
-        backend: Annotator,
-        columns: Sequence[str],
-        store: StoreWriter,
-        compute: Compute,
-        shards: int,
+        self, backend: Annotator, annotations: Annotations, compute: Compute, shards: int
     ) -> None:
         self._backend = backend
-        self._columns = frozenset(columns)
-        self._store = store
+        self._annotations = annotations
         self._compute = compute
-        self._reader = store.reader()
-        self._shards = frozenset(range(shards))
         # A shard has one open request, so the last one of each is remembered.
         self._once = Gathering(1, keep=2 * shards)
 
@@ -59,44 +42,17 @@ class AnnotatorShell:
         """
 
         async def act(_: list[AnnotateRequest]) -> AnnotateReply:
-            records = await open_records(self._reader, request.items, request.step)
-            columns = await self._compute(self._annotate, records)
-            # Held for all shards, since all release at once: so they share slabs.
-            ref = await self._store.put(request.step, self._shards, columns)
-            return AnnotateReply(self._backend.version, ref)
+            annotations = self._annotations
+            records = await open_records(annotations.reader, request.items, request.step)
+            columns = await self._compute(annotations.of, self._backend, records)
+            return AnnotateReply(
+                self._backend.version, await annotations.put(request.step, columns)
+            )
 
         key = request.step, request.shard, request.purpose
         reply: AnnotateReply = await self._once.join(key, 0, request, act)
         return reply
 
-    def _annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
-        answers = self._backend.annotate(records)
-        if len(answers) != len(records):
-            raise ContractError(
-                f"{len(answers)} answers for {len(records)} records", where="annotate"
-            )
-        for record, columns in zip(records, answers, strict=True):
-            if problem := self._problem(record, columns):
-                where = f"annotate, ordinal {record.ordinal}, sample {record.sample}"
-                raise ContractError(problem, where=where)
-        return answers
-
-    def _problem(self, record: TrainRecord, columns: Mapping[str, np.ndarray]) -> str:
-        """Returns what is wrong with the columns of one record; empty when nothing is."""
-        if columns.keys() != self._columns:
-            names = [", ".join(sorted(names)) or "none" for names in (columns, self._columns)]
-            return f"the columns are {names[0]}, the role gives {names[1]}"
-        if double := sorted(columns.keys() & record.columns.keys()):
-            return f"the record has a column {double[0]!r} already"
-        actions = record.columns["action_mask"].size
-        for name, column in columns.items():
-            if column.dtype != np.float32 or column.shape != (actions,):
-                actual = f"{column.dtype}{list(column.shape)}"
-                return f"column {name!r} is {actual}, it must be float32[{actions}]"
-            if not np.isfinite(column).all():
-                return f"column {name!r} is not finite"
-        return ""
-
     async def release_steps(self, request: ReleaseSteps, call: Call) -> Nothing:
-        self._store.release(dict.fromkeys(self._shards, (0, request.before)))
+        self._annotations.release(request)
         return Nothing()

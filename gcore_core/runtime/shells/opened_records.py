@@ -46,6 +46,7 @@ async def open_records(
                 tile=item.tile,
                 replica=item.replica,
                 version=item.version,
+                truncated=item.truncated,
             )
         )
     check_prompts(records, f"opening for step {step}")

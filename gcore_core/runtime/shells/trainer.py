@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from gcore_core.contract.annotator import Annotates
 from gcore_core.contract.errors import (
     CheckpointError,
     ContractError,
@@ -35,6 +36,7 @@ from gcore_core.contract.trainer import (
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime.messages import (
+    ANNOTATE_RANKS,
     CANARIES,
     DIAGNOSE,
     EVALUATE_RANKS,
@@ -46,11 +48,14 @@ from gcore_core.runtime.messages import (
     PUSH_FREE,
     PUSH_PLAN,
     PUSH_RESERVE,
+    RELEASE_STEPS,
     SAVE_PRETRAINED,
     SAVE_STATE,
     SHOW_COMPARED,
     SKIP_STEP,
     TRAIN_RANKS,
+    AnnotateReply,
+    AnnotateRequest,
     BeginPush,
     BucketRequest,
     CanaryRequest,
@@ -60,6 +65,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     PlanRequest,
     PrepareRequest,
+    ReleaseSteps,
     Reserved,
     SavedState,
     SaveState,
@@ -76,6 +82,7 @@ from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist, shown
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.annotations import Annotations
 from gcore_core.runtime.shells.compared_records import ComparedRecords
 from gcore_core.runtime.shells.opened_records import open_records
 from gcore_core.runtime.shells.twins import check_twins
@@ -96,6 +103,7 @@ class TrainerShell:
     journal: gets the digests of the tensors of each push.
     sentinel: measures the log-probs of every step; None where nothing watches them.
     followers: in rank 0, the workers of all other ranks.
+    annotations: where the columns go that the role gives; None where it gives none.
 
     Ranks may meet in collectives, and then all must do the same in the same order. An export is one
     such thing, and it is not over at once: rank 0 exports as receivers load. So whatever else may
@@ -113,10 +121,12 @@ class TrainerShell:
         journal: TensorJournal | None = None,
         sentinel: Sentinel | None = None,
         followers: Sequence[Peer] = (),
+        annotations: Annotations | None = None,
     ) -> None:
         self._journal = journal
         self._backend = backend
         self._store = store
+        self._annotations = annotations
         self._compute = compute
         self._memory = PushMemory(push_path)
         self._rank = rank
@@ -141,6 +151,9 @@ class TrainerShell:
         relay.add(PREPARE_RANKS, self.prepare)
         relay.add(TRAIN_RANKS, self.train)
         relay.add(EVALUATE_RANKS, self.evaluate)
+        if self._annotations is not None:
+            relay.add(ANNOTATE_RANKS, self.annotate)
+            service.add(RELEASE_STEPS, self.release_steps)
         service.add(SKIP_STEP, self.skip)
         service.add(DIAGNOSE, self.diagnose)
         service.add(SHOW_COMPARED, self.show_compared)
@@ -154,6 +167,45 @@ class TrainerShell:
         service.add(SAVE_PRETRAINED, self.save_pretrained)
         service.add(SAVE_STATE, self.save_state)
         service.add(FINISH_SAVE, self.finish_save)
+
+    async def annotate(self, parts: list[AnnotateRequest], call: Call) -> list[AnnotateReply]:
+        """Gives the role's columns of the records of all shards; for each shard, where they lie.
+
+        All ranks are asked at once, since the backend may need the others.
+        """
+
+        async def act(_: list[list[AnnotateRequest]]) -> list[AnnotateReply]:
+            annotations = self._annotations
+            if annotations is None or not isinstance(self._backend, Annotates):
+                raise ContractError("this trainer gives no columns", where="annotate")
+            step = parts[0].step
+            items = [item for part in parts for item in part.items]
+            records = await open_records(self._store, items, step)
+            # In the order of ``prepare``: so a pass over them has the same shape on every start.
+            keys = [(record.ordinal, record.sample) for record in records]
+            order = sorted(range(len(records)), key=keys.__getitem__)
+            answers = await self._together(
+                annotations.of, self._backend, [records[i] for i in order]
+            )
+            given = dict(zip(order, answers, strict=True))
+            replies = []
+            first = 0
+            for part in parts:
+                own = [given[first + i] for i in range(len(part.items))]
+                first += len(part.items)
+                chunk = await annotations.put(step, own)
+                replies.append(AnnotateReply(self._backend.version, chunk))
+            return replies
+
+        replies: list[AnnotateReply] = await self._once.join(
+            ("annotate", parts[0].step), 0, parts, act
+        )
+        return replies
+
+    async def release_steps(self, request: ReleaseSteps, call: Call) -> Nothing:
+        if self._annotations is not None:
+            self._annotations.release(request)
+        return Nothing()
 
     async def prepare(self, parts: list[PrepareRequest], call: Call) -> list[list[list[float]]]:
         """Prepares the records of all shards.

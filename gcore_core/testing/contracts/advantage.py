@@ -6,12 +6,18 @@ Its numbers follow from the groups alone, however these are spread over shards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from gcore_core.contract.algorithms import ActionAdvantage, Advantage, GroupScalars
+from gcore_core.contract.algorithms import (
+    ActionAdvantage,
+    ActionScalars,
+    Advantage,
+    GroupScalars,
+)
 from gcore_core.testing.contracts.arguments import ASKS, snapshot, writable
 from gcore_core.testing.contracts.base import Contract
 
@@ -149,19 +155,25 @@ class ActionAdvantageContract(Contract):
         return self.build()
 
     @pytest.fixture
-    def actions(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Gives rewards, values and mask of records of 1, 2 and 9 actions.
+    def actions(self, advantage: Any) -> list[ActionScalars]:
+        """Gives records of 0, 1, 2 and 9 actions, and one without a trained action.
 
-        Every third action is masked, and all arrays are read-only.
+        Every third action is masked, the longest record was cut, and all arrays are read-only.
         """
         draw = np.random.default_rng(0)
         records = []
-        for size in (1, 2, 9):
-            mask = (np.arange(size) % 3 != 1).astype(np.uint8)
-            arrays = draw.standard_normal(size) * mask, draw.standard_normal(size), mask
-            for array in arrays:
+        for size in (0, 1, 2, 9, 3):
+            mask = np.arange(size) % 3 != 1
+            if size == 3:
+                mask[:] = False
+            names = sorted({*advantage.requires, "logp"})
+            columns = {name: draw.standard_normal(size) for name in names}
+            for array in (mask, *columns.values()):
                 array.flags.writeable = False
-            records.append(arrays)
+            reward = float(draw.standard_normal())
+            records.append(
+                ActionScalars(reward=reward, mask=mask, truncated=size == 9, columns=columns)
+            )
         return records
 
     def test_it_is_an_advantage(self, advantage: Any) -> None:
@@ -172,32 +184,54 @@ class ActionAdvantageContract(Contract):
 
     def test_each_action_has_an_advantage_and_a_return(self, advantage: Any, actions: Any) -> None:
         for record in actions:
-            for values in advantage.per_action(*record):
-                assert values.shape == record[0].shape
+            for values in advantage.per_action(record):
+                assert values.shape == record.mask.shape
                 assert np.isfinite(values).all()
+                assert not values[~record.mask].any(), "a masked action has one that is not 0"
 
     def test_masked_actions_have_no_influence(self, advantage: Any, actions: Any) -> None:
-        """Other rewards and values at masked actions do not change what trained actions get."""
-        for rewards, values, mask in actions:
-            trained = mask != 0
-            other = advantage.per_action(
-                np.where(trained, rewards, 50.0), np.where(trained, values, -50.0), mask
-            )
-            for one, two in zip(advantage.per_action(rewards, values, mask), other, strict=True):
-                np.testing.assert_allclose(one[trained], two[trained], rtol=0, atol=self.tolerance)
+        """Other columns at masked actions do not change what trained actions get.
+
+        The last action of a record that was cut is left as it is: the state behind it counts.
+        """
+        for record in actions:
+            wild = ~record.mask
+            wild[-1:] &= not record.truncated
+            columns = {name: np.where(wild, -50.0, own) for name, own in record.columns.items()}
+            other = advantage.per_action(replace(record, columns=columns))
+            for one, two in zip(advantage.per_action(record), other, strict=True):
+                np.testing.assert_allclose(one, two, rtol=0, atol=self.tolerance)
+
+    def test_statistics_of_all_records_have_one_size_and_scale_finite_numbers(
+        self, advantage: Any, actions: Any
+    ) -> None:
+        trained = [advantage.per_action(record)[0][record.mask] for record in actions]
+        terms = [advantage.statistics(own) for own in trained]
+        assert len({term.shape for term in terms}) == 1 and terms[0].ndim == 1
+        for own in trained:
+            scaled = advantage.of(own, sum(terms))
+            assert scaled.shape == own.shape and np.isfinite(scaled).all()
 
     def test_arguments_stay_as_they_are(self, advantage: Any, actions: Any) -> None:
         """In a run, arrays can be written to."""
-        given = writable(actions)
-        for record in given:
-            advantage.per_action(*record)
-        assert snapshot(given) == snapshot(actions), "an argument was written to"
+        for record in actions:
+            columns = {name: own.copy() for name, own in record.columns.items()}
+            given = replace(record, mask=record.mask.copy(), columns=columns)
+            own = advantage.per_action(given)[0][given.mask]
+            statistics = advantage.statistics(own)
+            kept = own.copy(), statistics.copy()
+            advantage.of(own, statistics)
+            np.testing.assert_array_equal(given.mask, record.mask, "an argument was written to")
+            for name in columns:
+                np.testing.assert_array_equal(columns[name], record.columns[name], name)
+            for now, before in zip((own, statistics), kept, strict=True):
+                np.testing.assert_array_equal(now, before, "an argument was written to")
 
     def test_asking_twice_gives_the_same(self, advantage: Any, actions: Any) -> None:
-        first = [advantage.per_action(*record) for record in actions]
+        first = [advantage.per_action(record) for record in actions]
         for _ in range(ASKS):
             for record, expected in zip(actions, first, strict=True):
-                for one, other in zip(advantage.per_action(*record), expected, strict=True):
+                for one, other in zip(advantage.per_action(record), expected, strict=True):
                     np.testing.assert_array_equal(one, other)
 
 

@@ -395,7 +395,8 @@ class TrainerContract(Contract):
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
         """Sums of parts are the sum of all; neither weights nor prepared records are touched."""
-        assert isinstance(trainer, EvaluatesLoss), "it lacks the method evaluate"
+        has_it = isinstance(trainer, EvaluatesLoss)
+        assert has_it, "it lacks the method evaluate"
         before = exported(trainer)
         trainer.prepare(records, frozenset())
         whole = trainer.evaluate(records, advantages)

@@ -21,8 +21,10 @@ from gcore_algorithms.config import (
     ReinforcePpBaselineConfig,
     ReinforcePpConfig,
 )
-from gcore_core.contract.algorithms import GroupScalars, are_equal, is_rounding
+from gcore_core.contract.algorithms import ActionScalars, GroupScalars, are_equal, is_rounding
 
+#: Added to the variance by which advantages are whitened, so that equal ones stay finite.
+_WHITE = 1e-8
 #: Every float64 is a whole number of units of 2**-1074, the smallest one.
 _UNIT_BITS = 1074
 #: 32-bit limbs of a sum of up to 2**46 float64 numbers, in units.
@@ -148,43 +150,78 @@ class ReinforcePpBaseline(RecordAdvantage):
 class Gae:
     """GAE: A_t = delta_t + gamma lambda A_{t+1}, where delta_t = r_t + gamma V_{t+1} - V_t.
 
-    The value after the last action is 0. Masked actions are not the policy's: the recursion skips
-    them and ignores their rewards and values, so a reward must be on a trained action.
+    V_t is the value before action t. After the last action it is 0 where the policy ended the
+    record, and the critic's where it was cut, since then more reward could follow (``bootstrap``).
+    Masked actions are not the policy's: the recursion skips them and ignores their values. The
+    record's reward comes with the last trained action; with ``kl``, each action costs
+    kl (logp_t - ref_logp_t) besides, where logp is of the weights that sampled it.
+
+    With ``whiten`` the policy's advantages are (A - mean) / sqrt(variance + 1e-8), over all trained
+    actions of a step. Returns are A + V of before that.
 
     Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage
-    Estimation", arXiv:1506.02438, Eq. 16.
+    Estimation", arXiv:1506.02438, Eq. 16; the cost of each action: Ouyang et al., "Training
+    language models to follow instructions with human feedback", arXiv:2203.02155, Section 3.5.
     """
 
     def __init__(self, config: GaeConfig) -> None:
         self.group_size = config.group_size
         self.requires = config.requires()
-        self._gamma = config.gamma
-        self._decay = config.gamma * config.lam
+        self._config = config
 
-    def per_action(
-        self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (advantages, returns) of one record, float64[A] each, 0 at masked actions.
-
-        rewards: float[A].
-        values: float[A], V_t.
-        mask: bool[A] or uint8[A], nonzero at trained actions.
-        returns are advantages + values: what a critic learns.
-        """
-        trained = np.flatnonzero(mask)
-        trained_values = np.asarray(values, dtype=np.float64)[trained]
-        deltas = np.asarray(rewards, dtype=np.float64)[trained] - trained_values
-        deltas[:-1] += self._gamma * trained_values[1:]
-        advantage = 0.0
-        trained_advantages = np.empty(len(trained))
-        for t in range(len(trained) - 1, -1, -1):
-            advantage = deltas[t] + self._decay * advantage
-            trained_advantages[t] = advantage
-        advantages = np.zeros(len(mask))
-        advantages[trained] = trained_advantages
-        returns = np.zeros(len(mask))
-        returns[trained] = trained_advantages + trained_values
+    def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (advantages, returns) of one record, float64[A] each, 0 at masked actions."""
+        trained = np.flatnonzero(record.mask)
+        advantages = np.zeros(len(record.mask))
+        returns = np.zeros(len(record.mask))
+        if len(trained):
+            values = np.asarray(record.columns["values"], np.float64)[trained]
+            advantages[trained] = self._discounted(self._errors(record, trained, values))
+            returns[trained] = advantages[trained] + values
         return advantages, returns
+
+    def _errors(self, record: ActionScalars, trained: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Returns delta_t of each trained action, float64[n].
+
+        trained: int64[n], their places.
+        values: float64[n], V_t.
+        """
+        config = self._config
+        rewards = np.zeros(len(trained))
+        rewards[-1] = record.reward
+        if config.kl:
+            logp, ref_logp = (record.columns[name][trained] for name in ("logp", "ref_logp"))
+            rewards -= config.kl * (logp - ref_logp)
+        is_open = record.truncated and config.bootstrap
+        after = record.columns["next_values"][-1] if is_open else 0.0
+        errors: np.ndarray = rewards + config.gamma * np.append(values[1:], after) - values
+        return errors
+
+    def _discounted(self, errors: np.ndarray) -> np.ndarray:
+        """Returns A_t of each trained action, float64[n], of its delta_t."""
+        decay = self._config.gamma * self._config.lam
+        advantages = np.empty(len(errors))
+        advantage = 0.0
+        for t in range(len(errors) - 1, -1, -1):
+            advantage = errors[t] + decay * advantage
+            advantages[t] = advantage
+        return advantages
+
+    def statistics(self, advantages: np.ndarray) -> np.ndarray:
+        """Returns count, sum and sum of squares, float64[3]; float64[0] without ``whiten``."""
+        if not self._config.whiten:
+            return np.zeros(0)
+        return np.array([advantages.size, advantages.sum(), (advantages**2).sum()], np.float64)
+
+    def of(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+        """Returns the advantages of a record's trained actions, whitened if that is asked for."""
+        if not self._config.whiten or not statistics.size or not statistics[0]:
+            return advantages
+        count, total, squares = statistics
+        mean = total / count
+        variance = max(squares / count - mean**2, 0.0)
+        whitened: np.ndarray = (advantages - mean) / math.sqrt(variance + _WHITE)
+        return whitened
 
 
 def centred(rewards: np.ndarray) -> np.ndarray:

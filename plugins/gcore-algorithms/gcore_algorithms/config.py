@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -103,9 +104,28 @@ class GaeConfig:
     """Lambda, 0 to 1: 0 trusts the values alone (one-step error), 1 the rewards alone (Monte Carlo
     return).
     """
+    kl: float = 0.0
+    """What an action costs for each nat by which its log-prob exceeds the reference's, at least 0;
+    above 0 a role must give ``ref_logp``.
+    """
+    bootstrap: bool = True
+    """Whether the value after the last action counts where a record was cut; else it is 0 there, as
+    where the policy ended the record.
+    """
+    whiten: bool = False
+    """Whether the policy gets advantages of mean 0 and variance 1 over all trained actions of the
+    step, on all ranks.
+    """
 
     def __post_init__(self) -> None:
         _check_group_size(self.group_size, 1)
+        if not 0.0 <= self.kl < math.inf:
+            raise ConfigError(
+                f"{self.kl} is no cost",
+                where="advantage.config.kl",
+                why="an action must not be paid for leaving the reference",
+                todo="set kl to 0 or more",
+            )
         for name in ("gamma", "lam"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(
@@ -116,7 +136,8 @@ class GaeConfig:
                 )
 
     def requires(self) -> frozenset[str]:
-        return frozenset({"values"})
+        columns = {"values", "next_values"} if self.bootstrap else {"values"}
+        return frozenset(columns | {"ref_logp"} if self.kl else columns)
 
 
 def _check_group_size(group_size: int, smallest: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gcore_algorithms import advantages, config
 
-from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.contract.algorithms import ActionScalars, GroupScalars
 
 MAKE = {
     "grpo": lambda **c: advantages.Grpo(config.GrpoConfig(**c)),
@@ -182,45 +182,99 @@ def test_a_penalty_can_make_equal_rewards_differ():
 # -- per action ------------------------------------------------------------------------------------
 
 
-def recursive_gae(rewards, values, gamma, lam):
-    """Schulman et al. 2016, Eq. 16, as a sum over the errors that follow each action."""
-    after = [*values[1:], 0.0]
-    deltas = [r + gamma * v_after - v for r, v, v_after in zip(rewards, values, after, strict=True)]
-    return [
+def record_of(mask, columns, reward=1.0, *, truncated=False):
+    return ActionScalars(reward=reward, mask=mask, truncated=truncated, columns=columns)
+
+
+def defined_gae(record, gamma, lam, kl=0.0, *, bootstrap=True):
+    """(advantages, returns) of the trained actions, float64, written from the papers alone.
+
+    Schulman et al. 2016, Eq. 16, as a sum over the errors that follow each action; Ouyang et al.
+    2022 for what each action costs.
+    """
+    at = [t for t, is_trained in enumerate(record.mask) if is_trained]
+    values = [float(record.columns["values"][t]) for t in at]
+    last = float(record.columns["next_values"][-1]) if record.truncated and bootstrap else 0.0
+    after = [*values[1:], last]
+    rewards = [record.reward if t == at[-1] else 0.0 for t in at]
+    if kl:
+        gaps = [record.columns["logp"][t] - record.columns["ref_logp"][t] for t in at]
+        rewards = [reward - kl * gap for reward, gap in zip(rewards, gaps, strict=True)]
+    deltas = [r + gamma * n - v for r, v, n in zip(rewards, values, after, strict=True)]
+    advantages = [
         sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas)))
         for t in range(len(deltas))
     ]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
+@pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (0.99, 0.0), (1.0, 1.0)])
-def test_gae_equals_its_definition_over_trained_actions(gamma, lam):
+@pytest.mark.parametrize(("kl", "bootstrap"), [(0.0, True), (0.3, True), (0.0, False)])
+def test_gae_equals_its_definition_over_trained_actions(gamma, lam, kl, bootstrap, truncated):
     rng = np.random.default_rng(3)
-    rewards, values, mask = rng.normal(size=12), rng.normal(size=12), rng.random(12) < 0.7
-    got, returns = advantages.Gae(config.GaeConfig(gamma=gamma, lam=lam)).per_action(
-        rewards, values, mask
+    mask = rng.random(12) < 0.7
+    names = ("values", "next_values", "logp", "ref_logp")
+    record = record_of(
+        mask, {name: rng.normal(size=12) for name in names}, reward=0.7, truncated=truncated
     )
-    expected = recursive_gae(rewards[mask].tolist(), values[mask].tolist(), gamma, lam)
-    np.testing.assert_allclose(got[mask], expected, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(returns[mask], expected + values[mask], rtol=1e-12, atol=1e-12)
+    made = advantages.Gae(config.GaeConfig(gamma=gamma, lam=lam, kl=kl, bootstrap=bootstrap))
+    got, returns = made.per_action(record)
+    expected, targets = defined_gae(record, gamma, lam, kl, bootstrap=bootstrap)
+    np.testing.assert_allclose(got[mask], expected, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(returns[mask], targets, rtol=1e-10, atol=1e-10)
     assert not got[~mask].any()
     assert not returns[~mask].any()
 
 
 def test_masked_actions_have_no_influence_on_gae():
-    made = advantages.Gae(config.GaeConfig())
-    mask = np.array([1, 0, 1, 0], dtype=np.uint8)
-    values = np.array([0.5, 0.0, 0.25, 0.0])
-    wild = np.where(mask == 1, values, np.nan)
-    rewards = np.array([0.0, 0.0, 1.0, 0.0])
+    made = advantages.Gae(config.GaeConfig(kl=0.5))
+    mask = np.array([1, 0, 1, 0], dtype=bool)
+    columns = {name: np.array([0.5, 0.0, 0.25, 0.0]) for name in ("values", "logp", "ref_logp")}
+    columns["next_values"] = np.zeros(4)
+    wild = {name: np.where(mask, own, np.nan) for name, own in columns.items()}
     for got, expected in zip(
-        made.per_action(wild, wild, mask), made.per_action(values, values, mask), strict=True
+        made.per_action(record_of(mask, wild)),
+        made.per_action(record_of(mask, columns)),
+        strict=True,
     ):
         np.testing.assert_array_equal(got, expected)
-    assert made.per_action(rewards, values, np.zeros(4, dtype=np.uint8))[0].tolist() == [0.0] * 4
+    nothing = np.zeros(4, dtype=bool)
+    assert made.per_action(record_of(nothing, columns))[0].tolist() == [0.0] * 4
+    empty = {name: np.zeros(0) for name in columns}
+    assert made.per_action(record_of(nothing[:0], empty, truncated=True))[0].size == 0
+
+
+def test_a_cut_record_is_worth_more_by_the_discounted_value_behind_it():
+    made = advantages.Gae(config.GaeConfig(gamma=0.5, lam=1.0))
+    columns = {"values": np.zeros(2), "next_values": np.array([0.0, 8.0])}
+    mask = np.ones(2, bool)
+    ended, cut = (
+        made.per_action(record_of(mask, columns, truncated=truncated))[1]
+        for truncated in (False, True)
+    )
+    assert ended.tolist() == [0.5, 1.0]
+    assert cut.tolist() == [0.5 + 2.0, 1.0 + 4.0]
 
 
 def test_gae_at_lambda_one_is_the_return_less_the_value():
     made = advantages.Gae(config.GaeConfig(gamma=1.0, lam=1.0))
-    rewards, values = np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3])
-    _, returns = made.per_action(rewards, values, np.ones(3, dtype=bool))
-    np.testing.assert_allclose(returns, [6.0, 5.0, 3.0], rtol=1e-12)
+    columns = {"values": np.array([0.1, 0.2, 0.3]), "next_values": np.zeros(3)}
+    got, returns = made.per_action(record_of(np.ones(3, dtype=bool), columns, reward=6.0))
+    np.testing.assert_allclose(returns, [6.0, 6.0, 6.0], rtol=1e-12)
+    np.testing.assert_allclose(got, 6.0 - columns["values"], rtol=1e-12)
+
+
+def test_whitened_advantages_have_mean_0_and_variance_1_over_all_records():
+    made = advantages.Gae(config.GaeConfig(whiten=True))
+    rng = np.random.default_rng(5)
+    rows = [rng.normal(2.0, 3.0, size=n) for n in (3, 0, 5, 1)]
+    sums = sum(made.statistics(row) for row in rows)
+    whitened = np.concatenate([made.of(row, sums) for row in rows])
+    assert whitened.mean() == pytest.approx(0.0, abs=1e-10)
+    assert whitened.var() == pytest.approx(1.0, abs=1e-8)
+    equal = np.full(4, 0.1)
+    assert not np.abs(made.of(equal, made.statistics(equal))).max() > 1e-6
+    plain = advantages.Gae(config.GaeConfig())
+    assert plain.statistics(rows[0]).size == 0
+    assert plain.of(rows[0], np.zeros(0)) is rows[0]

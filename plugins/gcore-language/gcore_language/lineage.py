@@ -18,7 +18,10 @@ from gcore_language.packing import Batch
 
 
 def check_terms(
-    batch: Batch, records: Sequence[TrainRecord], advantages: np.ndarray, where: str
+    batch: Batch,
+    records: Sequence[TrainRecord],
+    advantages: np.ndarray | Sequence[np.ndarray],
+    where: str,
 ) -> None:
     """Raises RecordMismatch when a micro-batch has other terms than its records.
 
@@ -26,18 +29,18 @@ def check_terms(
     records without ``action_ids`` are passed: their terms are not tokens.
 
     batch: its column ``advantage`` is set.
-    records, advantages: the prepared ones, and float64[records]; ``batch.index`` counts in them.
+    records, advantages: the prepared ones, and float64[records], or a float64[A] for each record;
+        ``batch.index`` counts in them.
     """
     sources = [records[place] for place in batch.index.tolist()]
     if not sources or any("action_ids" not in source.columns for source in sources):
         return
     lengths = np.array([len(source.columns["action_ids"]) for source in sources], np.int64)
-    by_record = advantages[batch.index].astype(np.float32)
     expected = {
         "tokens": np.concatenate([s.columns["action_ids"] for s in sources]),
         "action_mask": np.concatenate([s.columns["action_mask"] for s in sources]) != 0,
         "logp": np.concatenate([s.columns["logp"] for s in sources]).astype(np.float32),
-        "advantage": np.repeat(by_record, lengths),
+        "advantage": _by_action(advantages, batch.index, lengths).astype(np.float32),
     }
     given = {
         "tokens": batch.targets,
@@ -58,6 +61,16 @@ def check_terms(
             raise _mismatch(
                 sources[place], name, int(wrong.sum()), values, expected[name], at, where
             )
+
+
+def _by_action(
+    advantages: np.ndarray | Sequence[np.ndarray], index: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    """Returns the advantages of the actions of some records, one after the other."""
+    if isinstance(advantages, np.ndarray):
+        repeated: np.ndarray = np.repeat(advantages[index], lengths)
+        return repeated
+    return np.concatenate([advantages[place] for place in index.tolist()])
 
 
 def _differ(values: np.ndarray, expected: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_language.action_advantages import per_action
 from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
 from gcore_language.exported import diagnose_export
@@ -173,13 +174,14 @@ class _Prepared:
     minibatches: the micro-batches of each minibatch, filled up with None until every rank has the
         same number of them.
     has_old_logp: whether all micro-batches have the column ``old_logp``.
-    advantages: float64[records], once ``train`` has them.
+    advantages: float64[records], once ``train`` has them; where they are computed for each action,
+        a float64[A] for each record.
     """
 
     records: Sequence[TrainRecord]
     minibatches: list[list[Batch | None]]
     has_old_logp: bool = False
-    advantages: np.ndarray | None = None
+    advantages: np.ndarray | Sequence[np.ndarray] | None = None
 
     def all(self, first: int = 0) -> list[Batch | None]:
         """Returns the micro-batches of all minibatches from number ``first`` on, in one list."""
@@ -239,8 +241,7 @@ class LanguageTrainer:
             contract="ObjectiveContract",
         )
         self._has_reference = keeps_reference(settings, context)
-        # A reference's log-probs serve scalars too.
-        self._supplied = frozenset(context.given) & {*self._objective.requires, "ref_logp"}
+        self._supplied = frozenset(context.given) & self._wanted()
         self._whole_groups = "group" in self._objective.requires
         self._layouts = self._allowed_layouts()
         self._updates = 0
@@ -250,6 +251,11 @@ class LanguageTrainer:
         self._changed = False  # the same of this process
         self._trained_steps = 0  # by this process
         self._at_start = AtStart()
+
+    def _wanted(self) -> frozenset[str]:
+        """Returns the columns of other roles that batches get where they are there."""
+        # A reference's log-probs serve scalars too.
+        return frozenset({*self._objective.requires, "ref_logp"})
 
     def _allowed_layouts(self) -> frozenset[Layout]:
         layouts = self._engine.layouts
@@ -422,11 +428,6 @@ class LanguageTrainer:
                 )
             batch.columns[name] = column.to(self._engine.device)
 
-    def _attach_advantages(self, batch: Batch, advantages: np.ndarray) -> None:
-        """Adds the column ``advantage``: that of each action's record, of float64[records]."""
-        by_record = torch.from_numpy(advantages[batch.index].astype(np.float32))
-        batch.columns["advantage"] = by_record.to(self._engine.device)[batch.columns["record"]]
-
     def _layout(self, samples: Sequence[Sample]) -> Layout:
         """Returns this rank's layout. Flat is taken by all ranks or by none: where any has long
         rows, all pack in lock-step.
@@ -459,7 +460,8 @@ class LanguageTrainer:
     ) -> dict[str, float]:
         """Trains on the prepared records; see ``Trainer.train``.
 
-        advantages: float[R], one for each prepared record.
+        advantages: float[R], one for each prepared record. With an advantage of level "action"
+            these are rewards, from which it is computed here.
         Returns the metrics of the contract, those of the objective, ``actions`` and ``updates``; on
         an accelerator ``busy_s``, as ``DeviceClock`` measures it.
         ``kl``, unless the objective gives one, is the k3 estimate of KL(rollout || current policy).
@@ -473,13 +475,12 @@ class LanguageTrainer:
         if prepared is None or len(advantages) != len(prepared.records):
             count = "none" if prepared is None else str(len(prepared.records))
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
-        prepared.advantages = advantages
+        prepared.advantages = self._give_advantages(prepared, advantages)
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
         progress = Progress(step=step)
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
         for batch in filter(None, prepared.all()):
-            self._attach_advantages(batch, advantages)
             fresh = torch.tensor(
                 [prepared.records[i].fresh for i in batch.index], device=self._engine.device
             )
@@ -508,6 +509,39 @@ class LanguageTrainer:
         busy_s = self._engine.clock.read_s()
         # without ``busy_s`` the shell takes the processor time
         return metrics if busy_s is None else {**metrics, "busy_s": busy_s}
+
+    def _give_advantages(
+        self, prepared: _Prepared, numbers: np.ndarray
+    ) -> np.ndarray | Sequence[np.ndarray]:
+        """Adds the column ``advantage`` to all batches; returns what stands in it, by record.
+
+        numbers: float[R], what ``train`` got.
+        """
+        advantage = self._context.parts.get("advantage")
+        if advantage is None:
+            self._give_by_record(prepared, numbers)
+            return numbers
+        computed = per_action(advantage, prepared.records, numbers, self._engine.ranks)
+        self._give_by_action(prepared, "advantage", computed.advantages)
+        return computed.advantages
+
+    def _give_by_record(self, prepared: _Prepared, numbers: np.ndarray) -> None:
+        """Adds the column ``advantage``: each record's number, repeated."""
+        for batch in filter(None, prepared.all()):
+            by_record = torch.from_numpy(numbers[batch.index].astype(np.float32)).to(
+                self._engine.device
+            )
+            batch.columns["advantage"] = by_record[batch.columns["record"]]
+
+    def _give_by_action(
+        self, prepared: _Prepared, name: str, numbers: Sequence[np.ndarray]
+    ) -> None:
+        """Adds a column of which each record has a float[A]."""
+        for batch in filter(None, prepared.all()):
+            column = np.concatenate([numbers[place] for place in batch.index.tolist()])
+            batch.columns[name] = torch.from_numpy(column.astype(np.float32)).to(
+                self._engine.device
+            )
 
     def start_logprobs(self) -> Sequence[StartLogprobs | None]:
         """Returns what was computed before the first update; see ``ComparesLogprobs``.
@@ -554,14 +588,15 @@ class LanguageTrainer:
                 todo="leave evaluation.data out",
             )
         progress = Progress(step=0)
-        batches = self._packed_to_evaluate(
+        prepared = self._packed_to_evaluate(
             [replace(record, minibatch=0, tile=0) for record in records]
         )
+        self._give_by_record(prepared, advantages)
+        batches = prepared.all()
         outputs = self._engine.logprobs(batches, "policy")
         for batch, output in zip(batches, outputs, strict=True):
             if batch is None or output is None:
                 continue
-            self._attach_advantages(batch, advantages)
             batch.columns.setdefault(f"old_{self._output}", output)
             with torch.no_grad():
                 loss, metrics = self._loss_of(batch, {self._output: output})
@@ -570,12 +605,12 @@ class LanguageTrainer:
                 progress.add(name, float(value), float(weight))
         return self._engine.ranks.add_up(progress.terms)
 
-    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> list[Batch | None]:
+    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> _Prepared:
         """Packs records of one minibatch, with what the objective requires of a reference."""
-        batches = self._packed(records).all()
+        prepared = self._packed(records)
         if "ref_logp" in self._objective.requires and "ref_logp" not in self._supplied:
-            self._fill(batches, "ref_logp", "reference")
-        return batches
+            self._fill(prepared.all(), "ref_logp", "reference")
+        return prepared
 
     def _in_step(self, placed: Sequence[Placed]) -> list[Batch | None]:
         """Packs records of one pass; filled up with None until every rank has as many batches."""

@@ -115,15 +115,7 @@ class TestAnswers(GeneratorContract):
     """A reader's seeds mean nothing."""
 
     provider = "offline"
-    # Nothing is drawn, so there is neither chance nor a log-prob.
-    test_the_same_action_has_the_same_logprob = None
-    test_first_actions_occur_as_often_as_their_logprobs_say = None
-    test_logprobs_are_finite_and_not_positive = None
-    test_greedy_samples_do_not_depend_on_the_seed = None
-    test_samples_of_a_prompt_differ = None
-    # The kit's prompts for these have no answers; the plugin's own tests have such rows.
-    test_an_empty_prompt_is_answered_or_fails_alone = None
-    test_a_prompt_beyond_any_context_fails_alone = None
+    reads = True
 
     @pytest.fixture
     def context(self, tmp_path: Path) -> WorkerContext:

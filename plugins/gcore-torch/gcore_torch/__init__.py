@@ -27,6 +27,8 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         config=TorchTrainerConfig,
         capabilities=frozenset(
             {
+                "advantages.action",
+                "annotate",
                 "evaluate",
                 "images",
                 "logprobs",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gcore_core.builtin.placement import Even
-from gcore_core.contract.algorithms import GroupScalars, Work
+from gcore_core.contract.algorithms import ActionScalars, GroupScalars, Work
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec, reference_to
 from gcore_core.contract.launching import FoundNodes, Guard, NodeFacts, Servable, Site
@@ -651,40 +651,46 @@ class CleanActionAdvantage(ActionAdvantageContract):
     caught_by: ClassVar[tuple[str, ...]] = ()
 
     class Backend:
-        """Reward to go, less the value."""
+        """Reward to go, less the value, less the mean of all."""
 
         group_size, requires = 4, frozenset({"values"})
 
-        def kept(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-            return np.where(mask != 0, rewards, 0.0)
+        def shown(self, record: ActionScalars) -> np.ndarray:
+            return np.where(record.mask, record.columns["values"], 0.0)
 
-        def per_action(
-            self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
-        ) -> tuple[np.ndarray, np.ndarray]:
-            returns = self.kept(rewards, mask)[::-1].cumsum()[::-1]
-            return (returns - values) * mask, returns
+        def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
+            returns = np.where(record.mask, record.reward, 0.0)
+            return (returns - self.shown(record)) * record.mask, returns
+
+        def statistics(self, advantages: np.ndarray) -> np.ndarray:
+            return np.array([advantages.size, advantages.sum()], float)
+
+        def of(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+            return advantages - statistics[1] / max(1.0, statistics[0])
 
     @pytest.fixture
     def advantage(self) -> Any:
         return self.Backend()
 
 
-class RewardsAtMaskedActionsCount(CleanActionAdvantage):
+class ValuesAtMaskedActionsCount(CleanActionAdvantage):
     caught_by = ("test_masked_actions_have_no_influence",)
 
     class Backend(CleanActionAdvantage.Backend):
-        def kept(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-            return rewards
+        def shown(self, record: ActionScalars) -> np.ndarray:
+            mean = record.columns["values"].mean() if len(record.mask) else 0.0
+            return np.where(record.mask, mean, 0.0)
 
 
-class DiscountsInPlace(CleanActionAdvantage):
+class HidesInPlace(CleanActionAdvantage):
     caught_by = ("test_arguments_stay_as_they_are",)
 
     class Backend(CleanActionAdvantage.Backend):
-        def kept(self, rewards: np.ndarray, mask: np.ndarray) -> np.ndarray:
-            if rewards.flags.writeable:
-                rewards[mask == 0] = 0.0
-            return super().kept(rewards, mask)
+        def shown(self, record: ActionScalars) -> np.ndarray:
+            values = record.columns["values"]
+            if values.flags.writeable:
+                values[~record.mask] = 0.0
+            return super().shown(record)
 
 
 class WarmsUp(CleanActionAdvantage):
@@ -695,26 +701,29 @@ class WarmsUp(CleanActionAdvantage):
 
         _calls = 0
 
-        def per_action(
-            self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
-        ) -> tuple[np.ndarray, np.ndarray]:
+        def shown(self, record: ActionScalars) -> np.ndarray:
             self._calls += 1
-            trusted = values if self._calls > 30 else values * 0
-            return super().per_action(rewards, trusted, mask)
+            return super().shown(record) * (self._calls > 30)
 
 
 class ShortReturns(CleanActionAdvantage):
-    caught_by = (
-        "test_each_action_has_an_advantage_and_a_return",
-        "test_masked_actions_have_no_influence",
-    )
+    caught_by = ("test_each_action_has_an_advantage_and_a_return",)
 
     class Backend(CleanActionAdvantage.Backend):
-        def per_action(
-            self, rewards: np.ndarray, values: np.ndarray, mask: np.ndarray
-        ) -> tuple[np.ndarray, np.ndarray]:
-            advantages, returns = super().per_action(rewards, values, mask)
+        def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
+            advantages, returns = super().per_action(record)
             return advantages, returns[:-1]
+
+
+class DividesByNothing(CleanActionAdvantage):
+    caught_by = ("test_statistics_of_all_records_have_one_size_and_scale_finite_numbers",)
+
+    class Backend(CleanActionAdvantage.Backend):
+        def statistics(self, advantages: np.ndarray) -> np.ndarray:
+            return np.array([len(advantages)] if len(advantages) else [], float)
+
+        def of(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+            return advantages / statistics.sum()
 
 
 # -- filters and datasets --------------------------------------------------------------------------
