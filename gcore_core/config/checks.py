@@ -626,7 +626,7 @@ def _requirements(
         trainer = provided.get(f"roles.{_objectives(settings, provided)[path]}")
         if trainer is not None and "values" not in trainer.spec.capabilities:
             return  # ``_value_heads`` says so
-        own = _FROM_VALUES[level]
+        own = _FROM_VALUES[level] | {"group", "sample"}
     # Where several roles could give one name, those of this run come last and stay.
     givers.sort(key=lambda role: role.name in columns)
     giver = {column.name: role.name for role in givers for column in role.column_specs}

@@ -48,7 +48,7 @@ async def annotate(
 
     items: this shard's records.
     by_learner: role that is trained -> the same records, by the rank that trains on them.
-    purpose: what the records are for.
+    purpose: TRAIN, or what else the records are for.
     """
     extras: dict[Key, list[Extra]] = defaultdict(list)
     givers = [role for role in by_learner if context.facts.learners[role].gives]

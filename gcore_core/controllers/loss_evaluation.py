@@ -12,7 +12,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, is_due
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.relayed import ask_ranks
-from gcore_core.controllers.training import Plan, Training, train_item
+from gcore_core.controllers.training import Plan, train_item
 from gcore_core.controllers.window import Drawing, Round
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import EVALUATE_RANKS, GREEDY, EvaluateRequest, TrainItem
@@ -31,15 +31,8 @@ class LossEvaluation:
     samples: records of a group.
     """
 
-    def __init__(
-        self,
-        context: ControllerContext,
-        placement: PlacementShard,
-        training: Training,
-        samples: int,
-    ) -> None:
+    def __init__(self, context: ControllerContext, placement: PlacementShard, samples: int) -> None:
         self._context = context
-        self._training = training
         self._samples = samples
         self._drawing = Drawing(context, placement)
 

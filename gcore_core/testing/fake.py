@@ -237,6 +237,17 @@ class FakeTrainer:
         ]
         return [dict.fromkeys(scalars, 0.0) for _ in records]
 
+    def evaluate(
+        self, records: Sequence[TrainRecord], advantages: np.ndarray
+    ) -> dict[str, tuple[float, float]]:
+        logp = log_softmax(self._logits)
+        loss = weight = 0.0
+        for record, advantage in zip(records, advantages.tolist(), strict=True):
+            trained = record.columns["action_ids"][record.columns["action_mask"] != 0]
+            loss -= advantage * float(logp[trained].sum())
+            weight += len(trained)
+        return {"loss": (loss, weight)}
+
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
     ) -> dict[str, float]:
@@ -527,7 +538,8 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         factory="gcore_core.testing.fake:FakeTrainer",
         config=FakeTrainerConfig,
         capabilities=frozenset(
-            {"annotate", "logprobs", "logprobs.compared", "objective.adapts", "save.background"}
+            {"annotate", "evaluate", "logprobs", "logprobs.compared"}
+            | {"objective.adapts", "save.background"}
         ),
     )
 

@@ -189,6 +189,7 @@ class SimulatedJob:
     rests: whether generators sleep while the trainer works.
     owns_replicas: whether each shard asks its own replicas only.
     annotators: workers of a role from whose column the trainer learns.
+    pushes: whether generators get the policy's weights.
     stop_after: the lead is told to stop when this step has been reported; -1: never.
     resumed: the checkpoint that the run goes on from.
     """
@@ -217,6 +218,7 @@ class SimulatedJob:
     rests: bool = False
     owns_replicas: bool = False
     annotators: int = 0
+    pushes: bool = True
     checkpoint_every: int = 0
     evaluate_every: int = 0
     stop_after: int = -1
@@ -545,7 +547,7 @@ def _generator(
     writer = StoreWriter(
         store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
     )
-    trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" else []
+    trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" and job.pushes else []
     settings = GeneratorSettings(
         run=Run(seed=job.seed), shards=job.shards, trainers=trainers, gather_s=0.05, batch_s=0.0
     )

@@ -27,10 +27,26 @@ _COLUMNS = {
 }
 
 
+#: Tests of records that are sampled, by their names.
+_OF_SAMPLES = frozenset(
+    {
+        "test_the_same_action_has_the_same_logprob",
+        "test_first_actions_occur_as_often_as_their_logprobs_say",
+        "test_logprobs_are_finite_and_not_positive",
+        "test_greedy_samples_do_not_depend_on_the_seed",
+        "test_samples_of_a_prompt_differ",
+        "test_an_empty_prompt_is_answered_or_fails_alone",
+        "test_a_prompt_beyond_any_context_fails_alone",
+    }
+)
+
+
 class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
     """To test a generator, override ``provider``, or both ``generator`` and ``capabilities``.
 
     tolerance: how much log-probs may differ, in nats.
+    reads: whether its records are read and not sampled. What is about chance, log-probs and prompts
+        without answers is then not claimed.
     samples: number of samples for each prompt.
     steps_limit: number of calls of ``step`` within which a batch must end.
 
@@ -40,8 +56,14 @@ class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
 
     kind: ClassVar[str] = "generator"
     tolerance: ClassVar[float] = 1e-4
+    reads: ClassVar[bool] = False
     samples: ClassVar[int] = 6
     steps_limit: ClassVar[int] = 10_000
+
+    @pytest.fixture(autouse=True)
+    def _leave_out_samples(self, request: pytest.FixtureRequest) -> None:
+        if self.reads and request.function.__name__ in _OF_SAMPLES:
+            self.not_claimed("samples (its records are read)")
 
     @pytest.fixture
     def generator(self, context: WorkerContext) -> Iterator[Any]:

@@ -27,6 +27,8 @@ Batch = Mapping[str, "Tensor"]
 #: Outputs of the model that carry a gradient: logp always, the others where they are required. So
 #: do log-probs of other tokens, "logp@COLUMN", which only a batch of the tested objective has.
 CURRENT = ("logp", "entropy", "values")
+#: Columns by which an objective joins the records of a group.
+JOINS = frozenset({"group", "sample"})
 #: Columns that every objective gets.
 GIVEN = frozenset({"record", "mask", "advantage", "rollout_logp"})
 #: (columns, current) -> (value of the update, weight_sum)
@@ -36,7 +38,8 @@ Reference = Callable[[Batch, Batch], tuple["Tensor", "Tensor"]]
 class ObjectiveContract(Contract):
     """To test an objective, override ``provider``, or the fixture ``objective``.
 
-    Override ``reference`` too, with a slow implementation written from the paper.
+    Override ``reference`` too, with a slow implementation written from the paper. An objective that
+    requires the column ``group`` gets groups of two records, which are never split.
 
     tolerance: how much values, gradients and metrics may differ, relative to the largest, or to 1
         where that is larger. Sums in another order differ by rounding.
@@ -59,13 +62,14 @@ class ObjectiveContract(Contract):
         return None
 
     @pytest.fixture
-    def batch(self) -> Batch:
+    def batch(self, objective: Any) -> Batch:
         """Gives every column and output for records of different lengths.
 
-        Some actions are masked, and all actions of one record are. An objective that requires
-        columns of roles overrides it, and adds them.
+        Some actions are masked, and all actions of one record are. Groups have two records, all of
+        them where the objective needs whole groups. An objective that requires columns of roles
+        overrides it, and adds them.
         """
-        return make_batch()
+        return make_batch((*LENGTHS, 2) if "group" in objective.requires else LENGTHS)
 
     def test_it_is_an_objective(self, objective: Any) -> None:
         assert isinstance(objective, Objective)
@@ -88,8 +92,8 @@ class ObjectiveContract(Contract):
 
     @pytest.mark.parametrize("size", [1, 2, 3])
     def test_micro_batches_do_not_matter(self, objective: Any, batch: Batch, size: int) -> None:
-        records = list(range(_count(batch)))
-        parts = [records[start : start + size] for start in range(0, len(records), size)]
+        units = _units(objective, batch)
+        parts = [sum(units[start : start + size], []) for start in range(0, len(units), size)]
         self._assert_same(
             update(objective, batch, [_actions(batch, part) for part in parts]),
             update(objective, batch),
@@ -104,9 +108,10 @@ class ObjectiveContract(Contract):
         With more ranks than records, some have no record at all.
         """
         parts = []
+        units = _units(objective, batch)
         for rank in range(ranks):
-            indexes = list(range(rank, _count(batch), ranks))
-            parts += [_actions(batch, indexes[:1]), _actions(batch, indexes[1:])]
+            own = units[rank::ranks]
+            parts += [_actions(batch, sum(part, [])) for part in (own[:1], own[1:])]
         self._assert_same(update(objective, batch, parts), update(objective, batch))
 
     def test_the_order_of_samples_does_not_matter(self, objective: Any, batch: Batch) -> None:
@@ -170,11 +175,13 @@ class ObjectiveContract(Contract):
 
         That holds for records without trained actions too. It gets no log-probs but the rollout's.
         """
-        records = list(range(_count(batch)))
-        for start in range(0, len(records), size):
-            data = select(leaves(batch), _actions(batch, records[start : start + size]))
+        units = _units(objective, batch)
+        names = GIVEN | (objective.requires & JOINS)
+        for start in range(0, len(units), size):
+            part = sum(units[start : start + size], [])
+            data = select(leaves(batch), _actions(batch, part))
             expected = objective.loss(*_arguments(objective, data))[1]
-            weight = objective.weight({name: data[name] for name in GIVEN})
+            weight = objective.weight({name: data[name] for name in names})
             assert weight.dim() == 0
             assert not weight.requires_grad, "the weight carries a gradient"
             assert float(weight) == float(expected), "weight() and loss() disagree"
@@ -300,13 +307,15 @@ def select(data: Batch, part: Any) -> dict[str, Any]:
     torch = pytest.importorskip("torch")
     index = part if isinstance(part, slice) else torch.tensor(part, dtype=torch.long)
     columns = {name: column[index] for name, column in data.items()}
-    columns["record"] = torch.unique(columns["record"], return_inverse=True)[1]
+    for name in ("record", "group"):
+        columns[name] = torch.unique(columns[name], return_inverse=True)[1]
     return columns
 
 
 def _arguments(objective: Any, data: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
     names = GIVEN | (objective.requires - {"logp", "entropy"})
     names = {name for name in names if not name.startswith(LOGP_OF)}
+    names |= {"end"} if "values" in objective.requires else set()
     columns = {name: column for name, column in data.items() if name in names}
     if "values" in columns:
         columns["values"] = data["old_values"]
@@ -360,8 +369,11 @@ def step_metrics(entropy: float) -> dict[str, float]:
     }
 
 
-def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) -> dict[str, Any]:
-    """Makes random float64 columns for records of these lengths.
+LENGTHS = (4, 1, 6, 3, 2, 5, 7)
+
+
+def make_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> dict[str, Any]:
+    """Makes random float64 columns for records of these lengths, two of which are a group.
 
     The ratio of log-probs goes from 0.4 to 2.5, so that clips bind on some actions.
     """
@@ -388,6 +400,10 @@ def make_batch(lengths: Sequence[int] = (4, 1, 6, 3, 2, 5, 7), seed: int = 0) ->
         "ref_logp": logp + noise(0.5),
         "returns": values + noise(1.0),
         "old_values": values + noise(0.2),
+        "group": record // 2,
+        "sample": record % 2,
+        "label": noise(1.0, len(lengths)).abs()[record],
+        "end": torch.cat([record[1:] != record[:-1], torch.ones(1, dtype=torch.bool)]),
         "logp": logp,
         "entropy": noise(0.1).abs() + 1.0,
         "values": values,
@@ -413,10 +429,24 @@ def _padded(batch: Batch) -> dict[str, Any]:
     is_original = torch.tensor(original)
     padded["mask"] &= is_original
     padded["record"][-3:] = count
-    for name in set(padded) - {"record", "mask"}:
+    padded["end"] &= is_original
+    padded["group"][-3:] = int(batch["group"].max()) + 1
+    for name in set(padded) - {"record", "mask", "end", "group", "sample"}:
         padded[name][~is_original] = 1.5
     # The original actions keep their order, because records are numbered in the order they lie in.
     return {**padded, "original": is_original}
+
+
+def _units(objective: Any, batch: Batch) -> list[list[int]]:
+    """Returns the records that stay together: whole groups where the objective requires them."""
+    records = range(_count(batch))
+    if "group" not in objective.requires:
+        return [[record] for record in records]
+    groups: dict[int, list[int]] = {}
+    for record in records:
+        group = int(batch["group"][_actions(batch, [record])[0]])
+        groups.setdefault(group, []).append(record)
+    return list(groups.values())
 
 
 def _count(batch: Batch) -> int:

@@ -21,7 +21,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import NonFiniteLoss
 from gcore_core.contract.generator import ScoresLogprobs
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.trainer import SavesInBackground, Trainer, TrainRecord
+from gcore_core.contract.trainer import EvaluatesLoss, SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import SendsDevice
 from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.testing.contracts.adapters import TrainsAdapters
@@ -494,6 +494,31 @@ class TrainerContract(TrainsAdapters):
         assert sees_steps.seen != saved
         showing_trainer.load(tmp_path)
         assert sees_steps.seen == saved, "the objective's state is not that of the checkpoint"
+
+    @claims("evaluate")
+    def test_an_evaluation_adds_up_and_changes_nothing(
+        self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """Sums of parts are the sum of all; neither weights nor prepared records are touched."""
+        has_it = isinstance(trainer, EvaluatesLoss)
+        assert has_it, "it lacks the method evaluate"
+        before = exported(trainer)
+        trainer.prepare(records, frozenset())
+        whole = trainer.evaluate(records, advantages)
+        assert digests(exported(trainer)) == digests(before), "weights changed"
+        parts = [
+            trainer.evaluate(records[part], advantages[part])
+            for part in (slice(None, 1), slice(1, None))
+        ]
+        for name, sums in whole.items():
+            added = np.sum([part.get(name, (0.0, 0.0)) for part in parts], 0)
+            np.testing.assert_allclose(added, sums, rtol=1e-4, atol=1e-4, err_msg=name)
+        assert whole["loss"][1] > 0
+        assert sum(weight for _, weight in trainer.evaluate([], advantages[:0]).values()) == 0
+        metrics = trainer.train(0, advantages, 1, 1)
+        assert whole["loss"][0] / whole["loss"][1] == pytest.approx(
+            metrics["loss"], rel=1e-4, abs=1e-5
+        ), "it is not the loss of the update that follows"
 
     @claims("save.background")
     def test_a_save_in_the_background_is_of_the_moment_it_began(

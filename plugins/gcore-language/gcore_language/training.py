@@ -625,14 +625,15 @@ class LanguageTrainer:
                 todo="leave evaluation.data out",
             )
         progress = Progress(step=0)
-        batches = self._packed_to_evaluate(
+        prepared = self._packed_to_evaluate(
             [replace(record, minibatch=0, tile=0) for record in records]
         )
+        self._give_by_record(prepared, advantages)
+        batches = prepared.all()
         outputs = self._engine.logprobs(batches, "policy")
         for batch, output in zip(batches, outputs, strict=True):
             if batch is None or output is None:
                 continue
-            self._repeat(batch, advantages)
             batch.columns.setdefault(f"old_{self._output}", output)
             with torch.no_grad():
                 loss, metrics = self._loss_of(batch, {self._output: output})
@@ -641,12 +642,12 @@ class LanguageTrainer:
                 progress.add(name, float(value), float(weight))
         return self._engine.ranks.add_up(progress.terms)
 
-    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> list[Batch | None]:
+    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> _Prepared:
         """Packs records of one minibatch, with what the objective requires of a reference."""
-        batches = self._packed(records).all()
+        prepared = self._packed(records)
         if "ref_logp" in self._objective.requires and "ref_logp" not in self._supplied:
-            self._fill(batches, "ref_logp", "reference")
-        return batches
+            self._fill(prepared.all(), "ref_logp", "reference")
+        return prepared
 
     def _in_step(self, placed: Sequence[Placed]) -> list[Batch | None]:
         """Packs records of one pass; filled up with None until every rank has as many batches."""

@@ -20,7 +20,7 @@ from gcore_language.training import LanguageTrainer, _Pass, _Prepared, check_obj
 from gcore_language.values import by_record, is_end, trains_values, with_end
 
 #: What an objective that requires ``values`` may require of the trainer.
-SUPPLIED_WITH_VALUES = frozenset({"values", "old_values", "returns"})
+SUPPLIED_WITH_VALUES = frozenset({"values", "old_values", "returns", "group", "sample"})
 #: The columns that a value head gives of a record: the values before and after each action.
 VALUES = "values"
 NEXT_VALUES = "next_values"
@@ -103,13 +103,21 @@ class ValueTraining(LanguageTrainer):
         return [{} for _ in records]
 
     def _packed_with_ends(self, records: Sequence[TrainRecord]) -> _Prepared:
-        prepared = self._packed([with_end(record, self._supplied) for record in records])
+        prepared = self._packed([with_end(record) for record in records])
         for batch in filter(None, prepared.all()):
             batch.columns["end"] = is_end(batch)
         return prepared
 
-    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> list[Batch | None]:
-        return self._packed_with_ends(records).all()
+    def _packed_to_evaluate(self, records: Sequence[TrainRecord]) -> _Prepared:
+        return self._packed_with_ends(records)
+
+    def _attach_supplied(self, batch: Batch, records: Sequence[TrainRecord]) -> None:
+        """Adds the columns that other roles gave; after the last action is that one's value."""
+        for name in sorted(self._supplied):
+            given = [records[i].columns[name] for i in batch.index.tolist()]
+            parts = [np.append(own, own[-1] if len(own) else 0.0) for own in given]
+            column = torch.from_numpy(np.concatenate(parts).astype(np.float32))
+            batch.columns[name] = column.to(self._engine.device)
 
     # -- training ----------------------------------------------------------------------------------
 

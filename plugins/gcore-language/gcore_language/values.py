@@ -17,7 +17,7 @@ give all states, but has a bias and a dropout, and nothing else opens it.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -71,13 +71,11 @@ class ValueModel(Policy):
         return self._hidden(batch).float()
 
 
-def with_end(record: TrainRecord, also: Iterable[str] = ()) -> TrainRecord:
+def with_end(record: TrainRecord) -> TrainRecord:
     """Returns a record with one more action, for the state after the last one.
 
     The action is not trained on, and neither its token nor its log-prob mean anything. Columns that
     other roles gave stay as they are.
-
-    also: columns, with a value for each action, that repeat their last one for this action.
     """
     columns = record.columns
     end = {
@@ -85,9 +83,6 @@ def with_end(record: TrainRecord, also: Iterable[str] = ()) -> TrainRecord:
         "action_mask": np.append(columns["action_mask"], np.uint8(0)),
         "logp": np.append(columns["logp"], np.float32(0)),
     }
-    for name in also:
-        last = columns[name][-1:] if len(columns[name]) else np.zeros(1, columns[name].dtype)
-        end[name] = np.append(columns[name], last)
     return replace(record, columns={**columns, **end})
 
 

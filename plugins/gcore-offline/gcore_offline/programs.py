@@ -52,7 +52,7 @@ class OfflineProgram(StepProgram):
         super().__init__(config, replace(context, chosen_advantage=Alike(self.answers)))
 
     def make_evaluation(self) -> Evaluates:
-        return LossEvaluation(self.context, self.placement, self.training, self.answers)
+        return LossEvaluation(self.context, self.placement, self.answers)
 
     async def step(self, step: int) -> bool:
         """Takes a step's rows and trains on them; whether it was the last one."""
