@@ -19,7 +19,7 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import check_receipt, name_of
 from gcore_core.contract.order import row_of, step_seed
 from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.records import Assignment, Facts, Header, Ref
+from gcore_core.contract.records import TRUNCATED, Assignment, Facts, Header, Ref
 from gcore_core.contract.run_files import UPDATE_METRICS
 from gcore_core.controllers.algorithm_answers import (
     advantages_of,
@@ -147,7 +147,7 @@ class Training:
         """
         names = sorted(self._context.advantage.requires)
         items: list[list[TrainItem]] = [[] for _ in self._context.ranks]
-        unplaced = [train_item(header, plan) for group in groups for header in group]
+        unplaced = [self._item(header, plan) for group in groups for header in group]
         for item in await annotated(self._context, step, unplaced):
             items[plan[item.ordinal, item.sample].rank].append(item)
         requests = [PrepareRequest(step, part, names) for part in items]
@@ -157,6 +157,10 @@ class Training:
             for part, rows in zip(items, replies, strict=True)
             for item, row in zip(part, rows, strict=True)
         }
+
+    def _item(self, header: Header, plan: Plan) -> TrainItem:
+        masked = self._config.truncated == "mask" and header.status == TRUNCATED
+        return msgspec.structs.replace(train_item(header, plan), masked=masked)
 
     async def advantages(
         self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]

@@ -185,6 +185,7 @@ class TrainItem(Message):
     prompt_digest, seal, stamp: as in the header.
     last_version: of the weights that sampled its last action.
     replica: number of the generator's replica that sampled it.
+    masked: whether none of its actions is trained on, whatever its own mask says.
     """
 
     ordinal: int
@@ -201,6 +202,7 @@ class TrainItem(Message):
     stamp: int = 0
     last_version: int = 0
     replica: int = 0
+    masked: bool = False
 
 
 class AnnotateRequest(Message):
