@@ -20,6 +20,7 @@ from gcore_core.contract.abilities import (
     adapts,
     replica_slots,
     required_by,
+    rewards_read_by,
     shows_images,
     takes_stale,
 )
@@ -87,6 +88,7 @@ def run(
     problems += _uncalled(settings, provided)
     problems += _stale(provided, objects)
     problems += _adapting(provided, objects)
+    problems += _named_rewards(settings, objects)
     role_providers = _role_providers(plugins)
     problems += _columns(settings, role_providers)
     for path in ("advantage", "objective"):
@@ -366,6 +368,17 @@ def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> I
             f"and trainer {policy.reference} shows it none and saves no state of it; take a "
             "trainer that does, or settings under which it stays as it is."
         )
+
+
+def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
+    """A reward that a filter or an advantage reads by name is one of the job's."""
+    for path in ("filter", "advantage"):
+        for name in sorted(rewards_read_by(objects.get(path)) - settings.rewards.keys()):
+            present = ", ".join(sorted(settings.rewards)) or "none"
+            yield (
+                f"{path}: reads the reward {name!r}, which the job does not have (it has: "
+                f"{present})."
+            )
 
 
 def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:
