@@ -1,4 +1,4 @@
-"""Defines what may be set under ``config:`` of datasets and of the reward that the core brings."""
+"""Defines what may be set under ``config:`` of what the core brings: datasets, reward, filter."""
 
 from __future__ import annotations
 
@@ -29,3 +29,16 @@ class FunctionRewardConfig:
     """
     batch: bool = False
     """Call it with a list of records; it returns a list of as many numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariedConfig:
+    """Settings of the filter ``varied``."""
+
+    reward: str | None = None
+    """The reward that is looked at, by its name under ``rewards``. None: the weighted sum of all of
+    them, from which advantages are made.
+    """
+
+    def reads_rewards(self) -> frozenset[str]:
+        return frozenset() if self.reward is None else frozenset({self.reward})

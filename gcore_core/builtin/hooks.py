@@ -78,6 +78,8 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
 
 @hookimpl
 def gcore_filters() -> Iterable[p.FilterProvider]:
+    from gcore_core.builtin.config import VariedConfig
+
     yield p.FilterProvider(
         name="keep-all", summary="every group teaches", factory="gcore_core.builtin.filters:KeepAll"
     )
@@ -85,6 +87,7 @@ def gcore_filters() -> Iterable[p.FilterProvider]:
         name="varied",
         summary="groups whose rewards are not all equal",
         factory="gcore_core.builtin.filters:Varied",
+        config=VariedConfig,
     )
 
 

@@ -21,6 +21,7 @@ from gcore_core.contract.abilities import (
     column_widths,
     replica_slots,
     required_by,
+    rewards_read_by,
     shows_images,
     takes_stale,
     works_without_rewards,
@@ -100,6 +101,7 @@ def run(
     problems += _stale(provided, objects)
     problems += _adapting(provided, objects)
     problems += _evaluated(settings, provided)
+    problems += _named_rewards(settings, objects)
     role_providers = _role_providers(plugins)
     columns = {
         name: given_columns(role_providers[name], objects.get(f"roles.{name}"))
@@ -417,6 +419,17 @@ def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Itera
             f"evaluation.data: {policy.reference}, which roles.{POLICY} uses, cannot compute a "
             "loss without an update; leave the evaluation out, or take another trainer."
         )
+
+
+def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
+    """A reward that a filter or an advantage reads by name is one of the job's."""
+    for path in ("filter", "advantage"):
+        for name in sorted(rewards_read_by(objects.get(path)) - settings.rewards.keys()):
+            present = ", ".join(sorted(settings.rewards)) or "none"
+            yield (
+                f"{path}: reads the reward {name!r}, which the job does not have (it has: "
+                f"{present})."
+            )
 
 
 def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:

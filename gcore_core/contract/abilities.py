@@ -100,6 +100,17 @@ class Adapts(Protocol):
 
 
 @runtime_checkable
+class ReadsRewards(Protocol):
+    """Says which named rewards a filter or an advantage reads by name."""
+
+    def reads_rewards(self) -> frozenset[str]:
+        """Returns names out of ``rewards``; a job without one of them is refused.
+
+        Without the method: none.
+        """
+
+
+@runtime_checkable
 class SpansSlots(Protocol):
     """Says that a replica of a trainer or generator spreads over several slots."""
 
@@ -233,6 +244,11 @@ def adapts(config: Any) -> bool:
     return isinstance(config, Adapts) and config.adapts()
 
 
+def rewards_read_by(config: Any) -> frozenset[str]:
+    """Returns the names of the rewards that a filter or an advantage reads by name."""
+    return config.reads_rewards() if isinstance(config, ReadsRewards) else frozenset()
+
+
 def replica_slots(config: Any) -> int:
     """Returns how many slots one replica of a trainer or generator takes together."""
     return config.replica_slots() if isinstance(config, SpansSlots) else 1
@@ -317,6 +333,7 @@ ABILITIES = (
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
     _ability(Adapts, "objective"),
+    _ability(ReadsRewards, "filter", "advantage"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
     _ability(SaysWidths, "annotator"),

@@ -29,6 +29,9 @@ class SyncConfig:
         1e-3 where it states nothing.
     too_long: what happens to a prompt longer than the context: its group is dropped and counted, or
         the run stops.
+    truncated: what happens to a record that was cut off at its limit of actions: "train" takes it
+        for what it is, "mask" trains on none of its actions, though its reward stays in its group's
+        baseline. Then a group without any other record is dropped and counted.
     failure_limit: share of a step's groups that may be unusable (failed rewards, failed records)
         before the run stops.
     push_bucket_bytes: memory that a weight push goes through, on the trainer's machine; a larger
@@ -52,6 +55,7 @@ class SyncConfig:
     surplus: Literal["auto", "keep", "redraw"] = "auto"
     logprob_band: float | None = None
     too_long: Literal["drop", "error"] = "drop"
+    truncated: Literal["train", "mask"] = "train"
     failure_limit: float = 0.5
     push_bucket_bytes: int = 256 * 1024 * 1024
     push_transport: Literal["auto", "shm", "ipc", "nccl"] = "auto"

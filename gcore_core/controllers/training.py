@@ -26,7 +26,7 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import check_receipt, name_of
 from gcore_core.contract.order import row_of, step_seed
 from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.records import FINISHED, Assignment, Facts, Header, Ref
+from gcore_core.contract.records import FINISHED, TRUNCATED, Assignment, Facts, Header, Ref
 from gcore_core.contract.run_files import UPDATE_METRICS
 from gcore_core.controllers.algorithm_answers import (
     advantages_of,
@@ -171,9 +171,10 @@ class Training:
         names; none in a step in which the policy is not trained.
         """
         context = self._context
-        items = dealt(groups, plan, len(context.ranks))
+        masks = self._config.truncated == "mask"
+        items = dealt(groups, plan, len(context.ranks), masks_truncated=masks)
         by_learner = {
-            role: dealt(groups, self._plans[role], len(ranks))
+            role: dealt(groups, self._plans[role], len(ranks), masks_truncated=masks)
             for role, ranks in context.learners.items()
         }
         unplaced = [item for part in items for item in part]
@@ -374,11 +375,19 @@ def by_key(groups: list[list[Header]], rows: Sequence[np.ndarray]) -> dict[Key, 
     }
 
 
-def dealt(groups: list[list[Header]], plan: Plan, ranks: int) -> list[list[TrainItem]]:
-    """Returns the records that each rank trains on, as a plan says."""
+def dealt(
+    groups: list[list[Header]], plan: Plan, ranks: int, *, masks_truncated: bool = False
+) -> list[list[TrainItem]]:
+    """Returns the records that each rank trains on, as a plan says.
+
+    masks_truncated: no action of a truncated record is trained on.
+    """
     parts: list[list[TrainItem]] = [[] for _ in range(ranks)]
     for header in (header for group in groups for header in group):
-        parts[plan[header.key].rank].append(train_item(header, plan))
+        item = train_item(header, plan)
+        if masks_truncated and header.status == TRUNCATED:
+            item = msgspec.structs.replace(item, masked=True)
+        parts[plan[header.key].rank].append(item)
     return parts
 
 

@@ -186,6 +186,7 @@ class TrainItem(Message):
     last_version: of the weights that sampled its last action.
     replica: number of the generator's replica that sampled it.
     truncated: as of ``TrainRecord``.
+    masked: whether none of its actions is trained on, whatever its own mask says.
     """
 
     ordinal: int
@@ -203,6 +204,7 @@ class TrainItem(Message):
     last_version: int = 0
     replica: int = 0
     truncated: bool = False
+    masked: bool = False
 
 
 class AnnotateRequest(Message):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +23,32 @@ from tests.support.language_models import Clip, make_advantages, make_context, m
 Packing = Literal["auto", "padded"]
 
 
+class AdaptingClip(Clip):
+    """Its loss grows with the entropies of the steps that it was shown."""
+
+    def __init__(self, beta: float) -> None:
+        super().__init__(beta=beta)
+        self.entropies: list[float] = []
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        loss, weight, metrics = super().loss(columns, current)
+        return loss * (1.0 + sum(self.entropies)), weight, metrics
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        self.entropies.append(metrics["entropy"])
+
+    def state(self) -> dict[str, Any]:
+        return {"entropies": list(self.entropies)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.entropies = list(state["entropies"])
+
+
 def run(rank: int, ranks: int, packing: Packing, model: Path, work: Path, resume: Path) -> None:
     """Writes state/ and numbers.json under ``work``."""
     (work / "meet").mkdir(parents=True, exist_ok=True)
     context = make_context(
-        model, Clip(beta=0.1), rank=rank, ranks=ranks, rendezvous=str(work / "meet")
+        model, AdaptingClip(beta=0.1), rank=rank, ranks=ranks, rendezvous=str(work / "meet")
     )
     # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
     # should be zero

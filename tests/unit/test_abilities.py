@@ -40,6 +40,9 @@ class Talkative:
     def adapts(self) -> bool:
         return True
 
+    def reads_rewards(self) -> frozenset[str]:
+        return frozenset({"exact"})
+
     def updates_per_step(self) -> int:
         return 6
 
@@ -56,6 +59,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.logprob_band(silent, None) == 1e-3
     assert abilities.takes_stale(silent) is False
     assert abilities.adapts(silent) is False
+    assert abilities.rewards_read_by(silent) == frozenset()
     assert abilities.replica_slots(silent) == 1
     assert abilities.keeps_weights(silent) is True
     assert abilities.shows_images(None) is False
@@ -70,6 +74,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     assert abilities.logprob_band(talkative, Silent()) == 0.5
     assert abilities.takes_stale(talkative) is True
     assert abilities.adapts(talkative) is True
+    assert abilities.rewards_read_by(talkative) == {"exact"}
     assert abilities.replica_slots(talkative) == 4
     assert abilities.keeps_weights(talkative) is False
     assert abilities.shows_images(talkative) is True
@@ -80,7 +85,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
 
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
-    assert len(ABILITIES) == 12
+    assert len(ABILITIES) == 13
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 

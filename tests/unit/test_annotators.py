@@ -168,6 +168,26 @@ async def test_a_record_is_opened_with_its_annotated_columns() -> None:
     assert record.columns["action_ids"] is own.columns["action_ids"]
 
 
+async def test_a_masked_record_is_opened_with_nothing_to_train_on() -> None:
+    """The stored columns stay as they are: other readers have their own view of the record."""
+    (own,) = make_records(9, groups=1, samples=1)
+    mask = own.columns["action_mask"].copy()
+    assert mask.any()
+
+    class Store:
+        async def records(self, items: Sequence[TrainItem]) -> list[Any]:
+            return [(own.columns, {}) for _ in items]
+
+    store: Any = Store()
+    ref: Any = "own"
+    items = [TrainItem(3, 1, 0, ref, 0, masked=True), TrainItem(3, 1, 0, ref, 0)]
+    masked, plain = await opened_records.open_records(store, items, step=0)
+    assert not masked.columns["action_mask"].any()
+    assert masked.columns["action_mask"].dtype == mask.dtype
+    assert masked.columns["logp"] is own.columns["logp"]
+    np.testing.assert_array_equal(plain.columns["action_mask"], mask)
+
+
 ROLES = """
 from dataclasses import dataclass
 

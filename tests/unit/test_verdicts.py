@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from gcore_core.contract.records import FINISHED, TRUNCATED, Header, RecordScore
+from gcore_core.builtin.filters import KeepAll
+from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.records import FILTERED, FINISHED, TRAINED, TRUNCATED, Header, RecordScore
+from gcore_core.controllers.algorithm_answers import filter_code
+from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.window.ledger import Ledger
-from gcore_core.controllers.window.verdicts import too_many_failures
+from gcore_core.controllers.window.verdicts import too_many_failures, verdict_on
 
 
 def header(sample: int, reason: str = "", **statuses: str) -> Header:
@@ -50,3 +55,22 @@ def test_error_for_a_slow_reward_names_the_setting_for_more_time() -> None:
     lines = str(too_many_failures([group], 1, 1, {})).splitlines()
     assert len(lines) == 6, "an error shows six lines, and what to do is among them"
     assert lines[-1] == "  or give it more time: rewards.slow.timeout_s"
+
+
+@pytest.mark.parametrize(
+    ("truncated", "reasons", "verdict"),
+    [
+        ("train", ["length", "length"], TRAINED),
+        ("mask", ["length", "length"], FILTERED),
+        ("mask", ["length", ""], TRAINED),
+    ],
+)
+def test_a_group_of_truncated_records_alone_teaches_nothing_when_they_are_masked(
+    truncated: str, reasons: list[str], verdict: str
+) -> None:
+    group = [header(i, reason, exact="ok") for i, reason in enumerate(reasons)]
+    config = SyncConfig(truncated=truncated)
+    keep_all = KeepAll()
+    settled = verdict_on(group, config, {"exact": Reward()}, keep_all, filter_code(keep_all))
+    assert settled.verdict == verdict
+    assert settled.reason == ("truncated" if verdict == FILTERED else "")

@@ -17,6 +17,7 @@ from gcore_core.contract.records import (
     REWARD_FAILED,
     REWARD_TIMEOUT,
     TRAINED,
+    TRUNCATED,
     Header,
 )
 from gcore_core.contract.run_files import log_path
@@ -53,7 +54,8 @@ def verdict_on(
     """Gives a complete group its verdict.
 
     A group with a failed record or reward is QUARANTINED; the filter decides on the others. Raises
-    DataError for a prompt that is too long, when ``too_long`` is "error".
+    DataError for a prompt that is too long, when ``too_long`` is "error". A group of which every
+    record was cut off has nothing to train on when ``truncated`` is "mask".
 
     group: the records of one prompt.
     rewards: reward -> its settings.
@@ -65,6 +67,9 @@ def verdict_on(
     if not reason:
         keep, reason = keeps(code, group_filter, group_scalars(group, rewards))
         verdict = TRAINED if keep else FILTERED
+        if keep and config.truncated == "mask" and all(h.status == TRUNCATED for h in group):
+            verdict = FILTERED
+            reason = "truncated"
     return Settled(group[0].ordinal, group, verdict, reason)
 
 

@@ -14,13 +14,16 @@ from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import TrainItem
 from gcore_core.runtime.store.client import StoreReader
 
+MASK = "action_mask"
+
 
 async def open_records(
     store: StoreReader, items: Sequence[TrainItem], step: int
 ) -> list[TrainRecord]:
     """Opens records, in the order of the items, with the columns that annotators gave them.
 
-    Raises RecordMismatch for one that is not what its generator sealed.
+    The mask of a record that is not trained on is 0 everywhere. Raises RecordMismatch for one that
+    is not what its generator sealed.
 
     step: records whose weights have another version are not fresh.
     """
@@ -35,6 +38,8 @@ async def open_records(
         if item.extras:
             extra_columns = (chunks[extra.columns][extra.slot].items() for extra in item.extras)
             columns = {**generated, **dict(chain.from_iterable(extra_columns))}
+        if item.masked:
+            columns = {**columns, MASK: np.zeros_like(columns[MASK])}
         records.append(
             TrainRecord(
                 ordinal=item.ordinal,

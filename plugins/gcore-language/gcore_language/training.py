@@ -563,12 +563,9 @@ class LanguageTrainer:
     def _give_by_record(self, prepared: _Prepared, numbers: np.ndarray) -> None:
         """Adds the column ``advantage``: each record's number, repeated."""
         for batch in filter(None, prepared.all()):
-            self._repeat(batch, numbers)
-
-    def _repeat(self, batch: Batch, numbers: np.ndarray) -> None:
-        """Adds the column ``advantage`` to one batch: each record's number, repeated."""
-        by_record = torch.from_numpy(numbers[batch.index].astype(np.float32))
-        batch.columns["advantage"] = by_record.to(self._engine.device)[batch.columns["record"]]
+            by_record = torch.from_numpy(numbers[batch.index].astype(np.float32))
+            by_record = by_record.to(self._engine.device)
+            batch.columns["advantage"] = by_record[batch.columns["record"]]
 
     def _give_by_action(
         self, prepared: _Prepared, name: str, numbers: Sequence[np.ndarray]

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gcore_core.contract.columns import Columns

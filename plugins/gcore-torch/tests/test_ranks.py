@@ -21,7 +21,8 @@ def test_two_sharded_ranks_match_one_rank(
     packing: torch_ranks.Packing, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     """Metrics and weights, also when each goes on from the state that the other number of ranks
-    saved. auto is flat here; in the padded layout ranks pack in lock-step.
+    saved, with what the objective had learned from steps. auto is flat here; in the padded layout
+    ranks pack in lock-step.
     """
     one, two = tmp_path / "one", tmp_path / "two"
     (two / "meet").mkdir(parents=True)
