@@ -71,6 +71,12 @@ def interpreter(given: str) -> str:
     return python
 
 
+def version_of_ray(nodes: RayNodes) -> str:
+    """Returns the version of Ray, for the units of claims: it is not in this interpreter."""
+    words = [nodes.ray_python, "-c", "import ray; print(ray.__version__)"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @contextmanager
 def cluster_on(nodes: RayNodes, number: int, store_bytes: int) -> Iterator[Cluster]:
     """Starts Ray on the first nodes."""
@@ -135,8 +141,9 @@ def measure_ray(nodes: RayNodes, short: bool) -> list[Claim]:
             if len(set(hashes.values())) != 1:
                 sys.exit(f"Ray's agents and those of a command made different weights: {hashes}")
             pairs.append((step_s["ray"], step_s["command"]))
+    unit = f"ratio, Ray {version_of_ray(nodes)}"
     return [
-        repeated("ray_time_over_nodes", pairs, median_ratio, "ratio, seconds a step", 1.1, "<="),
+        repeated("ray_time_over_nodes", pairs, median_ratio, unit, 1.1, "<="),
         *(
             repeated(f"{name}_step_s", values, statistics.median, "s")
             for name, values in zip(("ray", "nodes_command"), zip(*pairs, strict=True), strict=True)
@@ -191,7 +198,7 @@ def measure_object_store(nodes: RayNodes, short: bool) -> list[Claim]:
                 rounds[way].append(sent)
                 told = f"{sent.step_s:.3f} s and {sent.cpu_s:.2f} CPU seconds a step"
                 nodes.tell(f"object store {number}, {way}: {told}; load {os.getloadavg()[0]:.1f}")
-    return _claims_of(rounds, nbytes)
+    return _claims_of(rounds, nbytes, f"ratio, Ray {version_of_ray(nodes)} in plain")
 
 
 @dataclass(frozen=True)
@@ -239,7 +246,7 @@ def _sent(nodes: RayNodes, cluster: Cluster, what: str, *, steps: int, **setting
     return Sent(statistics.median(took_s), (spent_s[1] - spent_s[0]) / steps)
 
 
-def _claims_of(rounds: dict[str, list[Sent]], nbytes: int) -> list[Claim]:
+def _claims_of(rounds: dict[str, list[Sent]], nbytes: int, unit: str) -> list[Claim]:
     name = "cross_node_step_time_ray_object_store_over_ours"
     step_s = {way: [sent.step_s for sent in turns] for way, turns in rounds.items()}
     cpu_s = {way: [sent.cpu_s for sent in turns] for way, turns in rounds.items()}
@@ -247,7 +254,7 @@ def _claims_of(rounds: dict[str, list[Sent]], nbytes: int) -> list[Claim]:
 
     def ratio(suffix: str, ray: str, ours: str) -> Claim:
         pairs = list(zip(step_s[ray], step_s[ours], strict=True))
-        return repeated(f"{name}{suffix}", pairs, median_ratio, "ratio, Ray in plain")
+        return repeated(f"{name}{suffix}", pairs, median_ratio, unit)
 
     return [
         ratio("", best, "ours_plain"),

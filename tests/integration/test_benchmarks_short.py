@@ -156,16 +156,6 @@ SMALL = (
             fact=_four_nodes_are_as_one,
             slow=True,
         ),
-        short(
-            "machines_ray",
-            *("--short", "--parts", "ray", "object_store"),
-            fact=lambda values: (
-                values["ray_weights_compared"] == 1
-                and values["cross_node_payload_gb"] > 0
-                and values["left_behind_on_any_node"] == 0
-            ),
-            slow=True,
-        ),
         short("handover", "--rounds", "3", fact=_sizes_are_those_of_rates, repeats=True),
         short("balance", "--draws", "3", fact=_no_part_is_lighter_than_the_mean, repeats=True),
         short(
@@ -357,13 +347,14 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 
 #: benchmarks without a committed result
-NOT_MEASURED_YET = {"machines", "machines_ray", "proved_engines"}
+NOT_MEASURED_YET = {"machines", "proved_engines"}
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {
     "controllers_readers": "tests/unit/test_verl_rival.py",
     "controllers_saturation": "tests/integration/test_benchmarks_short.py",
     "house": "tests/unit/test_house.py",
+    "machines_ray": "plugins/gcore-ray/tests/test_benchmark.py",
     "placement_real": "tests/integration/test_placement_real.py",
     "placement_real_vllm": "tests/integration/test_placement_real.py",
 }
