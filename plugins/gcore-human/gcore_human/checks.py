@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gcore_core.contract.deadlines import Deadlines, Wait
-
-_USES = ("human", "human/human")
+from gcore_human.config import USES
 
 
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yields a sentence for each setting with which a run would not wait as long as it says."""
     longest_s = 0.0
     for name, reward in plan.get("rewards", {}).items():
-        if reward.get("use") not in _USES:
+        if reward.get("use") not in USES:
             continue
         wait_s = float(reward.get("config", {}).get("wait_s", 0.0))
         longest_s = max(longest_s, wait_s)

@@ -192,18 +192,27 @@ def _judgements_path(args: argparse.Namespace) -> Path:
 def _queue(directory: Path) -> Path:
     """Returns the directory of questions of a run, or the one that is given itself.
 
-    Raises DataError where nothing has asked yet.
+    Raises DataError for a run that asks nobody, and for a directory without questions.
     """
-    from gcore_human.queue import DIRECTORY, questions_path
+    from gcore_human.queue import questions_path, queues_of
 
-    for candidate in (directory / DIRECTORY, directory):
-        if questions_path(candidate).exists():
-            return candidate
+    queues = queues_of(directory)
+    if len(queues) > 1:
+        raise ConfigError(
+            "the run's rewards ask in several directories.",
+            where=str(directory),
+            why="\n".join(map(str, queues)),
+            todo="give one of them, and start this once for each",
+        )
+    if queues:
+        return queues[0]
+    if questions_path(directory).exists():
+        return directory
     raise DataError(
-        "nothing has been asked here.",
+        "nothing is asked here.",
         where=str(directory),
-        why="a run asks with rewards.<name>.use: human, once its first answers are drawn",
-        todo="start this again then; a reward with a path of its own asks there",
+        why="a run asks people with rewards.<name>.use: human",
+        todo="give the directory of such a run, or the one that its reward's path names",
     )
 
 

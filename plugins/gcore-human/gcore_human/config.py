@@ -8,6 +8,8 @@ from typing import Literal
 
 from gcore_core.contract.errors import ConfigError
 
+#: What a job may write to choose the reward.
+USES = ("human", "human/human")
 #: A page with more buttons than digits has no keys for them.
 _MOST_LEVELS = 10
 

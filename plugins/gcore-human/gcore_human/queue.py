@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
+from gcore_core.contract.run_files import CONFIG
 from gcore_human.answers import digest_of
-from gcore_human.config import HumanConfig
+from gcore_human.config import USES, HumanConfig
 from gcore_human.journal import Tail, append_shared
 from gcore_human.judgements import Label, Line, Undone
 
@@ -55,6 +57,20 @@ def key_of(config: HumanConfig, prompt: str | list[dict[str, Any]], answer: str)
     """Names what is asked: the same for every run that asks the same about the same answer."""
     scale = (config.lowest, config.highest) if config.form == "scale" else ()
     return digest_of(config.question, config.form, scale, prompt, answer)
+
+
+def queues_of(run: Path) -> list[Path]:
+    """Returns the directories in which the rewards of a run ask people; none for another directory.
+
+    The run need not have asked yet.
+    """
+    try:
+        rewards = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")).get("rewards", {})
+    except OSError:
+        return []
+    configs = [node.get("config", {}) for node in rewards.values() if node.get("use") in USES]
+    directories = [Path(config.get("path") or run / DIRECTORY) for config in configs]
+    return list(dict.fromkeys(directories))
 
 
 def questions_path(directory: Path) -> Path:
