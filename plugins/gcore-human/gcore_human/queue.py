@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from gcore_core.contract.run_files import CONFIG
 from gcore_human.answers import digest_of
@@ -65,9 +65,10 @@ def queues_of(run: Path) -> list[Path]:
     The run need not have asked yet.
     """
     try:
-        rewards = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")).get("rewards", {})
+        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
     except OSError:
         return []
+    rewards = config.get("rewards", {}) if isinstance(config, dict) else {}
     configs = [node.get("config", {}) for node in rewards.values() if node.get("use") in USES]
     directories = [Path(config.get("path") or run / DIRECTORY) for config in configs]
     return list(dict.fromkeys(directories))
