@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import CommandProvider, RewardProvider
-from gcore_human.checks import problems_of
+from gcore_core.contract.records import RunFacts
+from gcore_human.checks import problems_of, queues
 from gcore_human.config import HumanConfig
 
 
@@ -23,6 +26,14 @@ def gcore_rewards() -> Iterable[RewardProvider]:
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     return problems_of(plan)
+
+
+@hookimpl
+def gcore_run_start(run: RunFacts) -> None:
+    """Says what people have to do, since the run would otherwise wait without a word."""
+    for directory in queues(run.config, Path(run.directory)):
+        shown = run.directory if directory.parent == Path(run.directory) else directory
+        print(f"this run waits for people: g-core human label {shown}", file=sys.stderr, flush=True)
 
 
 @hookimpl

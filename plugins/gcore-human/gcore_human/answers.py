@@ -191,8 +191,10 @@ def pairs_of_file(path: Path, per_prompt: int = 0) -> Found:
     A row has ``prompt`` (text or chat messages) and one of:
 
     - ``answers``, a list of texts;
-    - ``answer`` or ``text``, one text: rows with the same prompt belong together;
+    - ``answer``, ``completion`` or ``text``, one text: rows with the same prompt belong together;
     - ``chosen`` and ``rejected``, two texts.
+
+    In place of a text may stand a list of one turn of the assistant.
 
     Raises DataError, with the line, for a row of another form, and where no pair is found.
     """
@@ -223,7 +225,7 @@ def _read_row(text: bytes, where: str) -> tuple[Prompt, list[str]]:
         raise DataError("the row is no JSON.", where=where, why=str(error), todo=form) from None
     if not isinstance(row, dict) or not _is_prompt(row.get("prompt")):
         raise DataError("the row has no prompt.", where=where, todo=form)
-    answers = _answers(row)
+    answers = [_text_of(answer) for answer in _answers(row)]
     if not answers or not all(isinstance(answer, str) for answer in answers):
         named = ", ".join(map(str, row))
         raise DataError("the row has no answer.", where=where, why=f"it has: {named}", todo=form)
@@ -235,7 +237,16 @@ def _answers(row: dict[str, Any]) -> list[Any]:
         return list(row["answers"])
     if "chosen" in row and "rejected" in row:
         return [row["chosen"], row["rejected"]]
-    return [row[name] for name in ("answer", "text") if name in row][:1]
+    return [row[name] for name in ("answer", "completion", "text") if name in row][:1]
+
+
+def _text_of(answer: Any) -> Any:
+    """Returns the content of a list of one turn of the assistant; other answers as they are."""
+    match answer:
+        case [{"role": "assistant", "content": content}]:
+            return content
+        case _:
+            return answer
 
 
 def _is_prompt(value: Any) -> bool:

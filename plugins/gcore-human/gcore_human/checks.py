@@ -1,12 +1,24 @@
-"""Checks what the reward ``human`` needs of a run that waits for people."""
+"""Reads a run's configuration: where its rewards ask people, and whether it waits long enough."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.deadlines import Deadlines, Wait
-from gcore_human.config import USES
+from gcore_human.config import DIRECTORY, USES
+
+
+def queues(plan: Mapping[str, Any], run: Path) -> list[Path]:
+    """Returns the directories in which the rewards of a run ask people.
+
+    plan: the resolved configuration.
+    run: the run's directory.
+    """
+    rewards = plan.get("rewards", {}).values()
+    configs = [reward.get("config", {}) for reward in rewards if reward.get("use") in USES]
+    return list(dict.fromkeys(Path(config.get("path") or run / DIRECTORY) for config in configs))
 
 
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:

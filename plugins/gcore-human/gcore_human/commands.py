@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
+from gcore_human.config import DIRECTORY
 
 if TYPE_CHECKING:
     from gcore_human.agreement import Agreement, Measure
@@ -186,7 +187,7 @@ def _judgements_path(args: argparse.Namespace) -> Path:
         file: Path = args.file
         return file.with_name(f"{file.name}.judgements.jsonl")
     run: Path = args.run
-    return run / "human" / "judgements.jsonl"
+    return run / DIRECTORY / "judgements.jsonl"
 
 
 def _queue(directory: Path) -> Path:

@@ -10,6 +10,8 @@ from gcore_core.contract.errors import ConfigError
 
 #: What a job may write to choose the reward.
 USES = ("human", "human/human")
+#: Where the questions of a run are, in the run's directory.
+DIRECTORY = "human"
 #: A page with more buttons than digits has no keys for them.
 _MOST_LEVELS = 10
 

@@ -15,12 +15,10 @@ import yaml  # type: ignore[import-untyped]
 
 from gcore_core.contract.run_files import CONFIG
 from gcore_human.answers import digest_of
-from gcore_human.config import USES, HumanConfig
+from gcore_human.checks import queues
+from gcore_human.config import HumanConfig
 from gcore_human.journal import Tail, append_shared
 from gcore_human.judgements import Label, Line, Undone
-
-#: Where the queue of a run is, in the run's directory.
-DIRECTORY = "human"
 
 
 class Question(msgspec.Struct, tag="question", tag_field="what", kw_only=True, frozen=True):
@@ -68,10 +66,7 @@ def queues_of(run: Path) -> list[Path]:
         config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
     except OSError:
         return []
-    rewards = config.get("rewards", {}) if isinstance(config, dict) else {}
-    configs = [node.get("config", {}) for node in rewards.values() if node.get("use") in USES]
-    directories = [Path(config.get("path") or run / DIRECTORY) for config in configs]
-    return list(dict.fromkeys(directories))
+    return queues(config, run) if isinstance(config, dict) else []
 
 
 def questions_path(directory: Path) -> Path:

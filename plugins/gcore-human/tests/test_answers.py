@@ -99,8 +99,8 @@ def test_a_file_has_lists_of_answers_or_an_answer_a_row(tmp_path: Path) -> None:
         tmp_path / "a.jsonl",
         {"prompt": "p", "answers": ["x", "y", "z"]},
         {"prompt": chat, "answer": "one"},
-        {"prompt": chat, "text": "two", "model": "not shown"},
-        {"prompt": "q", "chosen": "good", "rejected": "bad"},
+        {"prompt": chat, "completion": "two", "model": "not shown"},
+        {"prompt": "q", "chosen": "good", "rejected": [{"role": "assistant", "content": "bad"}]},
     )
     found = pairs_of_file(path)
     assert [(pair.prompt, sorted(texts(pair))) for pair in found.pairs if pair.prompt != "p"] == [

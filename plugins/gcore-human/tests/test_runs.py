@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from gcore_human.answers import pairs_of_runs
 
 from tests.support import runs
 
@@ -30,6 +31,8 @@ def config(steps: int = 2, **changes: Any) -> dict[str, Any]:
         controller={"shards": 1, "config": {"prompts": 2}},
         **changes,
     )
+    # Evaluations are not asked about, and write the answers that people may compare later.
+    job["evaluation"] = {"every": 2, "prompts": 4, "show": 4, "data": {"use": "fake"}}
     human = {"wait_s": 100.0, "poll_s": 0.05}
     job["rewards"] = {"liked": {"use": "human", "timeout_s": 120.0, "config": human}}
     return job
@@ -123,7 +126,11 @@ def check(run: runs.Run, steps: int = 2) -> None:
 def test_a_run_waits_for_people_and_trains_on_what_they_say(tmp_path: Path) -> None:
     with runs.running(tmp_path, config()) as run, labelling(run.path / "human"):
         assert run.wait() == 0, run.output
+    assert f"this run waits for people: g-core human label {run.path}" in run.output
     check(run)
+    found = pairs_of_runs(run.path)
+    assert 0 < len(found.pairs) <= 8
+    assert {pair.prompt for pair in found.pairs} <= {f"row {i}" for i in range(4)}
 
 
 @pytest.mark.slow
