@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from gcore_human.queue import Question, Questions
 
 ARROWS = {"left": "\ue012", "right": "\ue014"}  # as WebDriver names the keys
 EVIL = "<script>document.title='owned'</script>"
@@ -80,14 +81,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(tmp_path: Path) -> Iterator[Callable[[list[dict[str, Any]]], str]]:
+def open_page() -> Iterator[Callable[..., str]]:
+    """Starts a command of the plugin, and gives the address that it prints."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(rows: list[dict[str, Any]]) -> str:
-        file = tmp_path / "a.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        words = [sys.executable, "-m", "gcore_core", "human", "rate", "--file", str(file)]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    def start(*words: str) -> str:
+        command = [sys.executable, "-m", "gcore_core", "human", *words]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         assert process.stdout is not None
         return next(line.split()[1] for line in process.stdout if line.startswith("open "))
@@ -96,26 +96,34 @@ def open_page(tmp_path: Path) -> Iterator[Callable[[list[dict[str, Any]]], str]]
     for process in processes:
         process.kill()
         process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def enter(browser: Browser, address: str) -> None:
+    browser("url", url=address)
+    assert browser.script("return location.href").endswith("/")  # the token has left the address
+    browser.script("document.querySelector('input').value = 'anna'")
+    browser.script("document.querySelector('form').submit()")
+    browser.until("return document.querySelectorAll('article').length > 0")
 
 
 @pytest.mark.slow
 def test_a_rater_judges_by_keys_and_takes_back_in_a_real_browser(
     browser: Browser, open_page: Callable[..., str], tmp_path: Path
 ) -> None:
+    file = tmp_path / "a.jsonl"
     rows = [{"prompt": f"prompt {i}", "answers": [f"{EVIL} {i}", f"plain {i}"]} for i in range(6)]
-    browser("url", url=open_page(rows))
-    assert browser.script("return location.href").endswith("/")  # the token has left the address
-    browser.script("document.querySelector('input').value = 'anna'")
-    browser.script("document.querySelector('form').submit()")
-    browser.until("return document.querySelectorAll('article').length === 2")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    enter(browser, open_page("rate", "--file", str(file)))
     assert browser.script("return document.title") == "Which answer is better?"
     lefts = []
     for key in (ARROWS["left"], ARROWS["right"], "t", "b", "s"):
         lefts.append(browser.script("return document.querySelector('article').textContent"))
         browser.press(key)
     browser.press("u")
-    file = tmp_path / "a.jsonl.judgements.jsonl"
-    said = [json.loads(line) for line in file.read_text().splitlines()]
+    judgements = tmp_path / "a.jsonl.judgements.jsonl"
+    said = [json.loads(line) for line in judgements.read_text().splitlines()]
     assert [line.get("verdict", line["what"]) for line in said] == [
         "better",
         "better",
@@ -130,3 +138,36 @@ def test_a_rater_judges_by_keys_and_takes_back_in_a_real_browser(
     assert any(EVIL in left for left in lefts)
     assert "4 of 6" in browser.script("return document.querySelector('#progress').textContent")
     (tmp_path / "page.png").write_bytes(browser.screenshot())
+
+
+@pytest.mark.slow
+def test_a_rater_labels_by_keys_what_a_run_asks_meanwhile(
+    browser: Browser, open_page: Callable[..., str], tmp_path: Path
+) -> None:
+    def ask(number: int, form: str) -> None:
+        question = Question(
+            key=f"key {number}",
+            prompt=f"prompt {number}",
+            answer=f"{EVIL} {number}",
+            question="Is this right?",
+            form=form,
+            lowest=1,
+            highest=5,
+            raters=1,
+            asker="run",
+            time_unix_s=0.0,
+        )
+        Questions(tmp_path).append([question])
+
+    ask(0, "yes_no")
+    enter(browser, open_page("label", str(tmp_path)))
+    assert browser.script("return document.querySelector('h1').textContent") == "Is this right?"
+    assert browser.script("return document.querySelector('article').textContent") == f"{EVIL} 0"
+    browser.press("y")
+    assert "Nothing waits" in browser.script("return document.querySelector('#done').textContent")
+    ask(1, "scale")
+    browser.until("return document.querySelectorAll('article').length > 0")  # it looks by itself
+    (tmp_path / "page.png").write_bytes(browser.screenshot())
+    browser.press("4")
+    said = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert [(line["key"], line["value"]) for line in said] == [("key 0", 1), ("key 1", 4)]
