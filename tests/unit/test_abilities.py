@@ -34,6 +34,9 @@ class Talkative:
     def keeps_weights(self) -> bool:
         return False
 
+    def takes_adapters(self) -> bool:
+        return False
+
     def shows_images(self) -> bool:
         return True
 
@@ -62,6 +65,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.rewards_read_by(silent) == frozenset()
     assert abilities.replica_slots(silent) == 1
     assert abilities.keeps_weights(silent) is True
+    assert abilities.takes_adapters(silent) is True
     assert abilities.shows_images(None) is False
     assert abilities.updates_per_step(silent) == 1
     assert abilities.groups_per_step(silent) == 0
@@ -77,6 +81,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     assert abilities.rewards_read_by(talkative) == {"exact"}
     assert abilities.replica_slots(talkative) == 4
     assert abilities.keeps_weights(talkative) is False
+    assert abilities.takes_adapters(talkative) is False
     assert abilities.shows_images(talkative) is True
     assert abilities.updates_per_step(talkative) == 6
     assert abilities.groups_per_step(talkative) == 32
@@ -86,6 +91,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
     assert len(ABILITIES) == 13
+    assert len(ABILITIES) == 12
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 
@@ -102,6 +108,7 @@ def config_with(name: str, value: Any) -> type:
         ("trainer", "replica_slot", "replica_slots"),
         ("generator", "log_prob_band", "logprob_band"),
         ("generator", "keep_weight", "keeps_weights"),
+        ("generator", "take_adapters", "takes_adapters"),
         ("dataset", "show_images", "shows_images"),
         ("controller", "updates_pre_step", "updates_per_step"),
         ("controller", "group_per_step", "groups_per_step"),
