@@ -123,9 +123,9 @@ def _choices(question: Question) -> tuple[Choice, ...]:
             Choice(value="1", text="Yes", key="y"),
             Choice(value="0", text="No", key="n"),
         )
-    numbers = range(question.lowest, question.highest + 1)
+    ends = {question.lowest: " worst", question.highest: " best"}
     return tuple(
-        # 10 is pressed by 0; numbers beyond, or below 0, have a button alone.
-        Choice(value=str(n), text=str(n), key=str(n % 10 if n == 10 else n))
-        for n in numbers
+        # A key has one digit: 10 is pressed by 0, and numbers below 0 have a button alone.
+        Choice(value=str(n), text=f"{n}{ends.get(n, '')}", key="0" if n == 10 else str(n))
+        for n in range(question.lowest, question.highest + 1)
     )
