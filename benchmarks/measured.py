@@ -268,6 +268,19 @@ BENCHMARKS = (
         commands=(ENGINES, SCRIPT),
         minutes=6,
     ),
+    Benchmark(
+        name="roles_ppo",
+        of="roles",
+        measures=(
+            CORE,
+            *QUICKSTART,
+            QUICKSTART_RUNS,
+            "benchmarks/roles_ppo.py",
+            "plugins/gcore-critic/gcore_critic",
+        ),
+        commands=(f"{SCRIPT} --parts ppo",),
+        minutes=10,
+    ),
 )
 
 

@@ -248,6 +248,13 @@ SMALL = (
             slow=True,
         ),
         short(
+            "roles_ppo",
+            *("--parts", "ppo", "--seeds", "0", "--ppo-steps", "2", "--critic-steps", "2"),
+            *("--ppo-set", *SMALL),
+            fact=lambda values: values["ppo_accuracy_after_min"] <= 1,
+            slow=True,
+        ),
+        short(
             "engine_pairs",
             *("--pairs", "torch:torch"),
             fact=lambda values: values["torch:torch logprob_gap_max"] <= 5e-4,

@@ -63,8 +63,8 @@ def open_trainer(model: Path, objective: Any = None, **context: Any) -> TorchVal
 
 
 def records_of(step: int) -> list[TrainRecord]:
-    """Makes a step's records in two minibatches; a tile is a group."""
-    return [replace(r, tile=r.ordinal) for r in make_records(seed=step, minibatches=2)]
+    """Makes a step's records in two minibatches, each of which has a group in each of its tiles."""
+    return [replace(r, tile=r.ordinal // 2) for r in make_records(seed=step, minibatches=2)]
 
 
 def train(trainer: TorchValueTrainer, step: int, rank: int, ranks: int) -> dict[str, float]:

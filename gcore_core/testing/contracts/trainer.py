@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.contract.algorithms import LOGP_OF
+from gcore_core.contract.algorithms import LOGP_OF, ActionScalars
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import NonFiniteLoss
 from gcore_core.contract.generator import ScoresLogprobs
@@ -98,6 +98,37 @@ class TokenGradient(PolicyGradient):
         return loss - 0.1 * tokens[columns["mask"]].sum(), weight, metrics
 
 
+class SquaredError:
+    """Is half the squared distance of values to their record's number, over trained states."""
+
+    requires = frozenset({"values"})
+
+    def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Any:
+        mask = columns["mask"]
+        apart = current["values"][mask] - columns["advantage"][mask]
+        return (apart * apart).sum() / 2, self.weight(columns), {}
+
+    def weight(self, columns: Mapping[str, Any]) -> Any:
+        return columns["mask"].sum().float()
+
+
+class LessTheMean:
+    """Gives every action its record's reward, less the mean over all trained actions."""
+
+    group_size = 4
+    requires: frozenset[str] = frozenset()
+
+    def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
+        rewards = np.where(record.mask, record.reward, 0.0)
+        return rewards, rewards
+
+    def statistics(self, advantages: np.ndarray) -> np.ndarray:
+        return np.array([advantages.size, advantages.sum()], np.float64)
+
+    def of(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+        return np.asarray(advantages - statistics[1] / statistics[0])
+
+
 class TrainerContract(TrainsAdapters):
     """To test a trainer, override ``provider``, or the fixture ``trainer``.
 
@@ -140,6 +171,24 @@ class TrainerContract(TrainsAdapters):
         """Gives a trainer whose objective adapts to steps."""
         context = replace(trainer_context, parts={"objective": sees_steps})
         yield from closing(self.build(context))
+
+    @pytest.fixture
+    def columns(self) -> tuple[str, ...]:
+        """Gives the names of the columns that a role of this trainer gives."""
+        return ("values", "next_values")
+
+    @pytest.fixture
+    def annotating_context(
+        self, context: WorkerContext, objective: Any, columns: tuple[str, ...]
+    ) -> WorkerContext:
+        """Gives the context of a role that gives columns: of values, where the trainer has them."""
+        has_values = "values" in self.description().capabilities
+        parts = {"objective": SquaredError() if has_values else objective}
+        return replace(context, role="critic", parts=parts, columns=columns)
+
+    @pytest.fixture
+    def annotating(self, annotating_context: WorkerContext) -> Iterator[Any]:
+        yield from closing(self.build(annotating_context))
 
     @pytest.fixture
     def split_trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
@@ -296,20 +345,51 @@ class TrainerContract(TrainsAdapters):
 
     @claims("annotate")
     def test_annotating_gives_finite_columns_and_changes_nothing(
-        self, trainer: Any, records: list[TrainRecord]
+        self, annotating: Any, columns: tuple[str, ...], records: list[TrainRecord]
     ) -> None:
-        """Each action gets a value, which follows from the record alone."""
-        before = digests(exported(trainer))
-        answers = trainer.annotate(records)
-        for record, columns in zip(records, answers, strict=True):
-            assert set(columns) == {"values"}
-            shape = record.columns["action_ids"].shape
-            assert (columns["values"].dtype, columns["values"].shape) == (np.float32, shape)
-            assert np.isfinite(columns["values"]).all()
-            (alone,) = trainer.annotate([record])
-            apart = np.abs(alone["values"] - columns["values"]).max()
-            assert apart <= self.tolerance
-        assert digests(exported(trainer)) == before
+        """Each action gets a value in every column, which follows from the record alone."""
+        before = digests(exported(annotating))
+        answers = annotating.annotate(records)
+        for record, given in zip(records, answers, strict=True):
+            (alone,) = annotating.annotate([record])
+            assert set(given) == set(columns)
+            for name, column in given.items():
+                shape = record.columns["action_ids"].shape
+                assert (column.dtype, column.shape) == (np.float32, shape)
+                assert np.isfinite(column).all()
+                assert np.abs(alone[name] - column).max() <= self.tolerance
+        assert annotating.annotate([]) == [], "a rank may have no records"
+        assert digests(exported(annotating)) == before
+
+    @claims("values")
+    def test_a_value_head_learns_the_numbers_of_records(
+        self, context: WorkerContext, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """The squared distance of values to each record's number falls."""
+        context = replace(context, role="critic", parts={"objective": SquaredError()})
+        for trainer in closing(self.build(context)):
+            losses = [train(trainer, records, advantages, step=step)["loss"] for step in range(4)]
+            assert losses[-1] < losses[0]
+            assert losses[0] > 0
+
+    @claims("advantages.action")
+    def test_advantages_of_actions_train_as_those_of_records_where_they_are_equal(
+        self,
+        trainer: Any,
+        trainer_context: WorkerContext,
+        records: list[TrainRecord],
+        advantages: np.ndarray,
+    ) -> None:
+        """Each action gets its record's number less the mean of all actions, as of two ways."""
+        masks = [record.columns["action_mask"] != 0 for record in records]
+        counts = np.array([mask.sum() for mask in masks])
+        train(trainer, records, advantages - (advantages @ counts) / counts.sum())
+        parts = {**trainer_context.parts, "advantage": LessTheMean()}
+        for other in closing(self.build(replace(trainer_context, parts=parts))):
+            before = exported(other)
+            train(other, records, advantages)
+            assert largest_change(exported(trainer), exported(other)) <= self.tolerance
+            assert largest_change(before, exported(other)) > 0
 
     @claims("sharding")
     def test_two_ranks_train_as_one(self, model: Mapping[str, Any], tmp_path: Path) -> None:

@@ -425,6 +425,13 @@ class LanguageTrainer:
         ]
 
     def _packed(self, records: Sequence[TrainRecord]) -> _Prepared:
+        """Packs the records, with the columns that other roles gave them."""
+        batches = self._in_minibatches(records)
+        for batch in filter(None, (batch for part in batches for batch in part)):
+            self._attach_supplied(batch, records)
+        return _Prepared(records=records, minibatches=batches)
+
+    def _in_minibatches(self, records: Sequence[TrainRecord]) -> list[list[Batch | None]]:
         """Packs the records so that all ranks have equally many minibatches and micro-batches.
 
         Ranks that have fewer get None in their place, for all ranks must make the same calls.
@@ -436,14 +443,12 @@ class LanguageTrainer:
             parts[record.minibatch].append((place, record))
         ranks = self._engine.ranks
         batches: list[list[Batch | None]] = [list(packed) for packed in self.pack(parts)]
-        for batch in filter(None, (batch for part in batches for batch in part)):
-            self._attach_supplied(batch, records)
         minibatches = int(ranks.max([len(batches)])[0])
         batches += [[] for _ in range(minibatches - len(batches))]
         counts = ranks.max([len(minibatch) for minibatch in batches])
         for minibatch, count in zip(batches, counts, strict=True):
             minibatch += [None] * (int(count) - len(minibatch))
-        return _Prepared(records=records, minibatches=batches)
+        return batches
 
     def _attach_supplied(self, batch: Batch, records: Sequence[TrainRecord]) -> None:
         """Adds the columns that other roles computed for the batch's records.
@@ -601,7 +606,9 @@ class LanguageTrainer:
             (place, TrainRecord(ordinal=place, sample=0, minibatch=0, columns=columns))
             for place, columns in enumerate(records)
         ]
-        batches = self._in_step(placed)
+        batches: list[Batch | None] = list(self.pack([placed])[0])
+        count = int(self._engine.ranks.max([len(batches)])[0])
+        batches += [None] * (count - len(batches))
         scored = AtStart(records=len(records))
         for batch, logp in zip(batches, self._engine.logprobs(batches, "policy"), strict=True):
             if batch is not None and logp is not None:
@@ -645,12 +652,6 @@ class LanguageTrainer:
         if "ref_logp" in self._objective.requires and "ref_logp" not in self._supplied:
             self._fill(prepared.all(), "ref_logp", "reference")
         return prepared
-
-    def _in_step(self, placed: Sequence[Placed]) -> list[Batch | None]:
-        """Packs records of one pass; filled up with None until every rank has as many batches."""
-        batches: list[Batch | None] = list(self.pack([placed])[0])
-        count = int(self._engine.ranks.max([len(batches)])[0])
-        return batches + [None] * (count - len(batches))
 
     def skip(self, step: int) -> None:
         """Ends a step that has nothing to train on; see ``Trainer.skip``."""

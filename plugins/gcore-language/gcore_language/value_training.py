@@ -70,7 +70,10 @@ class ValueTraining(LanguageTrainer):
 
         All ranks call it at the same time; a rank may have no records.
         """
-        batches = self._in_step([(i, with_end(record)) for i, record in enumerate(records)])
+        # By minibatch and tile, as they are trained: so a deterministic run has the same bits on
+        # any number of ranks.
+        minibatches = self._in_minibatches([with_end(record) for record in records])
+        batches = [batch for minibatch in minibatches for batch in minibatch]
         values = [np.zeros(0, np.float32) for _ in records]
         for batch, given in zip(batches, self._engine.logprobs(batches, "policy"), strict=True):
             if batch is not None and given is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from gcore_core.contract.algorithms import ActionScalars
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
@@ -40,6 +41,13 @@ class Clean(TrainerContract):
     @pytest.fixture
     def split_trainer(self, context: WorkerContext) -> FakeTrainer:
         return self.Backend(FakeTrainerConfig(micro_batch=1), context)
+
+    @pytest.fixture
+    def annotating(self, annotating_context: WorkerContext) -> FakeTrainer:
+        return self.Backend(FakeTrainerConfig(), annotating_context)
+
+    def build(self, *args: Any, **config: Any) -> Any:
+        return self.Backend(FakeTrainerConfig(**config), *args)
 
 
 class DecaysInASkippedStep(Clean):
@@ -143,6 +151,76 @@ class LearnsWhileItAnnotates(Clean):
             given = super().annotate(records)
             self._logits = self._logits * np.float32(0.999)
             return given
+
+
+class CleanValues(Clean):
+    """Has a value head, which is one number for all states, and computes advantages of actions."""
+
+    provider = replace(
+        Clean.provider,
+        capabilities=Clean.provider.capabilities | {"advantages.action", "values"},
+    )
+
+    class Backend(FakeTrainer):
+        def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
+            super().__init__(config, context)
+            objective = context.parts.get("objective")
+            self._has_head = objective is not None and "values" in objective.requires
+            self._advantage = context.parts.get("advantage")
+            self._head = np.float32(0.0)
+
+        def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:
+            values = [np.full(len(r.columns["action_ids"]), self._head) for r in records]
+            return [dict.fromkeys(self._columns, value) for value in values]
+
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
+            if self._has_head:
+                return self._train_head(step, advantages)
+            if self._advantage is not None:
+                advantages = self._of_records(advantages)
+            return super().train(step, advantages, minibatches, epochs)
+
+        def _train_head(self, step: int, numbers: np.ndarray) -> dict[str, float]:
+            masks = [record.columns["action_mask"] != 0 for record in self._records]
+            targets = np.repeat(numbers, [mask.sum() for mask in masks])
+            loss = float(((self._head - targets) ** 2).mean() / 2)
+            self._head = self._moved(targets)
+            self.version = step + 1
+            return {"loss": loss}
+
+        def _moved(self, targets: np.ndarray) -> np.float32:
+            return np.float32(self._head + 0.3 * (targets - self._head).mean())
+
+        def _of_records(self, rewards: np.ndarray) -> np.ndarray:
+            """Each record's advantage: here all its actions have the same."""
+            own = []
+            for record, reward in zip(self._records, rewards, strict=True):
+                mask = record.columns["action_mask"] != 0
+                scalars = ActionScalars(reward=reward, mask=mask)
+                own.append(self._advantage.per_action(scalars)[0][mask])
+            statistics = sum(self._advantage.statistics(part) for part in own)
+            return np.array([self._scaled(part, statistics)[0] for part in own])
+
+        def _scaled(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+            return np.asarray(self._advantage.of(advantages, statistics))
+
+
+class ForgetsWhatOthersNeed(CleanValues):
+    caught_by = ("test_advantages_of_actions_train_as_those_of_records_where_they_are_equal",)
+
+    class Backend(CleanValues.Backend):
+        def _scaled(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+            return advantages
+
+
+class MovesValuesAway(CleanValues):
+    caught_by = ("test_a_value_head_learns_the_numbers_of_records",)
+
+    class Backend(CleanValues.Backend):
+        def _moved(self, targets: np.ndarray) -> np.float32:
+            return np.float32(self._head - 0.3 * (targets - self._head).mean())
 
 
 class MeanOfMeans(Clean):

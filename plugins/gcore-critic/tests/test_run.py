@@ -1,0 +1,73 @@
+"""The job of docs/how-to/ppo.md in real processes, on the quickstart's task."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gcore_torch.reward import load_classifier
+
+from gcore_core.run.checkpoint_export import export_step
+from gcore_core.run.export import export, weights_sha256
+from gcore_core.testing.runs import run_together
+from tests.support.language_models import save_model
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/how-to/ppo.md"
+
+
+def job_of_the_page() -> dict[str, Any]:
+    (block, *_) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(block.splitlines()) <= 15
+    job: dict[str, Any] = yaml.safe_load(block)
+    return job
+
+
+def write_job(directory: Path) -> Path:
+    """The page's job, on a tiny random model that is there, with few prompts."""
+    save_model(directory / "my-model", "llama")
+    job = job_of_the_page()
+    job["run"] |= {"deterministic": True, "steps": 4}
+    job["controller"]["config"] |= {"prompts": 8}
+    job["roles"]["rollout"]["config"] |= {"max_new_tokens": 6}
+    job["roles"]["critic"]["head_start"] = 1
+    text = "import json\ndef exact(record):\n    return record.text.count('1') / 6\n"
+    (directory / "arithmetic.py").write_text(text)
+    rows = [json.dumps({"prompt": f"{i}+{i + 1}="}) for i in range(40)]
+    (directory / "train.jsonl").write_text("\n".join(rows))
+    file = directory / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+def run_words(*words: str) -> None:
+    run_together([["-m", "gcore_core", *words]])
+
+
+@pytest.mark.slow
+def test_weights_of_both_have_the_same_bits_on_other_ranks_and_after_a_resume_on_others(
+    tmp_path: Path,
+) -> None:
+    file = write_job(tmp_path)
+    one, other = tmp_path / "one", tmp_path / "other"
+    run_words("run", str(file), f"run.dir={one}")
+    slots = ["roles.policy.slots=2", "roles.critic.slots=1"]
+    run_words("run", str(file), f"run.dir={other}", "run.steps=2", "checkpoint.every=2", *slots)
+    run_words("resume", str(other), "run.steps=4", "roles.policy.slots=1", "roles.critic.slots=2")
+    for name in ("weights", "weights-critic"):
+        assert weights_sha256(one / name) == weights_sha256(other / name)
+    rows = [json.loads(line)["metrics"] for line in (one / "metrics.jsonl").open()]
+    assert ["loss" in row for row in rows[1:]] == [False, True, True, True]
+    assert all("critic/explained_variance" in row for row in rows[1:])
+    again = [json.loads(line)["metrics"] for line in (other / "metrics.jsonl").open()]
+    for left, right in zip(rows[1:], again[1:], strict=True):
+        for name in ("critic/loss", "critic/explained_variance", "reward"):
+            assert left[name] == right[name]
+    export(one, tmp_path / "critic", "critic")
+    load_classifier(str(tmp_path / "critic"), "float32", trust_remote_code=False)
+    export_step(other, 2, tmp_path / "critic-2", "critic")
+    load_classifier(str(tmp_path / "critic-2"), "float32", trust_remote_code=False)
