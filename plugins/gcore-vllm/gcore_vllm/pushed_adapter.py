@@ -22,7 +22,7 @@ from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
 
 _SHARED_MEMORY = Path("/dev/shm")
 #: Numpy's word for the dtypes that an adapter may have.
-_FLOATS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+_FLOATS: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 
 
 class PushedAdapter:
