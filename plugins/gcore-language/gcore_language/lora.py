@@ -77,7 +77,8 @@ class Adapters:
     """The adapters of one model, which ``add_adapters`` makes.
 
     targets: full names of the modules that have one, in the model's order.
-    rank, alpha, scale: as in ``AdapterFacts``.
+    rank, scale: as in ``AdapterFacts``.
+    alpha: as in ``LoraSettings``.
     """
 
     def __init__(self, model: Any, lora: LoraSettings, targets: list[str], directory: Path) -> None:
@@ -193,7 +194,7 @@ class Adapters:
         """Returns what a push says of the adapters. The first call hashes the base's files."""
         if not self._base_sha256:
             self._base_sha256 = weights_sha256(self._directory)
-        return AdapterFacts(self.rank, self.alpha, self.scale, self.targets, self._base_sha256)
+        return AdapterFacts(self.rank, self.scale, self.targets, self._base_sha256)
 
     def numbers(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the adapters, for ``check_numbers``."""

@@ -102,7 +102,7 @@ class PushedAdapter:
             first: np.zeros((1, shape[1]), np.float32),
             second: np.zeros((shape[0], 1), np.float32),
         }
-        self._write(AdapterFacts(1, 1.0, 1.0, [target], ""), zeros)
+        self._write(AdapterFacts(1, 1.0, [target], ""), zeros)
 
     def _write(self, facts: AdapterFacts, tensors: Mapping[str, np.ndarray]) -> None:
         from safetensors.numpy import save_file
