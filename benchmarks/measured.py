@@ -94,6 +94,13 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark(name="house", measures=(CORE, "plugins"), minutes=0.5),
+    Benchmark(
+        name="roles_lora",
+        of="roles",
+        measures=(CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_lora.py"),
+        commands=(f"{SCRIPT} --parts lora",),
+        minutes=8,
+    ),
     Benchmark(name="startup", measures=(CORE,), minutes=0.5),
     Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=11),
     Benchmark(

@@ -4,8 +4,8 @@ lora_accuracy_min      held-out greedy accuracy after the quickstart with adapte
                        seed; rank 8, alpha 16, learning rate 2.5e-3, all linear layers
 lora_push_bytes_over_full
                        bytes of a push of adapters of rank 8 over those of whole weights, on a
-                       random Llama of width 1,024, two layers, a vocabulary of 32,000 and tied
-                       embeddings; both in float32. Counted from the tensors of real pushes between
+                       random Llama of width 1,024, two layers, a vocabulary of 1,024 and tied
+                       embeddings, both in float32; a larger vocabulary makes the share smaller. Counted from the tensors of real pushes between
                        a trainer and a generator of gcore-torch, which hold the same bits after
                        both
 lora_push_bytes_over_full_quickstart
@@ -100,7 +100,7 @@ def wide_model(directory: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=WIDTH // 64,
         num_key_value_heads=WIDTH // 64,
-        vocab_size=32_000,
+        vocab_size=1024,
         tie_word_embeddings=True,
     )
     LlamaForCausalLM(config).save_pretrained(directory)

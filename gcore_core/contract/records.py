@@ -259,15 +259,13 @@ class AdapterFacts(msgspec.Struct, frozen=True, array_like=True):
     (rank, inputs), B (outputs, rank).
 
     rank: of all targets.
-    alpha: as in peft; alpha / rank is the scale, or alpha / sqrt(rank) with rank stabilisation.
-    scale: the factor itself.
+    scale: peft's alpha / rank, or alpha / sqrt(rank) with rank stabilisation.
     targets: names of the modules that have an adapter, such as
         ``model.layers.0.self_attn.q_proj``, in the order of the tensors.
     base: weights_sha256 of the base's files, see ``gcore_core.contract.weights_hash``.
     """
 
     rank: int
-    alpha: float
     scale: float
     targets: list[str]
     base: str

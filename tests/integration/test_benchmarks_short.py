@@ -127,6 +127,11 @@ def _four_nodes_are_as_one(values: Mapping[str, float]) -> bool:
     )
 
 
+def _pushed_adapters_are_smaller_where_models_are_wide(values: Mapping[str, float]) -> bool:
+    wide, narrow = (values[f"lora_push_bytes_over_full{name}"] for name in ("", "_quickstart"))
+    return 0 < wide < narrow < 1 and 0 <= values["lora_accuracy_min"] <= 1
+
+
 SMALL = (
     "controller.config.prompts=4",
     "advantage.config.group_size=2",
@@ -154,6 +159,13 @@ SMALL = (
             "machines",
             "--short",
             fact=_four_nodes_are_as_one,
+            slow=True,
+        ),
+        short(
+            "roles",
+            *("--parts", "lora", "--seeds", "0", "--lora-steps", "2"),
+            *("--lora-overrides", *SMALL),
+            fact=_pushed_adapters_are_smaller_where_models_are_wide,
             slow=True,
         ),
         short("handover", "--rounds", "3", fact=_sizes_are_those_of_rates, repeats=True),

@@ -70,7 +70,8 @@ class TrainsAdapters(Contract):
         self, adapter_trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
         """The base is what is exported before the first update; what has no adapter stays so."""
-        assert isinstance(adapter_trainer, SendsAdapter), "it lacks a method of SendsAdapter"
+        sends = isinstance(adapter_trainer, SendsAdapter)
+        assert sends, "it lacks a method of SendsAdapter"
         base = _values(exported(adapter_trainer))
         for step in range(2):
             adapter_trainer.prepare(records, frozenset())

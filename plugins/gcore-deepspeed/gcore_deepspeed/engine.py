@@ -272,7 +272,8 @@ class DeepSpeedEngine:
     ) -> Sequence[Tensor | None]:
         if model == "reference" and self._adapters is not None and self._reference is None:
             with self._adapters.at_start():
-                return self.logprobs(batches, "policy")
+                start: Sequence[Tensor | None] = self.logprobs(batches, "policy")
+            return start
         engine = self._engine if model == "policy" else self._reference
         if engine is None:
             raise RuntimeError("there is no reference model")

@@ -126,7 +126,7 @@ class AdapterInbox:
             weight = self._tensors[name]
             halves = [self._came[half] for half in tensor_names(target)]
             on_device = [half.to(weight.device) for half in halves]
-            whole = merged(self._base[name].to(weight.device), *on_device, facts.scale)
+            whole = merged(self._base[name].to(weight.device), on_device, facts.scale)
             weight.copy_(whole)
             digest = _digest(weight)
             for half, tensor in zip(tensor_names(target), halves, strict=True):

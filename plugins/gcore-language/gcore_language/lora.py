@@ -51,33 +51,34 @@ ADAPTER = "adapter"
 _TRIAL_STD = 0.1
 
 
-def merged(base: Tensor, first: Tensor, second: Tensor, scale: float) -> Tensor:
-    """Returns W + scale * B A, in float32 where W is float32 or narrower; W keeps its bits.
+def merged(base: Tensor, halves: Sequence[Tensor], scale: float) -> Tensor:
+    """Returns W + scale * B A, in the dtype of A and B.
 
     base: W [outputs, inputs], of any floating dtype.
-    first: A [rank, inputs].
-    second: B [outputs, rank].
+    halves: A [rank, inputs] and B [outputs, rank].
     """
+    first, second = halves
     return base.to(first.dtype) + (second @ first) * scale
 
 
-def weight_of(module: nn.Module) -> Tensor:
+def weight_of(module: Any) -> Tensor:
     """Returns the weight by which a linear layer multiplies now: with its adapter, if that is on.
 
     It has gradient to the adapter.
     """
-    weight: Tensor = module.weight  # type: ignore[assignment]
+    weight: Tensor = module.weight
     if not hasattr(module, _FIRST) or module.disable_adapters:
         return weight
-    halves = (getattr(module, half)[_NAME].weight for half in (_FIRST, _SECOND))
-    return merged(weight, *halves, module.scaling[_NAME])  # type: ignore[index, operator]
+    halves = [getattr(module, half)[_NAME].weight for half in (_FIRST, _SECOND)]
+    return merged(weight, halves, module.scaling[_NAME])
 
 
 class Adapters:
     """The adapters of one model, which ``add_adapters`` makes.
 
     targets: full names of the modules that have one, in the model's order.
-    rank, alpha, scale: as in ``AdapterFacts``.
+    rank, scale: as in ``AdapterFacts``.
+    alpha: as in ``LoraSettings``.
     """
 
     def __init__(self, model: Any, lora: LoraSettings, targets: list[str], directory: Path) -> None:
@@ -133,7 +134,7 @@ class Adapters:
     @torch.no_grad()
     def put_on(self, base: Tensor, halves: Sequence[Tensor]) -> Tensor:
         """Returns a whole weight of the base with its adapter, if it has one, merged."""
-        return merged(base, *halves, self.scale) if halves else base
+        return merged(base, halves, self.scale) if halves else base
 
     # -- on and off --------------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class Adapters:
         """Returns what a push says of the adapters. The first call hashes the base's files."""
         if not self._base_sha256:
             self._base_sha256 = weights_sha256(self._directory)
-        return AdapterFacts(self.rank, self.alpha, self.scale, self.targets, self._base_sha256)
+        return AdapterFacts(self.rank, self.scale, self.targets, self._base_sha256)
 
     def numbers(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the adapters, for ``check_numbers``."""
@@ -342,7 +343,7 @@ def _freeze(model: nn.Module, dtype: torch.dtype, *, narrow: bool) -> None:
         parameter.data = parameter.data.to(dtype).float()
     if not narrow:
         return
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head = model.get_output_embeddings()
     for module in model.modules():
         if isinstance(module, nn.Linear) and module is not head:  # the head may be tied
             module.weight.data = module.weight.data.to(dtype)
@@ -360,7 +361,7 @@ def _inject(model: nn.Module, lora: LoraSettings, targets: list[str], where: str
         ) from error
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=lora.alpha,
         use_rslora=lora.use_rslora,
         target_modules=list(targets),
     )

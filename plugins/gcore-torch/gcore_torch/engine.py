@@ -251,7 +251,8 @@ class TorchEngine:
         if model == "reference" and self._adapters is not None and self._reference is None:
             self.staging.wait()  # the trained values may be lent others
             with self._adapters.at_start():
-                return self.logprobs(batches, "policy")
+                start: Sequence[Tensor | None] = self.logprobs(batches, "policy")
+            return start
         policy = self._policy if model == "policy" else self._reference
         if policy is None:
             raise RuntimeError("there is no reference model")

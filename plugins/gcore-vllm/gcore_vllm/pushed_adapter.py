@@ -22,7 +22,7 @@ from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
 
 _SHARED_MEMORY = Path("/dev/shm")
 #: Numpy's word for the dtypes that an adapter may have.
-_FLOATS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+_FLOATS: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 
 
 class PushedAdapter:
@@ -102,7 +102,7 @@ class PushedAdapter:
             first: np.zeros((1, shape[1]), np.float32),
             second: np.zeros((shape[0], 1), np.float32),
         }
-        self._write(AdapterFacts(1, 1.0, 1.0, [target], ""), zeros)
+        self._write(AdapterFacts(1, 1.0, [target], ""), zeros)
 
     def _write(self, facts: AdapterFacts, tensors: Mapping[str, np.ndarray]) -> None:
         from safetensors.numpy import save_file

@@ -413,7 +413,7 @@ def test_pushed_adapters_are_added_by_vllm_and_give_the_log_probs_of_merged_weig
             for spec, _ in tensors
             if ".lora_A." in spec.name
         ]
-        facts = AdapterFacts(rank, ALPHA, ALPHA / rank, targets, base)
+        facts = AdapterFacts(rank, ALPHA / rank, targets, base)
         plan = WeightPlan(version, [spec for spec, _ in tensors], facts)
         running = requests_of()
         generator.submit(running)
@@ -427,7 +427,7 @@ def test_pushed_adapters_are_added_by_vllm_and_give_the_log_probs_of_merged_weig
         assert {record.versions for record in records} == {(version, version)}
         assert_agree(gaps(records, merged))
         assert gaps(records, model).max() > 0.1  # else the adapter shows nothing
-    other = WeightPlan(4, plan.tensors, AdapterFacts(3, ALPHA, 1.0, targets, "0" * 64))
+    other = WeightPlan(4, plan.tensors, AdapterFacts(3, 1.0, targets, "0" * 64))
     with pytest.raises(WeightMismatch, match="another base"):
         generator.begin_weights(other)
     folder = generator._pushed.directory

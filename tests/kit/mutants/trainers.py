@@ -629,7 +629,7 @@ class Adapted(FakeTrainer):
     scale = 2.0
 
     def adapter_facts(self) -> AdapterFacts | None:
-        return AdapterFacts(1, self.scale, self.scale, [self.target], "1" * 64)
+        return AdapterFacts(1, self.scale, [self.target], "1" * 64)
 
     def adapter_specs(self) -> list[TensorSpec]:
         letters = len(self._logits)
@@ -671,7 +671,7 @@ class NamesAnotherScale(CleanAdapter):
 
     class Adapter(Adapted):
         def adapter_facts(self) -> AdapterFacts | None:
-            return AdapterFacts(1, self.scale, 1.0, [self.target], "1" * 64)
+            return AdapterFacts(1, 1.0, [self.target], "1" * 64)
 
 
 class SendsHalvesInTheWrongOrder(CleanAdapter):
