@@ -74,9 +74,7 @@ class Reporting:
             "controller/bytes_per_record": (float(self._before.nbytes - before.nbytes), n),
         }
         if rewards:
-            weighted = (
-                rewards[name].weight * v for h in records for name, v in h.rewards.items()
-            )
+            weighted = (rewards[name].weight * v for h in records for name, v in h.rewards.items())
             sums["reward"] = sum(weighted), n
         for name in rewards:
             values = [h.rewards[name] for h in records if name in h.rewards]

@@ -131,9 +131,7 @@ def test_a_killed_annotator_is_restarted_and_asked_again(alone: runs.Run, tmp_pa
     assert len(set(pids)) == 2 and len(pids) == len(run.batches()) + 1
 
 
-def test_a_run_without_rewards_learns_from_the_annotator(
-    alone: runs.Run, tmp_path: Path
-) -> None:
+def test_a_run_without_rewards_learns_from_the_annotator(alone: runs.Run, tmp_path: Path) -> None:
     """Its two shards draw what a run with rewards draws, and other weights come of it."""
     job = with_teacher(controller={"shards": 2}, advantage={"use": "teacher"})
     del job["rewards"]

@@ -176,9 +176,7 @@ def _head_logp(
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
         temperature = _part(batch.temperature, span)
-        parts.append(
-            checkpoint(run, hidden[span], targets[span], temperature, use_reentrant=False)
-        )
+        parts.append(checkpoint(run, hidden[span], targets[span], temperature, use_reentrant=False))
     logp = torch.cat([part[0] for part in parts])
     return logp, None if entropy == "none" else torch.cat([part[1] for part in parts])
 

@@ -102,9 +102,7 @@ class DistillationConfig:
             "with reward_weight 0 it must be positive, or nothing is learned",
         )
         _require(0 <= self.clip_low <= 1, "clip_low", f"must be in 0..1, is {self.clip_low}")
-        _require(
-            self.clip_high >= 0, "clip_high", f"must not be negative, is {self.clip_high}"
-        )
+        _require(self.clip_high >= 0, "clip_high", f"must not be negative, is {self.clip_high}")
 
     @property
     def behaviour(self) -> str:
@@ -124,9 +122,7 @@ class ReverseKlConfig(DistillationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(
-            self.largest_gap > 0, "largest_gap", f"must be positive, is {self.largest_gap}"
-        )
+        _require(self.largest_gap > 0, "largest_gap", f"must be positive, is {self.largest_gap}")
 
     def requires(self) -> frozenset[str]:
         """Returns the columns that the loss reads."""

@@ -77,7 +77,9 @@ class ReverseKl:
         names = ("record", "advantage", "teacher_logp", config.behaviour)
         kept = _trained(columns["mask"], columns, names)
         logp = _trained(columns["mask"], current, ("logp",))["logp"]
-        loss, ratio, clipped = _clipped(logp - kept[config.behaviour], self.advantages(kept), config)
+        loss, ratio, clipped = _clipped(
+            logp - kept[config.behaviour], self.advantages(kept), config
+        )
         with torch.no_grad():
             gap = kept[config.behaviour] - kept["teacher_logp"]
             sums = {

@@ -63,9 +63,7 @@ def tokenizer_difference(policy: Any, other: Any) -> str:
     if differs:
         return differs
     for text in PROBES:
-        ids = [
-            tokenizer(text, add_special_tokens=False).input_ids for tokenizer in (policy, other)
-        ]
+        ids = [tokenizer(text, add_special_tokens=False).input_ids for tokenizer in (policy, other)]
         if ids[0] != ids[1]:
             return f"they encode {text!r} differently: {ids[0][:8]} and {ids[1][:8]}"
     return ""

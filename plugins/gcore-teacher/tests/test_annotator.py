@@ -104,9 +104,7 @@ def trainers_reference(
     models: dict[str, Path], records: list[TrainRecord], deterministic: bool
 ) -> list[np.ndarray]:
     """Returns float32[A] of each record, as the trainer's own reference gives them."""
-    context = tiny.make_context(
-        models["policy"], tiny.Clip(beta=0.1), deterministic=deterministic
-    )
+    context = tiny.make_context(models["policy"], tiny.Clip(beta=0.1), deterministic=deterministic)
     trainer = TorchTrainer(TorchTrainerConfig(reference=True), context)
     trainer.prepare(records, frozenset())
     assert trainer._prepared is not None

@@ -49,9 +49,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_allclose(values, other["weights"][name], atol=ROUNDING, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "objective", [pytest.param("reverse-kl", marks=pytest.mark.slow), "jsd"]
-)
+@pytest.mark.parametrize("objective", [pytest.param("reverse-kl", marks=pytest.mark.slow), "jsd"])
 def test_two_ranks_have_the_weights_of_one_after_two_updates(
     objective: str, models: tuple[Path, Path], alone: dict[str, Any], tmp_path: Path
 ) -> None:

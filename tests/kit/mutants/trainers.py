@@ -395,9 +395,7 @@ class CleanTokens(Clean):
                 one = torch.ones(len(ids))
                 columns = {"kit_ids": ids, "mask": one > 0, "advantage": one, "rollout_logp": one}
                 tokens = self.tokens(table, ids)
-                self._objective.loss(
-                    columns, {"logp": table[ids[:, 0]], "logp@kit_ids": tokens}
-                )
+                self._objective.loss(columns, {"logp": table[ids[:, 0]], "logp@kit_ids": tokens})
             return super().train(step, advantages, minibatches, epochs)
 
     def build(self, *args: Any, **changes: Any) -> FakeTrainer:
@@ -405,9 +403,7 @@ class CleanTokens(Clean):
 
 
 class GivesTheActionForEveryToken(CleanTokens):
-    caught_by = (
-        "test_log_probs_of_other_tokens_are_those_of_the_actions_distributions",
-    )
+    caught_by = ("test_log_probs_of_other_tokens_are_those_of_the_actions_distributions",)
 
     class Backend(CleanTokens.Backend):
         def tokens(self, table: Any, ids: Any) -> Any:
@@ -415,9 +411,7 @@ class GivesTheActionForEveryToken(CleanTokens):
 
 
 class GivesTokensWithoutAGradient(CleanTokens):
-    caught_by = (
-        "test_log_probs_of_other_tokens_are_those_of_the_actions_distributions",
-    )
+    caught_by = ("test_log_probs_of_other_tokens_are_those_of_the_actions_distributions",)
 
     class Backend(CleanTokens.Backend):
         def tokens(self, table: Any, ids: Any) -> Any:
