@@ -47,9 +47,11 @@ class MixedPolicy(Policy):
         super().__init__(model)
         self._mixed = dtype == "bfloat16"
 
-    def forward(self, batch: Batch, entropy: Entropy = "none") -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self._mixed):
-            return super().forward(batch, entropy)
+            return super().forward(batch, entropy, tokens)
 
 
 class DeepSpeedEngine:
