@@ -26,6 +26,7 @@ QUEUEING = "plugins/gcore-queueing/gcore_queueing"
 SIM = "plugins/gcore-sim/gcore_sim"
 SENTINEL = "plugins/gcore-sentinel/gcore_sentinel"
 MUSEUM = "plugins/gcore-museum/gcore_museum"
+TEACHER = "plugins/gcore-teacher/gcore_teacher"
 NODES = "plugins/gcore-nodes/gcore_nodes"
 GENERATORS = ("plugins/gcore-vllm/gcore_vllm", "plugins/gcore-sglang/gcore_sglang")
 TRAINERS = ("plugins/gcore-megatron/gcore_megatron", "plugins/gcore-deepspeed/gcore_deepspeed")
@@ -254,6 +255,13 @@ BENCHMARKS = (
         measures=(CORE, ALGORITHMS, *TORCH, SENTINEL, MUSEUM),
         commands=(f"{SCRIPT} --parts museum",),
         minutes=5,
+    ),
+    Benchmark(
+        name="roles_distilled",
+        of="roles",
+        measures=(CORE, TEACHER, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_distilled.py"),
+        commands=(f"{SCRIPT} --parts distilled",),
+        minutes=8,
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
     Benchmark(name="placement_real", measures=REAL, minutes=18),

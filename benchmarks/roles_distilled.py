@@ -1,12 +1,13 @@
 """Measures how fast a student learns from a teacher, against reinforcement learning without one.
 
-The task is the quickstart's. For each seed a model is taught; GRPO trains it by the recipe, and what
-it leaves is the teacher. The same taught model then learns from that teacher alone, on its own
+The task is the quickstart's. For each seed a model is taught; GRPO trains it by the recipe, and
+what it leaves is the teacher. The same taught model then learns from that teacher alone, on its own
 samples (teacher/jsd over the teacher's likeliest tokens), without a reward. The reward ``exact``
 only scores held-out problems. Both are evaluated every two steps on the same problems.
 
 distilled_accuracy_min   greedy held-out accuracy after the student's last step, worst seed
-distillation_steps_over_grpo   steps until the greedy accuracy is 0.9, over GRPO's, summed over seeds
+distillation_steps_over_grpo   steps until the greedy accuracy is 0.9, over GRPO's, both summed
+    over the seeds
 distillation_sampled_steps_over_grpo   the same of answers sampled at the training temperature
 distillation_teacher_accuracy_min   greedy accuracy of the teacher, worst seed
 
@@ -94,9 +95,7 @@ def _pair(args: argparse.Namespace, seed: int, folder: Path) -> tuple[Curve, Cur
     return grpo, _run(seed, student, args.distilled_steps, overrides, folder)
 
 
-def _run(
-    seed: int, directory: Path, steps: int, overrides: Sequence[str], folder: Path
-) -> Curve:
+def _run(seed: int, directory: Path, steps: int, overrides: Sequence[str], folder: Path) -> Curve:
     """Runs the recipe in a process of its own; returns its curve."""
     words = ["run", str(RECIPE), *overrides_of(seed, directory), f"run.steps={steps}", *overrides]
     log = folder / f"{directory.name}.log"

@@ -17,11 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "gcore_core/contract"
 
-#: Protocols that a trainer's backend calls, not the core; who calls them stands in plugins/.
-CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "Objective"}
-#: What backends call or read, not the core: objectives, and what one backend tells another in a
-#: push. Who does it stands in plugins/.
-CALLED_BY_BACKENDS = {"AdapterFacts", "Objective"}
+#: What backends call or read, not the core: objectives, advantages per action, and what one backend
+#: tells another in a push. Who does it stands in plugins/.
+CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "AdapterFacts", "Objective"}
 
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".
 PROVISIONAL = {

@@ -241,6 +241,16 @@ SMALL = (
             slow=True,
         ),
         short(
+            "roles_distilled",
+            *("--parts", "distilled", "--seeds", "0", "--distilled-teaching-steps", "10"),
+            *("--distilled-grpo-steps", "2", "--distilled-steps", "2"),
+            fact=lambda values: (
+                values["distillation_steps_over_grpo"] > 0
+                and 0 <= values["distilled_accuracy_min"] <= 1
+            ),
+            slow=True,
+        ),
+        short(
             "proved_museum",
             *("--parts", "museum"),
             fact=lambda values: values["faults_named_share"] == 1,

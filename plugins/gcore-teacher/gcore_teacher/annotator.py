@@ -138,7 +138,8 @@ class FrozenModel:
         ).to(self._device)
         if self._is_steady:
             align(model)
-        policy = Policy(model).requires_grad_(False)
+        policy = Policy(model)
+        policy.requires_grad_(False)
         exact = config.dtype == "float32"
         check_layouts(
             policy,
@@ -240,7 +241,6 @@ class FrozenModel:
         for at, place in enumerate(batch.index.tolist()):
             yield place, {name: part[at] for name, part in parts.items()}
 
-    @torch.no_grad()
     def _columns_of(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the role's columns of a batch's actions, [A] and [A, k]."""
         made: dict[str, np.ndarray] = {}
@@ -249,7 +249,8 @@ class FrozenModel:
             made[TOP_IDS] = ids.cpu().numpy().astype(np.int32)
             made[TOP_LOGP] = top.cpu().numpy()
         else:
-            logp, _ = self._policy(batch)
+            with torch.no_grad():
+                logp, _ = self._policy(batch)
         values = logp.float().cpu().numpy()
         for name in self._context.columns:
             made.setdefault(name, values)

@@ -146,7 +146,7 @@ def test_generalised_jensen_shannon_equals_numpy(
 
 @pytest.mark.parametrize("limit", [0.0, 1.0])
 def test_the_limits_are_those_of_small_and_of_large_beta(limit: float) -> None:
-    """D / b at b = 1e-7, and D / (1 - b) at 1 - 1e-7: they differ by what is of first order in b."""
+    """D / b at b = 1e-7, and D / (1 - b) at 1 - 1e-7, are off by what is of first order in b."""
     batch = distilled_batch()
 
     def loss(beta: float) -> float:

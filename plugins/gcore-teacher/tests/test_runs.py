@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.testing.runs import run_recipe
 from gcore_core.testing.safetensors_files import read_safetensors
 from tests.support import language_models as tiny
 
+GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "distillation.md"
 STEPS = 3
 
 DIES = '''
@@ -66,10 +68,11 @@ def job(**roles: Any) -> dict[str, Any]:
 def finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Gives a function that runs a job; it returns its rows of metrics and its final weights."""
     monkeypatch.chdir(tmp_path)
-    for name, seed in (("policy", 0), ("teacher", 1)):
+    for name, seed in (("policy", 0), ("student", 0), ("teacher", 1)):
         tiny.save_model(tmp_path / name, "llama", seed=seed)
     rows = [json.dumps({"prompt": f"{i}+{i + 1}="}) for i in range(8)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    for file in ("rows.jsonl", "prompts.jsonl"):
+        (tmp_path / file).write_text("\n".join(rows))
     (tmp_path / "reward.py").write_text(
         "def digits(record):\n    return sum(c.isdigit() for c in record.text) / 6\n"
     )
@@ -88,7 +91,7 @@ def finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_reference_by_a_role_gives_the_losses_of_the_trainers_own(finish: Any) -> None:
-    """To the last bit in a deterministic run, whichever worker and whichever tile a record is in."""
+    """To the last bit in a deterministic run, whichever worker and tile a record is in."""
     rewarded = job()
     rewarded["advantage"] = {"use": "algorithms/grpo", "config": {"group_size": 4}}
     kl = {"coefficient": 0.1, "estimator": "k2"}
@@ -104,14 +107,12 @@ def test_a_reference_by_a_role_gives_the_losses_of_the_trainers_own(finish: Any)
     assert other_weights == weights
 
 
-def test_a_run_without_rewards_comes_nearer_to_the_teacher(finish: Any) -> None:
-    teacher = {"use": "teacher", "model": {"path": "teacher"}, "config": {"top_k": 22}}
-    made = job(teacher=teacher)
-    made["objective"] = {"use": "teacher/jsd", "config": {"beta": 0.5}}
-    made["run"]["steps"] = 8
-    metrics, _ = finish("jsd", made)
+def test_the_job_of_the_guide_comes_nearer_to_its_teacher_without_a_reward(finish: Any) -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    made = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    metrics, _ = finish("guide", made, "launcher.use=core/inline")
+    assert len(metrics) == made["run"]["steps"]
     assert metrics[-1]["teacher_jsd"] < 0.7 * metrics[0]["teacher_jsd"]
-    assert metrics[0]["teacher_tail"] == pytest.approx(1e-6, rel=0.5)  # the whole vocabulary
     assert all("reward" not in row for row in metrics)
 
 
