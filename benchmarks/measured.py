@@ -289,7 +289,10 @@ BENCHMARKS = (
             "benchmarks/roles_sft.py",
             "benchmarks/trl_sft.py",
         ),
-        commands=(f"{SCRIPT} --parts sft",),
+        commands=(
+            "{python} -m tox run -e bench-trl --notest",
+            f"{SCRIPT} --parts sft --trl-python .tox/bench-trl/bin/python",
+        ),
         minutes=8,
     ),
 )

@@ -1,10 +1,11 @@
 """A reward model of pairs on the quickstart's task: how often it prefers the right answer.
 
-    python benchmarks/roles.py --parts reward_model [--seeds 0 1 2] [--rm-steps 800] [--rm-rows 32768]
+    python benchmarks/roles.py --parts reward_model [--seeds 0 1 2] [--rm-steps 800]
+    [--rm-rows 32768]
 
-For each seed the quickstart's model is trained by ``offline/bradley-terry`` on pairs of a right and a
-wrong worked answer; the wrong one has a mistake in one addition, and the totals after it follow from
-that. Agreement is the share of kept-out pairs whose right answer gets the higher reward from
+For each seed the quickstart's model is trained by ``offline/bradley-terry`` on pairs of a right and
+a wrong worked answer; the wrong one has a mistake in one addition, and the totals after it follow
+from that. Agreement is the share of kept-out pairs whose right answer gets the higher reward from
 ``rewards.<name>: {use: torch}``, which opens what the run has left.
 """
 

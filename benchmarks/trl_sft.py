@@ -2,9 +2,9 @@
 
     python benchmarks/trl_sft.py MODEL_DIRECTORY OUTPUT_DIRECTORY SETTINGS_JSON
 
-Run by benchmarks/roles_sft.py, in any environment that has TRL 1.16. The last line of its output is a
-JSON object. The clock (user and system seconds of this process and its children) runs from the end
-of update ``first`` to the end of the last.
+Run by benchmarks/roles_sft.py, in any environment that has TRL 1.16. The last line of its output is
+a JSON object. The clock (user and system seconds of this process and its children) runs from the
+end of update ``first`` to the end of the last.
 """
 
 from __future__ import annotations

@@ -139,15 +139,18 @@ def test_two_shards_give_the_weights_of_one(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_chain_of_recipes_learns(tmp_path: Path) -> None:
-    """Supervised fine-tuning, a reward model that begins with it, and PPO where it is there."""
+    """Supervised fine-tuning, a reward model that begins with it, and PPO that it rewards."""
     for name in ("chain", "quickstart"):
         shutil.copytree(REPOSITORY / "recipes" / name, tmp_path / "recipes" / name)
     chain = tmp_path / "recipes" / "chain"
     run(tmp_path, chain / "sft.yaml")
     run(tmp_path, chain / "reward_model.yaml")
+    run(tmp_path, chain / "ppo.yaml")
     evaluated = [
         [row["evaluation"] for row in metrics(tmp_path / "runs/chain" / stage) if row["evaluation"]]
-        for stage in ("sft", "reward_model")
+        for stage in ("sft", "reward_model", "ppo")
     ]
     assert evaluated[0][-1]["given/loss"] < evaluated[0][0]["given/loss"]
     assert evaluated[1][-1]["given/rewards/accuracy"] > 0.7
+    assert evaluated[2][-1]["greedy/quality"] > evaluated[2][0]["greedy/quality"]
+    assert evaluated[2][-1]["sampled/exact"] > evaluated[2][0]["sampled/exact"] + 0.1
