@@ -32,6 +32,12 @@ GENERATORS = ("plugins/gcore-vllm/gcore_vllm", "plugins/gcore-sglang/gcore_sglan
 TRAINERS = ("plugins/gcore-megatron/gcore_megatron", "plugins/gcore-deepspeed/gcore_deepspeed")
 QUICKSTART = ("recipes/quickstart.yaml", "recipes/quickstart", ALGORITHMS, *TORCH)
 QUICKSTART_RUNS = "benchmarks/quickstart_runs.py"
+OFFLINE = (
+    "plugins/gcore-offline/gcore_offline",
+    "recipes/chain/answers.py",
+    "benchmarks/offline_runs.py",
+    QUICKSTART_RUNS,
+)
 REAL = (
     CORE,
     *TORCH,
@@ -295,6 +301,46 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts ppo",),
         minutes=10,
+    ),
+    Benchmark(
+        name="roles_dpo",
+        of="roles",
+        measures=(
+            CORE,
+            *QUICKSTART,
+            *OFFLINE,
+            "benchmarks/roles_dpo.py",
+        ),
+        commands=(f"{SCRIPT} --parts dpo",),
+        minutes=8,
+    ),
+    Benchmark(
+        name="roles_reward_model",
+        of="roles",
+        measures=(
+            CORE,
+            *QUICKSTART,
+            *OFFLINE,
+            "benchmarks/roles_reward_model.py",
+        ),
+        commands=(f"{SCRIPT} --parts reward_model",),
+        minutes=20,
+    ),
+    Benchmark(
+        name="roles_sft",
+        of="roles",
+        measures=(
+            CORE,
+            *QUICKSTART,
+            *OFFLINE,
+            "benchmarks/roles_sft.py",
+            "benchmarks/trl_sft.py",
+        ),
+        commands=(
+            "{python} -m tox run -e bench-trl --notest",
+            f"{SCRIPT} --parts sft --trl-python .tox/bench-trl/bin/python",
+        ),
+        minutes=8,
     ),
 )
 

@@ -277,6 +277,24 @@ SMALL = (
             slow=True,
         ),
         short(
+            "roles_dpo",
+            *("--parts", "dpo", "--seeds", "0", "--dpo-steps", "2", "--dpo-rows", "64"),
+            fact=lambda values: 0 <= values["dpo_accuracy_after_min"] <= 1,
+            slow=True,
+        ),
+        short(
+            "roles_reward_model",
+            *("--parts", "reward_model", "--seeds", "0", "--rm-steps", "2", "--rm-rows", "512"),
+            fact=lambda values: 0 <= values["reward_model_agreement_min"] <= 1,
+            slow=True,
+        ),
+        short(
+            "roles_sft",
+            *("--parts", "sft", "--seeds", "0", "--sft-steps", "3"),
+            fact=lambda values: values["sft_tokens_per_cpu_second"] > 0,
+            slow=True,
+        ),
+        short(
             "engine_pairs",
             *("--pairs", "torch:torch"),
             fact=lambda values: values["torch:torch logprob_gap_max"] <= 5e-4,
