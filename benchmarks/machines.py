@@ -38,8 +38,8 @@ makes.
 
 ray: the quickstart on all four nodes by the launcher ``ray`` and by ``nodes/command``, in turns.
     Ray's daemons run on all nodes the whole time: ray_idle_cores_four_nodes says how much of the
-    cores they take while nothing runs. Seconds a step are wall time from the end of the first step
-    to the end of the last. Final weights are compared.
+    cores they take while nothing runs. Ray is told to leave niceness as it is. Seconds a step are
+    wall time from the end of the first step to the end of the last. Final weights are compared.
 object_store: payload of 1 GB a step, from memory of one node until it is opened and hashed on
     another: by StoreWriter, agents and StoreReader, and by ``ray.put`` and ``ray.get``, in turns.
     Each turn is a process of its own with one step that only warms and then three. Ours goes over

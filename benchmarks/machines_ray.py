@@ -128,7 +128,7 @@ def measure_ray(nodes: RayNodes, short: bool) -> list[Claim]:
     pairs = []
     with cluster_on(nodes, len(nodes.all), 100_000_000) as cluster:
         cores = idle_cores(nodes, 1.0 if short else IDLE_S)
-        for number in range(1 if short else 3):
+        for number in range(1 if short else 5):
             step_s, hashes = {}, {}
             # The second of two is not always the same one: what the first has warmed helps it.
             for way in sorted(ways, reverse=bool(number % 2)):

@@ -26,7 +26,9 @@ from typing import Any
 from tests.support.machines import SHELL, Machine
 
 _PORT = 6379
-_START_S = 240.0
+_START_S = 80.0
+_TRIES = 3
+_CPUS = 1  # of each machine, and so its devices
 _ALIVE = str(Path(__file__).with_name("ray_alive.py"))
 #: Where they are not said, Ray's daemon waits for its helpers to say them, and gives up too soon
 #: on a machine that is busy.
@@ -74,6 +76,7 @@ _SETTINGS = {
     "RAY_raylet_start_wait_time_s": "200",
     "RAY_agent_register_timeout_ms": "200000",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "200",
+    "RAY_worker_niceness": "0",  # Ray's default is 15, which whatever keepers start inherits
     "OMP_NUM_THREADS": "1",
 }
 
@@ -102,19 +105,18 @@ class Cluster:
         self,
         machine: Machine,
         *,
-        cpus: int = 1,
         head: bool = False,
         others: Sequence[Machine] = (),
     ) -> None:
-        """Starts Ray on a machine; ``wait`` waits for it.
+        """Starts Ray on a machine, and waits for nothing.
 
         others: for the head: machines on which an autoscaler starts Ray when they are asked for.
         """
         own = self._prepare(machine)
         environment = self.environment
-        words = self._words(machine, cpus, head)
+        words = self._words(machine, head)
         if others:
-            words.append(f"--autoscaling-config={self._autoscaling(others, cpus)}")
+            words.append(f"--autoscaling-config={self._autoscaling(others)}")
             environment = environment | _AUTOSCALER
         with open(f"{own}.log", "wb") as log:
             process = machine.start(
@@ -132,7 +134,7 @@ class Cluster:
         machine.run(["mount", "--bind", str(own), str(self.directory)])
         return own
 
-    def _words(self, machine: Machine, cpus: int, head: bool) -> list[str]:
+    def _words(self, machine: Machine, head: bool) -> list[str]:
         """Returns the command that starts Ray on a machine."""
         where = [f"--address={self.address}"]
         if head:
@@ -140,21 +142,21 @@ class Cluster:
             where += [f"--dashboard-host={machine.address}"] if self.dashboard else []
         return [
             *(self.python, "-m", "ray.scripts.scripts", "start", "--block", *where),
-            *(f"--node-ip-address={machine.address}", f"--num-cpus={cpus}"),
+            *(f"--node-ip-address={machine.address}", f"--num-cpus={_CPUS}"),
             f"--object-store-memory={self.store_bytes}",
             *_PORTS,
         ]
 
-    def _autoscaling(self, others: Sequence[Machine], cpus: int) -> Path:
+    def _autoscaling(self, others: Sequence[Machine]) -> Path:
         """Writes the configuration of an autoscaler that has these machines; returns the file."""
         settings = {**_SETTINGS, "RAY_TMPDIR": str(self.directory)}
         variables = [f"{name}={value}" for name, value in settings.items()]
         commands = []
         for machine in others:
             shell = [*shlex.split(SHELL), machine.address]
-            start = ["env", *variables, *self._words(machine, cpus, head=False)]
+            start = ["env", *variables, *self._words(machine, head=False)]
             commands.append([shell, start, f"{self._prepare(machine)}.log"])
-        node = {"resources": {"CPU": cpus}, "node_config": {}}
+        node = {"resources": {"CPU": _CPUS}, "node_config": {}}
         config = {
             **_AUTOSCALING,
             "max_workers": len(others),
@@ -168,16 +170,24 @@ class Cluster:
         path.write_text(json.dumps(config))
         return path
 
-    def wait(self, machine: Machine, number: int) -> None:
-        """Waits on a machine until so many nodes are alive.
+    def bring_up(
+        self, machine: Machine, number: int, on: Machine, *, others: Sequence[Machine] = ()
+    ) -> None:
+        """Starts Ray on a machine and waits on another one until so many nodes are alive.
 
-        Fails with Ray's words when they do not come up.
+        Ray's daemon gives up when its helpers are not up within 15 s, for which there is no
+        setting. On a machine that is busy they are not, so it is started again. Fails with Ray's
+        words where that does not help.
         """
         words = [self.python, _ALIVE, self.address, f"{number}", f"{_START_S}"]
-        done = machine.run(words, env=self.environment, check=False, timeout=2 * _START_S)
-        if done.returncode:
-            logs = [path.read_text() for path in self.directory.parent.glob("*.log")]
-            raise RuntimeError("\n".join([done.stderr, *logs]))
+        for _ in range(_TRIES):
+            self.start(machine, head=machine is on, others=others)
+            done = on.run(words, env=self.environment, check=False, timeout=3 * _START_S)
+            if done.returncode == 0:
+                return
+            self._end_on(machine)
+        logs = [path.read_text() for path in self.directory.parent.glob("*.log")]
+        raise RuntimeError("\n".join([f"Ray does not start on {machine.name}", *logs]))
 
     def kill(self, machine: Machine) -> None:
         """Kills Ray's daemons on a machine at once. What they have started has to end by itself."""
@@ -185,18 +195,20 @@ class Cluster:
 
     def end(self) -> None:
         """Ends Ray on all machines, with all that is Ray's."""
-        for machine, process in self._nodes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                machine.run(["pkill", "-KILL", "-f", f"{_DAEMONS}|^ray::"], check=False)
-                process.wait(10)
-        self._nodes.clear()
+        for machine, _ in list(self._nodes.values()):
+            self._end_on(machine)
+
+    def _end_on(self, machine: Machine) -> None:
+        _, process = self._nodes.pop(machine.name)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            machine.run(["pkill", "-KILL", "-f", f"{_DAEMONS}|^ray::"], check=False)
+            process.wait(10)
 
 
 @contextlib.contextmanager
 def ray_nodes(
     machines: Sequence[Machine],
     *,
-    cpus: int = 1,
     dashboard: bool = False,
     python: str = sys.executable,
     store_bytes: int = 100_000_000,
@@ -214,11 +226,8 @@ def ray_nodes(
     address = f"{machines[0].address}:{_PORT}"
     cluster = Cluster(directory, address, environment, python, store_bytes, dashboard)
     try:
-        cluster.start(machines[0], cpus=cpus, head=True, others=others)
-        cluster.wait(machines[0], 1)
-        for machine in machines[1:]:
-            cluster.start(machine, cpus=cpus)
-        cluster.wait(machines[0], len(machines))
+        for number, machine in enumerate(machines, 1):
+            cluster.bring_up(machine, number, machines[0], others=() if number > 1 else others)
         yield cluster
     finally:
         cluster.end()
