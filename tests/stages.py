@@ -78,7 +78,9 @@ STAGES = (
     Stage(
         name="processes",
         budget_min=20,
-        commands=(PYTEST + " tests/gpu tests/integration tests/oracles",),
+        # Most of the time of these tests is waiting: for processes to start and for sockets. A file's
+        # tests stay together, since they share runs.
+        commands=(PYTEST + " -n 2 --dist loadfile tests/gpu tests/integration tests/oracles",),
     ),
     Stage(
         name="engines",
