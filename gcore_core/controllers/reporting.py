@@ -71,6 +71,7 @@ class Reporting:
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
+            "refined_share": (float(sum(h.draft >= 0 for h in records)), n),
             "reward": (
                 sum(rewards[name].weight * v for h in records for name, v in h.rewards.items()),
                 n,

@@ -31,7 +31,7 @@ from gcore_core.controllers.algorithm_answers import (
 from gcore_core.controllers.annotating import annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.reward_weights import group_scalars, statistics
+from gcore_core.controllers.reward_weights import by_origin, group_scalars, statistics
 from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
 from gcore_core.controllers.watching import Watching
 from gcore_core.runtime.messages import (
@@ -174,6 +174,7 @@ class Training:
         scalars: what ``prepare`` returned.
         """
         self._check_records(groups)
+        groups = [part for group in groups for part in by_origin(group)]
         advantage = self._context.advantage
         names = sorted(advantage.requires)
         rewards = self._context.facts.rewards
@@ -314,6 +315,7 @@ def train_item(header: Header, plan: Plan) -> TrainItem:
         stamp=header.stamp,
         last_version=header.versions[1],
         replica=header.replica,
+        draft=header.draft,
     )
 
 

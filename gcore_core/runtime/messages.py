@@ -186,6 +186,7 @@ class TrainItem(Message):
     last_version: of the weights that sampled its last action.
     replica: number of the generator's replica that sampled it.
     masked: whether none of its actions is trained on, whatever its own mask says.
+    draft: as in the header: records of one ordinal and draft have one prompt.
     """
 
     ordinal: int
@@ -203,6 +204,7 @@ class TrainItem(Message):
     last_version: int = 0
     replica: int = 0
     masked: bool = False
+    draft: int = -1
 
 
 class AnnotateRequest(Message):
