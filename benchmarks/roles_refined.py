@@ -30,12 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refined-steps", type=int, default=40, help="steps of the plain run (default 40)"
     )
+    parser.add_argument(
+        "--refined-set", nargs="+", default=[], help="further overrides of the recipe, of both runs"
+    )
 
 
 def measure(args: argparse.Namespace) -> Sequence[Claim]:
     steps: int = args.refined_steps
     with tempfile.TemporaryDirectory() as temporary:
-        pairs = [compared(Path(temporary), seed, steps) for seed in args.seeds]
+        pairs = [compared(Path(temporary), seed, steps, args.refined_set) for seed in args.seeds]
 
     def ratio(rounds: Sequence[tuple[float, float]]) -> float:
         return statistics.fmean(r for _, r in rounds) / statistics.fmean(p for p, _ in rounds)
@@ -47,14 +50,16 @@ def measure(args: argparse.Namespace) -> Sequence[Claim]:
     ]
 
 
-def compared(folder: Path, seed: int, steps: int) -> tuple[float, float]:
+def compared(folder: Path, seed: int, steps: int, words: Sequence[str]) -> tuple[float, float]:
     """Returns the rewards of the policies of a plain and of a refined run of equally many actions.
 
     The refined run takes a quarter more steps, since its answers may be shorter; its reward is that
     between the two evaluations beside which it had drawn as many actions as the plain run.
     """
-    plain = run(folder, seed, steps, "plain")
-    refined = run(folder, seed, steps + max(1, steps // 4), "refined", f"sampling={SAMPLER}")
+    plain = run(folder, seed, steps, "plain", *words)
+    refined = run(
+        folder, seed, steps + max(1, steps // 4), "refined", *words, f"sampling={SAMPLER}"
+    )
     budget, reward = plain[-1]
     found = reward_at(refined, budget)
     print(f"seed {seed}: plain {reward:.3f}, refined {found:.3f}", file=sys.stderr)

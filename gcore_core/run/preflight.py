@@ -48,8 +48,9 @@ def check_parts(plan: Plan) -> None:
 def _check_waves(plan: Plan) -> None:
     """Has the sampling program cut a group of the advantage's size into waves."""
     if {"advantage", "sampling"} <= plan.provided.keys():
-        program = build(plan.factory("sampling"))
-        program.waves(build(plan.factory("advantage")).group_size)
+        group_size = getattr(build(plan.factory("advantage")), "group_size", None)
+        if isinstance(group_size, int):
+            build(plan.factory("sampling")).waves(group_size)
 
 
 def _check_light(plan: Plan, path: str) -> None:

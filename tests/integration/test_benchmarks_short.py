@@ -248,6 +248,13 @@ SMALL = (
             slow=True,
         ),
         short(
+            "roles_refined",
+            *("--parts", "refined", "--seeds", "0", "--refined-steps", "2"),
+            *("--refined-set", *SMALL),
+            fact=lambda values: 0 <= values["refined_sampling_refined_reward"] <= 1,
+            slow=True,
+        ),
+        short(
             "engine_pairs",
             *("--pairs", "torch:torch"),
             fact=lambda values: values["torch:torch logprob_gap_max"] <= 5e-4,
