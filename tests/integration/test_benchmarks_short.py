@@ -250,7 +250,8 @@ SMALL = (
         short(
             "roles_refined",
             *("--parts", "refined", "--seeds", "0", "--refined-steps", "2"),
-            *("--refined-set", *SMALL),
+            # groups as large as two waves need
+            *("--refined-set", *(word for word in SMALL if "group_size" not in word)),
             fact=lambda values: 0 <= values["refined_sampling_refined_reward"] <= 1,
             slow=True,
         ),
