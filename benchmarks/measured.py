@@ -145,6 +145,19 @@ BENCHMARKS = (
         minutes=20,
     ),
     Benchmark(
+        name="roles_refined",
+        of="roles",
+        measures=(
+            CORE,
+            *QUICKSTART,
+            QUICKSTART_RUNS,
+            "plugins/gcore-refine/gcore_refine",
+            "benchmarks/roles_refined.py",
+        ),
+        commands=(f"{SCRIPT} --parts refined",),
+        minutes=12,
+    ),
+    Benchmark(
         name="rewards",
         measures=("plugins/gcore-rewards/gcore_rewards", "benchmarks/math_verify_cases.json"),
         minutes=0.5,

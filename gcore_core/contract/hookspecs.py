@@ -108,6 +108,13 @@ def gcore_sentinels() -> Iterable[p.SentinelProvider]:  # type: ignore[empty-bod
 
 
 @hookspec
+def gcore_samplers() -> Iterable[p.SamplerProvider]:  # type: ignore[empty-body]
+    """Programs by which groups are drawn, look at rewards and draw again. Factory: ``(config) ->
+    SamplingProgram``, called in controllers and in each of the policy's generators.
+    """
+
+
+@hookspec
 def gcore_filters() -> Iterable[p.FilterProvider]:  # type: ignore[empty-body]
     """Judges of whole groups for dynamic sampling. Factory: ``(config) -> Filter``, called in
     controllers.

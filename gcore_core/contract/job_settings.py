@@ -156,6 +156,13 @@ class Filter(Choice):
 
 
 @dataclass
+class Sampling(Choice):
+    """Says how the records of a group are drawn."""
+
+    use: str = "core/plain"
+
+
+@dataclass
 class Balance(Choice):
     """Splits records over data-parallel ranks."""
 
@@ -245,6 +252,7 @@ class JobSettings:
     advantage: Choice = _choice("advantage", Choice)
     objective: Choice = _choice("objective", Choice)
     filter: Filter = _choice("filter", Filter)
+    sampling: Sampling = _choice("sampler", Sampling)
     balance: Balance = _choice("balancer", Balance)
     sentinel: Sentinel = _choice("sentinel", Sentinel)
     placement: Placement = _choice("placement", Placement)

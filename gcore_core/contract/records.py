@@ -117,6 +117,8 @@ class Header(msgspec.Struct, array_like=True):
     receipt: of its rewards, summed over the scorers that gave them.
     stamp: of the weights that its generator held when it ended; 0 where that is not known.
     replica: number of the generator's replica that sampled it.
+    draft: number of the group's record that it was made from, whose text is a part of its prompt;
+        -1 for an answer to the row's own prompt.
     """
 
     ordinal: int
@@ -141,11 +143,30 @@ class Header(msgspec.Struct, array_like=True):
     receipt: int = 0
     stamp: int = 0
     replica: int = 0
+    draft: int = -1
 
     @property
     def key(self) -> tuple[int, int]:
         """(ordinal, sample), by which the training batch is ordered."""
         return self.ordinal, self.sample
+
+
+class DraftRef(msgspec.Struct, frozen=True, array_like=True):
+    """Names a drawn record that others of its group are made from.
+
+    sample: its number in the group.
+    columns, slot: where it lies, as in its header.
+    reward: the weighted sum of its rewards.
+    rewards: (reward, value) of each that it has.
+    critique: the first reason that a reward gave; "" without one.
+    """
+
+    sample: int
+    columns: Ref
+    slot: int
+    reward: float = 0.0
+    rewards: tuple[tuple[str, float], ...] = ()
+    critique: str = ""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
@@ -156,6 +177,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     turn: which pass over the dataset.
     samples: numbers of the samples to draw.
     attempt: how many draws were lost before.
+    drafts: (sample, its draft) of each sample that is made from an earlier one.
     """
 
     ordinal: int
@@ -163,6 +185,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     turn: int
     samples: tuple[int, ...]
     attempt: int = 0
+    drafts: tuple[tuple[int, DraftRef], ...] = ()
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True):

@@ -15,8 +15,14 @@ from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.launching import Network, Peer, Traffic
 from gcore_core.contract.placement import PlacementPolicy
 from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.contract.sampling import SamplingProgram
 from gcore_core.contract.sentinel import Sentinel
-from gcore_core.controllers.algorithm_answers import advantage_code, balancer_code, filter_code
+from gcore_core.controllers.algorithm_answers import (
+    advantage_code,
+    balancer_code,
+    filter_code,
+    sampling_code,
+)
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
@@ -37,6 +43,7 @@ class ControllerContext:
     scorers: each with the rewards that it hosts.
     chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
     filter, balancer: the job's other algorithms.
+    sampling: how the records of a group are drawn; None: all at once.
     judges: generator role that rewards ask -> its replicas.
     annotators: role that gives columns and is not trained -> its workers.
     learners: role that is trained besides the policy -> the workers of each data-parallel rank.
@@ -60,6 +67,7 @@ class ControllerContext:
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
     learners: Mapping[str, list[list[Peer]]] = field(default_factory=dict)
+    sampling: SamplingProgram | None = None
     placement: PlacementPolicy | None = None
     agents: Mapping[str, Peer] = field(default_factory=dict)
     sentinel: Sentinel | None = None
@@ -87,6 +95,10 @@ class ControllerContext:
     @property
     def filter_code(self) -> PluginCode:
         return filter_code(self.filter, self.facts.providers.get("filter", ""))
+
+    @property
+    def sampling_code(self) -> PluginCode:
+        return sampling_code(self.sampling, self.facts.providers.get("sampling", ""))
 
     @property
     def balancer_code(self) -> PluginCode:
@@ -123,6 +135,7 @@ def make_context(
         chosen_advantage=build(factories["advantage"]) if "advantage" in factories else None,
         filter=build(factories["filter"]),
         balancer=build(factories["balance"]),
+        sampling=build(factories["sampling"]) if "sampling" in factories else None,
         judges={
             role: [network.peer(name) for name in names] for role, names in facts.judges.items()
         },

@@ -80,6 +80,18 @@ def weighted_sum(
     return sums
 
 
+def by_origin(group: Sequence[Header]) -> list[list[Header]]:
+    """Parts a group into answers to the row's own prompt and answers made from earlier ones.
+
+    Each part has a baseline of its own. What was refined depends on the draft, so a draft that is
+    compared with it would be compared with a result of its own: its gradient would be biased. A
+    part without records is left out.
+    """
+    plain = [header for header in group if header.draft < 0]
+    refined = [header for header in group if header.draft >= 0]
+    return [part for part in (plain, refined) if part]
+
+
 def group_scalars(
     group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
 ) -> GroupScalars:

@@ -39,7 +39,7 @@ from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.relayed import ask_ranks
-from gcore_core.controllers.reward_weights import group_scalars, statistics
+from gcore_core.controllers.reward_weights import by_origin, group_scalars, statistics
 from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
 from gcore_core.controllers.watching import Watching
 from gcore_core.runtime.messages import (
@@ -226,6 +226,7 @@ class Training:
         scalars: what ``prepare`` returned.
         """
         self._check_records(groups)
+        groups = [part for group in groups for part in by_origin(group)]
         advantage = self._context.advantage
         rewards = self._context.facts.rewards
         totals = statistics(groups, rewards)
@@ -419,6 +420,7 @@ def train_item(header: Header, plan: Plan) -> TrainItem:
         last_version=header.versions[1],
         replica=header.replica,
         truncated=header.status != FINISHED,
+        draft=header.draft,
     )
 
 

@@ -51,7 +51,14 @@ _KINDS = (SEED, CONFIGURATION, DATA, CODE, VERSIONS, HARDWARE, LAYOUT)
 #: Stage -> sections of the configuration that act on it, the most direct first.
 _SECTIONS = {
     START: ("roles.policy.model", "roles.policy", "run.seed"),
-    "generation": ("run.seed", "data", "advantage.config.group_size", "roles.rollout", "filter"),
+    "generation": (
+        "run.seed",
+        "data",
+        "advantage.config.group_size",
+        "roles.rollout",
+        "filter",
+        "sampling",
+    ),
     "rewarding": ("rewards", "data"),
     "preparation": ("advantage", "rewards", "objective", "roles.policy"),
     "training": ("objective", "roles.policy", "controller.config", "run", "balance"),

@@ -51,7 +51,7 @@ from gcore_core.runtime.worker_settings import (
 )
 
 #: Sections of the job that choose the algorithms that a controller calls.
-ALGORITHMS = ("advantage", "filter", "balance")
+ALGORITHMS = ("advantage", "filter", "sampling", "balance")
 #: Kind of worker -> how often one is started again when it was killed or ends for a timeout.
 RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
 #: The function that makes a controller's context. It is named by a string and not imported, because
@@ -218,6 +218,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
         )
     else:
         factories |= _datasets(job)
+        factories |= _chosen(job, "sampling") if role == ROLLOUT else {}
         settings = GeneratorSettings(
             run=run,
             shards=job.shards,

@@ -23,7 +23,7 @@ from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import check_make
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
-LIGHT_PARTS = ("advantage", "filter", "balance")
+LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
 #: What a resumed run must not change: it would be another run.
 _FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
 
@@ -38,10 +38,19 @@ def check_parts(plan: Plan) -> None:
     for path in LIGHT_PARTS:
         if path in plan.provided:
             _check_light(plan, path)
+    _check_waves(plan)
     for role, node in plan.settings.roles.items():
         if not node.python:
             _check_module(plan, f"roles.{role}")
         _check_model(role, node.model)
+
+
+def _check_waves(plan: Plan) -> None:
+    """Has the sampling program cut a group of the advantage's size into waves."""
+    if {"advantage", "sampling"} <= plan.provided.keys():
+        group_size = getattr(build(plan.factory("advantage")), "group_size", None)
+        if isinstance(group_size, int):
+            build(plan.factory("sampling")).waves(group_size)
 
 
 def _check_light(plan: Plan, path: str) -> None:

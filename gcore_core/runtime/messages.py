@@ -187,6 +187,7 @@ class TrainItem(Message):
     replica: number of the generator's replica that sampled it.
     truncated: as of ``TrainRecord``.
     masked: whether none of its actions is trained on, whatever its own mask says.
+    draft: as in the header: records of one ordinal and draft have one prompt.
     """
 
     ordinal: int
@@ -205,6 +206,7 @@ class TrainItem(Message):
     replica: int = 0
     truncated: bool = False
     masked: bool = False
+    draft: int = -1
 
 
 class AnnotateRequest(Message):

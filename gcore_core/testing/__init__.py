@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.objective import ObjectiveContract
     from gcore_core.testing.contracts.placement import PlacementPolicyContract
     from gcore_core.testing.contracts.plugin import PluginContract
+    from gcore_core.testing.contracts.sampler import SamplerContract
     from gcore_core.testing.contracts.scorer import ScorerContract
     from gcore_core.testing.contracts.sentinel import SentinelContract
     from gcore_core.testing.contracts.trainer import TrainerContract
@@ -44,6 +45,7 @@ _HOMES = {
     "ObjectiveContract": "objective",
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
+    "SamplerContract": "sampler",
     "ScorerContract": "scorer",
     "SentinelContract": "sentinel",
     "TrainerContract": "trainer",
@@ -67,6 +69,7 @@ __all__ = [
     "ObjectiveContract",
     "PlacementPolicyContract",
     "PluginContract",
+    "SamplerContract",
     "ScorerContract",
     "SentinelContract",
     "TrainerContract",

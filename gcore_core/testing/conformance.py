@@ -43,6 +43,7 @@ BY_KIND = {
     "objective": "ObjectiveContract",
     "placement": "PlacementPolicyContract",
     "reward": "ScorerContract",
+    "sampler": "SamplerContract",
     "sentinel": "SentinelContract",
     "trainer": "TrainerContract",
 }

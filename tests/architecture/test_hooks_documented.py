@@ -24,6 +24,7 @@ PROVIDER_HOOKS = {
     "gcore_advantages": [],
     "gcore_objectives": [],
     "gcore_balancers": [],
+    "gcore_samplers": [],
     "gcore_sentinels": [],
     "gcore_filters": [],
     "gcore_datasets": [],

@@ -295,6 +295,14 @@ SMALL = (
             slow=True,
         ),
         short(
+            "roles_refined",
+            *("--parts", "refined", "--seeds", "0", "--refined-steps", "2"),
+            # groups as large as two waves need
+            *("--refined-set", *(word for word in SMALL if "group_size" not in word)),
+            fact=lambda values: 0 <= values["refined_sampling_refined_reward"] <= 1,
+            slow=True,
+        ),
+        short(
             "engine_pairs",
             *("--pairs", "torch:torch"),
             fact=lambda values: values["torch:torch logprob_gap_max"] <= 5e-4,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WorkerDied
 from gcore_core.contract.launching import Peer
@@ -17,6 +17,7 @@ from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.dealing import deal, owned_by
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
+from gcore_core.controllers.window.waves import next_leases
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
 from gcore_core.runtime.rpc.resting import Pace, resting
 from gcore_core.runtime.rpc.retry import PATIENT
@@ -47,6 +48,19 @@ class Drawing:
 
     async def draw(self, ledger: Ledger, round_: Round, leases: list[Lease]) -> None:
         """Has the leases drawn and scored; returns when every record is finished and scored.
+
+        Where a group is drawn in waves, the next wave begins when all of these groups have been
+        scored so far. Every shard makes as many waves, with or without records in them.
+        """
+        count = len(ledger.waves)
+        for wave in range(count):
+            if wave:
+                leases = next_leases(self._context, ledger, leases, wave)
+            number = round_.number * count + wave
+            await self._draw_wave(ledger, replace(round_, number=number), leases)
+
+    async def _draw_wave(self, ledger: Ledger, round_: Round, leases: list[Lease]) -> None:
+        """Has one wave drawn and scored.
 
         A replica gets the next part when it has finished one. In a deterministic run each ordinal
         has its replica, and a replica waits for a request from every shard before it begins.

@@ -11,7 +11,7 @@ taken once and an ordinal gets one verdict.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from gcore_core.contract.records import (
     OK,
     QUARANTINED,
     REWARD_SKIPPED,
+    DraftRef,
     Header,
     Lease,
     RecordScore,
@@ -37,6 +38,8 @@ class _Group:
 
     row: row of the dataset.
     turn: which pass over the dataset.
+    due: how many of its records may be drawn by now, the first ones; a wave makes more due.
+    drafts: sample -> the record that it is made from.
     attempt: how often draws of it were lost with their replica.
     records: sample -> its finished record.
     scored: the samples that need no further score.
@@ -45,6 +48,8 @@ class _Group:
 
     row: int
     turn: int
+    due: int
+    drafts: dict[int, DraftRef] = field(default_factory=dict)
     attempt: int = 0
     records: dict[int, Header] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
@@ -62,6 +67,7 @@ class Ledger:
     rows: size of the dataset.
     seed: of the run; it gives the order of the rows.
     samples: records that a group has.
+    waves: how many of them each wave draws; None where all are drawn at once.
     next_ordinal: the next one that is leased. Every shard moves it alike, and ``close`` moves it
         back to the step's end.
 
@@ -77,7 +83,15 @@ class Ledger:
     """
 
     def __init__(
-        self, *, shard: int, shards: int, rows: int, seed: int, samples: int, next_ordinal: int = 0
+        self,
+        *,
+        shard: int,
+        shards: int,
+        rows: int,
+        seed: int,
+        samples: int,
+        waves: Sequence[int] | None = None,
+        next_ordinal: int = 0,
     ) -> None:
         self.shard = shard
         self.shards = shards
@@ -85,6 +99,7 @@ class Ledger:
         self._rows = rows
         self._seed = seed
         self._samples = samples
+        self.waves = [samples] if waves is None else list(waves)
         self._open: dict[int, _Group] = {}
         # These three are of the step that is being drawn.
         self._settled: dict[int, _Group] = {}
@@ -102,21 +117,50 @@ class Ledger:
         for ordinal in slice_:
             if ordinal % self.shards == self.shard:
                 turn, row = row_of(ordinal, self._rows, self._seed)
-                self._open[ordinal] = self._carried.pop(ordinal, _Group(row, turn))
+                fresh = _Group(row, turn, self.waves[0])
+                self._open[ordinal] = self._carried.pop(ordinal, fresh)
         return self.unfinished(slice_)
 
     def adopt(self, leases: list[Lease]) -> None:
         """Opens ordinals that are not of the run's order: an evaluation's, below zero."""
-        self._open |= {lease.ordinal: _Group(lease.row, lease.turn) for lease in leases}
+        self._open |= {
+            lease.ordinal: _Group(lease.row, lease.turn, self.waves[0]) for lease in leases
+        }
 
     def unfinished(self, among: range | set[int]) -> list[Lease]:
         """Returns leases for those samples of the ordinals that are still to be drawn."""
         leases = []
         for ordinal, group in sorted(self._open.items()):
-            missing = tuple(s for s in range(self._samples) if s not in group.records)
+            missing = tuple(s for s in range(group.due) if s not in group.records)
             if ordinal in among and missing:
-                leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt))
+                drafts = tuple((s, group.drafts[s]) for s in missing if s in group.drafts)
+                leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt, drafts))
         return leases
+
+    def between_waves(self, among: Iterable[int]) -> list[tuple[int, list[Header]]]:
+        """Returns (ordinal, records by sample) of groups whose next wave can be drawn.
+
+        Every record that was due is scored, and the group has further ones.
+
+        among: ordinals to look at.
+        """
+        ready = []
+        for ordinal in sorted(among):
+            group = self._open.get(ordinal)
+            if group is None or group.due == self._samples or len(group.scored) < group.due:
+                continue
+            ready.append((ordinal, [group.records[sample] for sample in range(group.due)]))
+        return ready
+
+    def next_wave(self, ordinal: int, wave: int, drafts: Mapping[int, DraftRef]) -> None:
+        """Makes the records of a wave due.
+
+        wave: its number; the first one is 0.
+        drafts: sample -> the record that it is made from, of samples that have one.
+        """
+        group = self._open[ordinal]
+        group.due += self.waves[wave]
+        group.drafts.update(drafts)
 
     @property
     def drawn(self) -> bool:
@@ -256,7 +300,8 @@ class Ledger:
         for header in headers:
             if header.ordinal % self.shards == self.shard:
                 turn, row = row_of(header.ordinal, self._rows, self._seed)
-                group = self._carried.setdefault(header.ordinal, _Group(row, turn, carried=True))
+                whole = _Group(row, turn, self._samples, carried=True)
+                group = self._carried.setdefault(header.ordinal, whole)
                 group.records[header.sample] = header
                 group.scored.add(header.sample)
 

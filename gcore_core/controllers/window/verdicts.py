@@ -23,7 +23,7 @@ from gcore_core.contract.records import (
 from gcore_core.contract.run_files import log_path
 from gcore_core.controllers.algorithm_answers import keeps
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.reward_weights import group_scalars
+from gcore_core.controllers.reward_weights import by_origin, group_scalars
 from gcore_core.controllers.window.ledger import has_failed_reward
 from gcore_core.runtime.worker_settings import JobFacts
 
@@ -65,7 +65,10 @@ def verdict_on(
     verdict = QUARANTINED
     reason = _unusable(group, config)
     if not reason:
-        keep, reason = keeps(code, group_filter, group_scalars(group, rewards))
+        verdicts = [
+            keeps(code, group_filter, group_scalars(part, rewards)) for part in by_origin(group)
+        ]
+        keep, reason = max(verdicts, key=lambda verdict: verdict[0])  # one that teaches is enough
         verdict = TRAINED if keep else FILTERED
         if keep and config.truncated == "mask" and all(h.status == TRUNCATED for h in group):
             verdict = FILTERED

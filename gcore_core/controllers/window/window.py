@@ -14,6 +14,7 @@ import numpy as np
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import QUARANTINED, TRAINED, Header
 from gcore_core.contract.run_files import Record
+from gcore_core.controllers.algorithm_answers import waves_of
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.keep_rate import by_quarter
@@ -90,6 +91,7 @@ class Window:
             rows=facts.rows["train"],
             seed=facts.run.seed,
             samples=context.advantage.group_size,
+            waves=_waves(context),
             next_ordinal=facts.next_ordinal,
         )
         self._quota = Quota.of(config, facts.run.deterministic, facts.takes_stale)
@@ -333,6 +335,13 @@ class Window:
         counts["kept"] = len(groups)
         counts["rounds"] = self._quota.rounds if self._agree.lead else 0
         return groups
+
+
+def _waves(context: ControllerContext) -> list[int] | None:
+    """Returns how many of a group's records each wave draws; None for all at once."""
+    if context.sampling is None:
+        return None
+    return waves_of(context.sampling_code, context.sampling, context.advantage.group_size)
 
 
 def _digests(taken: Sequence[Settled]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED, seal_of
-from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease
+from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease, Prompt
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
 from gcore_core.runtime.shells.rounds import Rounds
@@ -60,6 +60,8 @@ class DrawnRecords:
         self._running: dict[Key, int] = {}  # -> the step for which it is drawn
         self._finished: dict[Key, tuple[int, Header]] = {}  # -> (step, header)
         self._listeners: list[Listener] = []
+        # Of samples that run and are made from an earlier record: (digest of the row, that record).
+        self._origins: dict[Key, tuple[int, int]] = {}
         self.over = 0  # records of earlier steps are gone
 
     def __len__(self) -> int:
@@ -94,6 +96,14 @@ class DrawnRecords:
             self._running[key] = max(step, self._running.get(key, step))
         return [sample for _, sample in fresh]
 
+    def note_origins(self, lease: Lease, row: Prompt) -> None:
+        """Notes which of a lease's samples are made from earlier records.
+
+        Their headers name the row and that record: what is asked of the engine is another prompt.
+        """
+        for sample, draft in lease.drafts:
+            self._origins[lease.ordinal, sample] = prompt_digest(row), draft.sample
+
     def _has(self, key: Key, step: int) -> bool:
         """Returns whether a record is finished for this step, or for a later one."""
         return key in self._finished and self._finished[key][0] >= step
@@ -108,7 +118,11 @@ class DrawnRecords:
         prompts = {id(record.request.prompt): record.request.prompt for record in records}
         digests = {name: prompt_digest(prompt) for name, prompt in prompts.items()}
         headers = {
-            _key(record): _header(record, digests[id(record.request.prompt)], self._replica)
+            _key(record): _header(
+                record,
+                *self._origins.pop(_key(record), (digests[id(record.request.prompt)], -1)),
+                replica=self._replica,
+            )
             for record in records
         }
         for header in headers.values():
@@ -182,10 +196,13 @@ def _check_size(header: Header) -> None:
         )
 
 
-def _header(record: Finished, digest: int | None = None, replica: int = 0) -> Header:
+def _header(
+    record: Finished, digest: int | None = None, draft: int = -1, *, replica: int = 0
+) -> Header:
     """Makes a record's header.
 
-    digest: of its prompt, where it is known already.
+    digest: of its row, where it is known already.
+    draft: number of the record that it was made from; -1 for none.
     replica: number of the replica that sampled it.
     """
     request = record.request
@@ -207,4 +224,5 @@ def _header(record: Finished, digest: int | None = None, replica: int = 0) -> He
         digests=digests_of_columns(record),
         seal=seal_of(request.ordinal, request.sample, row_digest, columns),
         replica=replica,
+        draft=draft,
     )

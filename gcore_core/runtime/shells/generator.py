@@ -25,6 +25,7 @@ from gcore_core.contract.generator import (
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
 from gcore_core.contract.records import Header, Lease
+from gcore_core.contract.sampling import SamplingProgram
 from gcore_core.contract.sentinel import Finding
 from gcore_core.runtime.messages import (
     ASK,
@@ -59,6 +60,7 @@ from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.engine_driver import EngineDriver
 from gcore_core.runtime.shells.questions import Asking
+from gcore_core.runtime.shells.refined_prompts import RefinedPrompts
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
 from gcore_core.runtime.store.client import StoreWriter
@@ -74,6 +76,7 @@ class GeneratorShell:
     process: a number that no other process of a generator has; drawn where none is given.
     setting: what the configuration says of the dtype that the backend holds, for errors.
     replica: its number among the replicas of its role.
+    sampling: makes the prompts of records that are made from earlier ones; None where none are.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class GeneratorShell:
         process: int = 0,
         setting: DtypeSetting = UNTOLD_DTYPE,
         replica: int = 0,
+        sampling: SamplingProgram | None = None,
     ) -> None:
         self._backend = backend
         self._datasets = datasets
@@ -98,6 +102,7 @@ class GeneratorShell:
         self._rounds = Rounds(settings.shards, gather_s, restarted)
         self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
         self._asking = Asking(store.reader())
+        self._refined = RefinedPrompts(store.reader(), sampling)
         self._ends = EndReasons()
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
@@ -232,16 +237,18 @@ class GeneratorShell:
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
         requests = []
         for lease in leases:
+            prompt = dataset[lease.row]
+            refined = await self._refined.of(lease, prompt)
             samples = self._records.begin(lease, request.step)
             if not samples:
                 continue
-            prompt = dataset[lease.row]
+            self._records.note_origins(lease, prompt)
             requests += [
                 SampleRequest(
                     ordinal=lease.ordinal,
                     sample=sample,
                     seed=sample_seed(self._seed, lease.ordinal, lease.turn, sample),
-                    prompt=prompt,
+                    prompt=refined.get(sample, prompt),
                     greedy=request.purpose == GREEDY,
                     attempt=lease.attempt,
                 )
