@@ -451,7 +451,7 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
         ),
         (
             "objective.config.values=true",
-            "roles.policy.use: fake has no value head, which objective (values) trains; take a",
+            "roles.policy.use: fake has no value head, which objective (fake/pg) trains; take",
         ),
         (
             "rewards.length.worker=policy",
