@@ -5,9 +5,9 @@ lora_accuracy_min      held-out greedy accuracy after the quickstart with adapte
 lora_push_bytes_over_full
                        bytes of a push of adapters of rank 8 over those of whole weights, on a
                        random Llama of width 1,024, two layers, a vocabulary of 1,024 and tied
-                       embeddings, both in float32; a larger vocabulary makes the share smaller. Counted from the tensors of real pushes between
-                       a trainer and a generator of gcore-torch, which hold the same bits after
-                       both
+                       embeddings, both in float32; a larger vocabulary makes the share smaller.
+                       Counted from the tensors of real pushes between a trainer and a generator of
+                       gcore-torch, which holds the same bits after both
 lora_push_bytes_over_full_quickstart
                        the same of the quickstart's model, whose width is 64
 lora_logprob_gap_max   the largest gap in nats between the log-probs of rollout and trainer, over
