@@ -3,7 +3,7 @@
     python benchmarks/roles.py --parts dpo [--seeds 0 1 2] [--dpo-steps 60] [--dpo-rows 2048]
 
 For each seed the quickstart's model, taught to guess most of the time, is trained by
-``offline/dpo`` on pairs of a right worked answer and a wrong one, half of them worked. Accuracy is
+``offline/dpo`` on pairs of a right worked answer and a wrong careless one. Accuracy is
 the share of held-out problems whose greedy answer is right, before and after.
 """
 

@@ -1,8 +1,8 @@
 """Answers to the quickstart's problems: what the chain's models are taught from.
 
     demonstrations.jsonl   prompts with answers: half are worked and right, half careless guesses
-    pairs.jsonl            prompts with a chosen answer, worked and right, and a rejected one: every
-                           other one is worked with a wrong total, the others are careless and wrong
+    pairs.jsonl            prompts with a chosen answer, worked and right, and a rejected one,
+                           careless and wrong
     ..._heldout.jsonl      the same of problems that no training text has contained
 
 ``python answers.py write`` makes the files anew, the same ones every time.
@@ -59,8 +59,8 @@ def demonstrations(*, held_out: bool) -> Iterator[dict[str, Any]]:
 
 def pairs(*, held_out: bool) -> Iterator[dict[str, Any]]:
     draw = random.Random(1)
-    for i, problem in enumerate(problems(held_out=held_out)):
-        rejected = worked_wrong(problem, draw) if i % 2 else careless(problem, draw, wrong=True)
+    for problem in problems(held_out=held_out):
+        rejected = careless(problem, draw, wrong=True)
         prompt = arithmetic.prompt_of(problem)
         yield {"prompt": prompt, "chosen": worked(problem), "rejected": rejected}
 

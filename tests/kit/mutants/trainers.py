@@ -116,6 +116,18 @@ class LearnsWhileItScores(Clean):
             return scored
 
 
+class LearnsWhileItEvaluates(Clean):
+    caught_by = ("test_an_evaluation_adds_up_and_changes_nothing",)
+
+    class Backend(FakeTrainer):
+        def evaluate(
+            self, records: Sequence[TrainRecord], advantages: np.ndarray
+        ) -> dict[str, tuple[float, float]]:
+            sums = super().evaluate(records, advantages)
+            self._logits = self._logits * np.float32(0.999)
+            return sums
+
+
 class MovesWithoutAdvantages(Clean):
     caught_by = (
         "test_zero_advantages_leave_the_weights_bit_equal",
