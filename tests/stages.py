@@ -78,8 +78,8 @@ STAGES = (
     Stage(
         name="processes",
         budget_min=20,
-        # Most of the time of these tests is waiting: for processes to start and for sockets. A file's
-        # tests stay together, since they share runs.
+        # Most of the time of these tests is waiting: for processes to start and for sockets. Those
+        # of one file stay together, since they share runs.
         commands=(PYTEST + " -n 2 --dist loadfile tests/gpu tests/integration tests/oracles",),
     ),
     Stage(
