@@ -55,7 +55,9 @@ def main() -> int:
     add_options(parser)
     args = parser.parse_args()
     claims = [claim for name in args.parts for claim in modules[name].measure(args)]
-    return publish("roles", claims, args, ["gcore-core", "torch", "transformers", "numpy"])
+    # A single part has a result of its own.
+    name = PREFIX + args.parts[0] if len(args.parts) == 1 else "roles"
+    return publish(name, claims, args, ["gcore-core", "torch", "transformers", "numpy"])
 
 
 if __name__ == "__main__":
