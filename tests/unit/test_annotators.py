@@ -248,8 +248,8 @@ def gcore_objectives():
         (
             ["roles.teacher.use=fake", "objective.config.names=[scores]"],
             "objective: requires 'scores', which nothing supplies: no installed role gives it "
-            "(known: entropy, kl_k1, kl_k2, kl_k3, old_logp, ref_logp, rollout_logp, "
-            "teacher_logp).",
+            "(known: entropy, group, kl_k1, kl_k2, kl_k3, old_logp, ref_logp, rollout_logp, "
+            "sample, teacher_logp).",
         ),
         (
             ["roles.teacher.use=fake", "roles.other.use=fake"],

@@ -209,13 +209,14 @@ def test_run_and_export_pass_their_arguments_on(
     running = types.ModuleType("gcore_core.run.start")
     running.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
     exporting = types.ModuleType("gcore_core.run.export")
-    exporting.export = lambda run_dir, to: seen.append((run_dir, to)) or 2_000_000  # type: ignore[attr-defined]
+    exporting.export = lambda run_dir, to, role: seen.append((run_dir, to, role)) or 2_000_000  # type: ignore[attr-defined]
     exporting.weights_sha256 = lambda directory: "ab"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, running.__name__, running)
     monkeypatch.setitem(sys.modules, exporting.__name__, exporting)
     assert cli.main(["run", "job.yaml", "run.steps=1"]) == 6
     assert cli.main(["export", "runs/x/001", "--to", "out"]) == 0
-    assert seen == [(Path("job.yaml"), ["run.steps=1"]), (Path("runs/x/001"), Path("out"))]
+    exported = (Path("runs/x/001"), Path("out"), "policy")
+    assert seen == [(Path("job.yaml"), ["run.steps=1"]), exported]
     assert capsys.readouterr().out == "out: 2.0 MB\nweights_sha256 ab\n"
 
 

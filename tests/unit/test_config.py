@@ -396,9 +396,10 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
     installed.add("ppo", role.format("critic") + teacher)
     file = job("plugins: {ppo: null}")
     plan = load_plan(file, ["roles.teacher={use: ppo}"])
-    assert plan.provided["roles.teacher"].kind == "annotator" and plan.columns["teacher"] == ("t",)
+    assert plan.provided["roles.teacher"].kind == "annotator"
+    assert [column.name for column in plan.columns["teacher"]] == ["t"]
     assert message(file, "roles.critic={use: fake}") == (
-        "roles.critic: controller core/sync never calls this role (kind 'trainer'); leave it out."
+        "roles.critic.objective: nothing says what this role trains; set objective.use."
     )
     installed.add("twin", role.format("policy"))
     assert "role 'policy' is defined by gcore-core 0.2.0 and by gcore-twin 0.1.0" in message(
@@ -473,7 +474,7 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
         ),
         (
             "advantage.config.scalars=[kl]",
-            "advantage: requires 'kl', which nothing supplies (known: entropy, kl_k1,",
+            "advantage: requires 'kl', which nothing supplies (known: entropy, group, kl_k1,",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
                 "@hookimpl\ndef gcore_roles():\n    yield p.RoleProvider(summary='', "
                 "kind='annotator', columns=('logp',))"
             ),
-            "column 'logp' is not lower case words joined by '_', or generators write it",
+            "column 'logp': generators write it",
         ),
     ],
 )

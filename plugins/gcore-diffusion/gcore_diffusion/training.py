@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gcore_language.objective_state import learned, restore
 from gcore_language.ranks import Terms
 from gcore_language.training import LanguageTrainer, Placed
 from torch import Tensor
 
-from gcore_core.contract.algorithms import Objective
+from gcore_core.contract.algorithms import AdaptsToSteps, Objective
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, WeightMismatch
 from gcore_core.contract.trainer import TrainRecord
@@ -226,6 +227,17 @@ class Regularised:
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         return self._objective.weight(columns)
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Shows a step to an objective that adapts to steps; see ``AdaptsToSteps``."""
+        if isinstance(self._objective, AdaptsToSteps):
+            self._objective.observe(metrics)
+
+    def state(self) -> dict[str, Any]:
+        return learned(self._objective)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        restore(self._objective, state)
 
 
 def _check_objective(

@@ -218,6 +218,7 @@ def make_trainer(engine: Any) -> SavingTrainer:
     trainer._pending = None
     trainer.version = 3
     trainer._updates = 5
+    trainer._objective = None
     return trainer
 
 
@@ -229,7 +230,11 @@ def test_a_save_holds_the_values_at_its_start(tmp_path: Path) -> None:
         trainer.begin_save(tmp_path)
     engine.go.set()
     trainer.finish_save()
-    assert json.loads((tmp_path / "numbers").read_text()) == {"version": 3, "updates": 5}
+    assert json.loads((tmp_path / "numbers").read_text()) == {
+        "version": 3,
+        "updates": 5,
+        "objective": {},
+    }
     trainer.finish_save()  # nothing is under way
 
 

@@ -81,7 +81,7 @@ def _too_small(name: str, role: Mapping[str, Any], roles: Mapping[str, Any]) -> 
     """Yields a problem where vLLM keeps less room than the policy's adapter needs."""
     followed = roles.get("policy" if name == "rollout" else role.get("follows") or "", {})
     lora = followed.get("config", {}).get("lora") or {}
-    rank, room = lora.get("rank", 0), role["config"].get("lora_rank", 0)
+    rank, room = lora.get("rank", 0), role.get("config", {}).get("lora_rank", 0)
     if room and rank > room and lora.get("push", "auto") == "auto":
         yield (
             f"roles.{name}.config.lora_rank: the policy pushes adapters of rank {rank}, and this "

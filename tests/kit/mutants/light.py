@@ -1045,7 +1045,10 @@ class CleanAnnotator(AnnotatorContract):
 
 
 class GivesAnotherColumn(CleanAnnotator):
-    caught_by = ("test_each_record_has_exactly_the_columns_of_the_role",)
+    caught_by = (
+        "test_each_record_has_exactly_the_columns_of_the_role",
+        "test_each_action_has_what_the_column_says",
+    )
 
     class Backend(FakeAnnotator):
         def annotate(self, records: Sequence[TrainRecord]) -> list[Any]:

@@ -252,6 +252,7 @@ class SumInsteadOfMean(Clean):
     caught_by = (
         "test_the_loss_is_a_mean_over_actions",
         "test_the_loss_falls",
+        "test_an_evaluation_adds_up_and_changes_nothing",
     )
 
     class Backend(FakeTrainer):
@@ -262,7 +263,10 @@ class SumInsteadOfMean(Clean):
 
 
 class MaskedActionsCount(Clean):
-    caught_by = ("test_masked_actions_have_no_influence",)
+    caught_by = (
+        "test_masked_actions_have_no_influence",
+        "test_an_evaluation_adds_up_and_changes_nothing",
+    )
 
     class Backend(FakeTrainer):
         def _micro_batch(
@@ -334,7 +338,10 @@ class ForgetsTheVersion(Clean):
 
 
 class LacksAMetric(Clean):
-    caught_by = ("test_the_promised_metrics_are_there_and_finite",)
+    caught_by = (
+        "test_the_promised_metrics_are_there_and_finite",
+        "test_an_objective_sees_the_metrics_of_each_step_once",
+    )
 
     class Backend(FakeTrainer):
         def train(
@@ -348,6 +355,7 @@ class MeasuresNoGap(Clean):
     caught_by = (
         "test_the_gap_to_the_rollout_is_measured",
         "test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update",
+        "test_an_objective_sees_the_metrics_of_each_step_once",
     )
 
     class Backend(FakeTrainer):
