@@ -66,7 +66,8 @@ class Rater(threading.Thread):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
-                address = next(line.split()[1] for line in process.stdout if "open" in line)
+                words = (word for line in process.stdout for word in line.split())
+                address = next(word for word in words if word.startswith("http:"))
                 self._label(address)
             finally:
                 process.kill()
