@@ -66,13 +66,13 @@ def gcore_roles():
 def gcore_annotators():
     for cls in (Teacher, Dies):
         yield p.AnnotatorProvider(
-            name=cls.__name__.lower(), summary="-", factory=f"teacher:{cls.__name__}",
+            name=cls.__name__.lower(), summary="-", factory=f"tutor:{cls.__name__}",
             config=fake.FakeAnnotatorConfig,
         )
 '''
 
 
-def with_teacher(use: str = "teacher/teacher", **changes: Any) -> dict[str, Any]:
+def with_teacher(use: str = "tutor/teacher", **changes: Any) -> dict[str, Any]:
     toward = {"toward": "teacher_logp"}
     return runs.job(
         roles={
@@ -80,12 +80,12 @@ def with_teacher(use: str = "teacher/teacher", **changes: Any) -> dict[str, Any]
             "teacher": {"use": use, "slots": changes.pop("slots", 1)},
         },
         **changes,
-    ) | {"local": [str(runs.FAKE), "trouble.py", "teacher.py"]}
+    ) | {"local": [str(runs.FAKE), "trouble.py", "tutor.py"]}
 
 
 def finished(directory: Path, config: dict[str, Any]) -> runs.Run:
     directory.mkdir(exist_ok=True)
-    (directory / "teacher.py").write_text(TEACHER)
+    (directory / "tutor.py").write_text(TEACHER)
     code, run = runs.finish(directory, config)
     assert code == 0, run.output
     return run
@@ -124,7 +124,7 @@ def test_shards_workers_and_launcher_do_not_change_annotated_weights(
 
 
 def test_a_killed_annotator_is_restarted_and_asked_again(alone: runs.Run, tmp_path: Path) -> None:
-    run = finished(tmp_path, with_teacher("teacher/dies", controller={"shards": 1}))
+    run = finished(tmp_path, with_teacher("tutor/dies", controller={"shards": 1}))
     assert "teacher.0 ended with signal SIGKILL; it is started again" in run.output
     assert (run.batches(), run.weights()) == (alone.batches(), alone.weights())
     pids = [pid for pid, _ in shown(run)]
@@ -133,7 +133,7 @@ def test_a_killed_annotator_is_restarted_and_asked_again(alone: runs.Run, tmp_pa
 
 def test_a_run_without_rewards_learns_from_the_annotator(alone: runs.Run, tmp_path: Path) -> None:
     """Its two shards draw what a run with rewards draws, and other weights come of it."""
-    job = with_teacher(controller={"shards": 2}, advantage={"use": "teacher"})
+    job = with_teacher(controller={"shards": 2}, advantage={"use": "tutor"})
     del job["rewards"]
     run = finished(tmp_path, job)
     assert run.batches()[0] == alone.batches()[0]
@@ -143,12 +143,12 @@ def test_a_run_without_rewards_learns_from_the_annotator(alone: runs.Run, tmp_pa
 
 
 def test_an_advantage_of_rewards_is_refused_without_any(tmp_path: Path) -> None:
-    job = with_teacher(advantage={"use": "teacher", "config": {"needs": True}})
+    job = with_teacher(advantage={"use": "tutor", "config": {"needs": True}})
     del job["rewards"]
-    (tmp_path / "teacher.py").write_text(TEACHER)
+    (tmp_path / "tutor.py").write_text(TEACHER)
     code, run = runs.finish(tmp_path, job)
     assert code == 2
     assert (
-        "rewards: there is none, and advantage teacher is computed from rewards under these "
+        "rewards: there is none, and advantage tutor is computed from rewards under these "
         "settings; add rewards.<name>." in " ".join(run.output.split())
     )

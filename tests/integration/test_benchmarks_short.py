@@ -270,6 +270,12 @@ SMALL = (
             slow=True,
         ),
         short(
+            "roles_lora",
+            *("--parts", "lora", "--seeds", "0", "--lora-steps", "2"),
+            fact=lambda values: values["lora_push_bytes_over_full"] < 0.05,
+            slow=True,
+        ),
+        short(
             "roles_ppo",
             *("--parts", "ppo", "--seeds", "0", "--ppo-steps", "2", "--critic-steps", "2"),
             *("--ppo-set", *SMALL),
