@@ -193,7 +193,8 @@ async def test_a_parent_that_dies_in_the_middle_is_left(
         nodes.stores[dying].close()
         wire.hold_after = None
         wire.go_on.set()
-        with contextlib.suppress(ContractError):
+        # What was on its way to the dying node may still come, but its files are gone.
+        with contextlib.suppress(ContractError, FileNotFoundError):
             await pulls.pop(dying)
         for pull in pulls.values():
             assert await pull == content
