@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_language.lora_settings import LoraSettings
 from gcore_language.models import load_value_model
 from gcore_torch.reward import load_classifier
 from transformers import AutoModelForSequenceClassification
@@ -135,6 +136,8 @@ def test_models_that_cannot_have_a_value_head_are_refused(
     with pytest.raises(ConfigError, match=r"no log-probs to compare with a reference's"):
         open_trainer(model_dirs["llama"], settings={"reference": True})
     trainer = open_trainer(model_dirs["llama"])
+    with pytest.raises(ConfigError, match="a model with a value head takes no adapters"):
+        open_trainer(model_dirs["llama"], settings={"lora": LoraSettings(rank=2)})
     with pytest.raises(ConfigError, match="a value head computes no kl_k1"):
         trainer.prepare(make_records(), frozenset({"kl_k1"}))
     with pytest.raises(ContractError, match="gives no log-probs"):
