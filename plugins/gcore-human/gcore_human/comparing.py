@@ -121,8 +121,7 @@ class Comparing:
         )
 
     def last(self, rater: str) -> int:
-        said = self._said.by(rater)
-        return said[-1].number if said else 0
+        return self._said.last(rater)
 
     def undo(self, rater: str, number: int) -> None:
         self._said.undo(rater, number)

@@ -60,9 +60,10 @@ class SaidByRaters(Generic[Said]):
             for rater, all_said in self._of[key].items()
         )
 
-    def by(self, rater: str) -> list[Said]:
-        """Returns all that a rater said, in order."""
-        return self._by[rater]
+    def last(self, rater: str) -> int:
+        """Returns the number of what a rater said last; 0 where that is nothing."""
+        said = self._by[rater]
+        return said[-1].number if said else 0
 
     def add(self, make: Callable[[int, float], Said]) -> None:
         """Writes what a rater said; returns when it is on the disk.
