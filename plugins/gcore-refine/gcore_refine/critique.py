@@ -1,4 +1,4 @@
-"""Answers once more, with an earlier answer and its critique before its eyes."""
+"""Has the policy answer again: it is shown an earlier answer of its own and a critique of that."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from gcore_refine.config import CritiqueConfig
 
 
 class Critique:
-    """Best of n, then refinement: two waves, the second one made from answers of the first.
+    """Draws a group in two waves.
 
-    The critique is the reason that a reward or a judge gave; where none did, the reward itself.
+    Records of the first wave answer the row's prompt. Each record of the second wave gets a prompt
+    with an answer of the first wave, its draft, and a critique of that answer. The critique is the
+    reason that a reward gave. Where no reward gave a reason, it is the reward itself. Records of
+    both waves are trained on, each under the prompt that it was drawn from.
 
-    Sources: Madaan et al., "Self-Refine", arXiv:2303.17651, with the critique of a reward in place
-    of the model's own; the records of both waves are trained on, each under its own prompt.
+    Source: Madaan et al., "Self-Refine", arXiv:2303.17651. There the model writes the critique.
     """
 
     def __init__(self, config: CritiqueConfig) -> None:
         self._config = config
 
     def waves(self, group_size: int) -> Sequence[int]:
-        """Raises ConfigError when the second wave has no two records."""
+        """Returns the numbers of records of both waves.
+
+        Raises ConfigError when fewer than two are left for the second wave.
+        """
         first = self._config.first
         if group_size - first < 2:
             raise ConfigError(
@@ -38,7 +43,10 @@ class Critique:
         return [first, group_size - first]
 
     def drafts(self, group: DrawnSoFar, count: int) -> Sequence[int]:
-        """Of equal rewards the first record counts as the better one."""
+        """Returns the draft of each record of the second wave, as ``config.draft`` chooses it.
+
+        Of equal rewards the first record counts as the better one.
+        """
         order = np.argsort(-group.rewards, kind="stable").tolist()
         if self._config.draft == "best":
             return [order[0]] * count
