@@ -51,14 +51,20 @@ class Wire:
         listener.bind(place)
         listener.listen()
         self._start(self._accept, listener)
+        self._sockets.append(listener)
         try:
             yield self
         finally:
-            self.go_on.set()
-            for sock in [listener, *self._sockets]:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-                sock.close()
+            self.cut()
+
+    def cut(self) -> None:
+        """Ends every connection and takes no other, as when the process at ``target`` dies."""
+        self.hold_after = None
+        self.go_on.set()
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
     def _start(self, work: object, *arguments: object) -> None:
         threading.Thread(target=work, args=arguments, daemon=True).start()  # type: ignore[arg-type]
