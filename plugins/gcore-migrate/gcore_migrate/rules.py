@@ -1,0 +1,191 @@
+"""What becomes of one key of another trainer's configuration.
+
+A `Rule` says it for one key: which keys of a job take its value over, or why there is none. The
+tables of rules are in ``verl`` and ``trl``. `Draft` collects the job while rules are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+Apply = Callable[["Draft", Any], None]
+
+
+class NoCounterpart(Exception):
+    """Raised by a rule whose key says nothing that a job can say; its text says why."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Says what becomes of one key.
+
+    key: of the other trainer.
+    targets: keys of a job that it may set; empty where it has no counterpart.
+    apply: sets them in a draft; it raises NoCounterpart where this value has none.
+    why: why it has no counterpart, or what to know about the one that it has.
+    """
+
+    key: str
+    targets: tuple[str, ...]
+    apply: Apply
+    why: str = ""
+
+
+@dataclass
+class Outcome:
+    """What became of a key that the configuration sets.
+
+    key, value: as the configuration says them.
+    targets: keys of the job that were set; empty where nothing took it over.
+    why: why nothing did.
+    """
+
+    key: str
+    value: Any
+    targets: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass
+class Draft:
+    """A job in the making.
+
+    settings: the other trainer's keys -> values, with its defaults.
+    job: the job so far, as a tree of plain values.
+    todo: what a person still has to say, in whole sentences.
+    """
+
+    settings: Mapping[str, Any]
+    job: dict[str, Any] = field(default_factory=dict)
+    todo: list[str] = field(default_factory=list)
+    _set: list[str] = field(default_factory=list)
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key of the job; ``key`` is dotted."""
+        *path, last = key.split(".")
+        node = self.job
+        for name in path:
+            node = node.setdefault(name, {})
+        node[last] = deepcopy(value)  # YAML would name a list that stands in two places
+        self._set.append(key)
+
+    def has(self, key: str) -> bool:
+        """Returns whether the job says the key, or something below it."""
+        node: Any = self.job
+        for name in key.split("."):
+            if not isinstance(node, dict) or name not in node:
+                return False
+            node = node[name]
+        return True
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a value of the other trainer's configuration."""
+        return self.settings.get(key, default)
+
+    def took(self) -> tuple[str, ...]:
+        """Returns the keys that were set since it was called last."""
+        taken = tuple(dict.fromkeys(self._set))
+        self._set.clear()
+        return taken
+
+
+def to(key: str, *targets: str, convert: Callable[[Any], Any] | None = None, why: str = "") -> Rule:
+    """Returns the rule of a key whose value, or what ``convert`` makes of it, is that of others."""
+
+    def apply(draft: Draft, value: Any) -> None:
+        converted = value if convert is None else convert(value)
+        for target in targets:
+            draft.set(target, converted)
+
+    return Rule(key, targets, apply, why)
+
+
+def by(key: str, targets: Sequence[str], apply: Apply, why: str = "") -> Rule:
+    """Returns the rule of a key for which a function decides."""
+    return Rule(key, tuple(targets), apply, why)
+
+
+def absent(key: str, why: str) -> Rule:
+    """Returns the rule of a key that has no counterpart."""
+
+    def apply(draft: Draft, value: Any) -> None:
+        raise NoCounterpart(why)
+
+    return Rule(key, (), apply, why)
+
+
+def chosen(names: Mapping[str, Any], what: str) -> Callable[[Any], Any]:
+    """Returns a converter that looks a name up. It raises NoCounterpart for a name that is lacking.
+
+    what: what the names are of, for the reason.
+    """
+
+    def convert(value: Any) -> Any:
+        if str(value) not in names:
+            raise NoCounterpart(f"there is no {what} such as {value}")
+        return names[str(value)]
+
+    return convert
+
+
+#: Backends whose engines lie in a venv of their own, see ``g-core venv``.
+_IN_VENVS = ("vllm", "sglang", "megatron", "deepspeed")
+
+
+def in_venvs(draft: Draft) -> None:
+    """Has every role of such a backend run in the venv of its engine."""
+    for name, role in draft.job.get("roles", {}).items():
+        engine = str(role.get("use", "")).partition("/")[0]
+        if engine in _IN_VENVS:
+            draft.set(f"roles.{name}.python", f"venv:{engine}")
+
+
+def apply_rules(
+    rules: Mapping[str, Rule], given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[Draft, list[Outcome]]:
+    """Returns the job that the rules make, and what became of each given key, in its order.
+
+    Defaults of the other trainer are applied before what the configuration gives: a job says them,
+    since ours are others.
+    """
+    draft = Draft({**defaults, **given})
+    outcomes = []
+    for key, value in defaults.items():
+        if key not in given:
+            _apply(rules, draft, key, value)
+    for key, value in given.items():
+        outcomes.append(_apply(rules, draft, key, value))
+    return draft, outcomes
+
+
+def _apply(rules: Mapping[str, Rule], draft: Draft, key: str, value: Any) -> Outcome:
+    draft.took()
+    rule: Rule | None = rules.get(key)
+    given = value
+    if rule is None:
+        rule, given = _of_family(rules, key, value)
+    if rule is None:
+        return Outcome(key, value, why="it is not known here")
+    try:
+        rule.apply(draft, given)
+    except NoCounterpart as error:
+        return Outcome(key, value, why=str(error))
+    except (TypeError, ValueError):
+        return Outcome(key, value, why=f"{value!r} is no value that is understood")
+    return Outcome(key, value, draft.took())
+
+
+def _of_family(rules: Mapping[str, Rule], key: str, value: Any) -> tuple[Rule | None, Any]:
+    """Returns the rule of all keys that begin alike, ``name.*``, and what it gets.
+
+    That is a mapping with one entry: what is left of the key -> the value.
+    """
+    parts = key.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        rule = rules.get(".".join([*parts[:length], "*"]))
+        if rule is not None:
+            return rule, {".".join(parts[length:]): value}
+    return None, value

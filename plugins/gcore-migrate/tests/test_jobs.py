@@ -1,0 +1,137 @@
+"""Jobs of real configurations: that they can be loaded, and how much of them is taken over.
+
+``examples.json`` has what examples of verl and TRL set: every tenth shell script of verl's that
+trains by one of the algorithms here, and every command in the head of a script of TRL's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gcore_migrate import trl, verl
+from gcore_migrate.commands import job_of_trl, job_of_verl
+from gcore_migrate.rules import Draft, Outcome, Rule
+from gcore_migrate.writing import written
+
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import ConfigError
+
+EXAMPLES = json.loads(Path(__file__).with_name("examples.json").read_text())
+VERL: Mapping[str, Any] = EXAMPLES["verl"]["configurations"]
+TRL: Mapping[str, Any] = EXAMPLES["trl"]["configurations"]
+
+
+def drafted(trainer: str, name: str) -> tuple[Draft, list[Outcome]]:
+    if trainer == "verl":
+        return job_of_verl(VERL[name])
+    return job_of_trl(TRL[name]["kind"], TRL[name]["given"])
+
+
+ALL = [("verl", name) for name in VERL] + [("trl", name) for name in TRL]
+
+
+#: What a job may lack where it is made: engines, files, variables of the environment. The last one
+#: is what Megatron-Core's trainer lacks. Anything else is a wrong job.
+LACKING = re.compile(
+    "has no (vLLM|SGLang|Megatron)|no venv|no such file|Environment variable"
+    "|megatron cannot compute advantages",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize(("trainer", "name"), ALL)
+def test_a_job_is_one_that_can_be_loaded(trainer: str, name: str, tmp_path: Path) -> None:
+    """It is loaded and checked as ``g-core check`` does it; this machine may lack what it needs."""
+    draft, outcomes = drafted(trainer, name)
+    job = tmp_path / "job.yaml"
+    job.write_text(written(draft, outcomes, "an example"))
+    try:
+        load_plan(job)
+    except ConfigError as error:
+        wrong = [
+            problem
+            for problem in error.facts.get("problems", [str(error)])
+            if not LACKING.search(problem)
+        ]
+        assert not wrong
+    for outcome in outcomes:
+        assert all(draft.has(target) for target in outcome.targets)
+
+
+@pytest.mark.parametrize(("trainer", "name"), ALL)
+def test_every_key_is_taken_over_or_it_is_said_why_not(trainer: str, name: str) -> None:
+    draft, outcomes = drafted(trainer, name)
+    text = written(draft, outcomes, "an example")
+    given = VERL[name] if trainer == "verl" else TRL[name]["given"]
+    assert [outcome.key for outcome in outcomes] == list(given)
+    for outcome in outcomes:
+        assert bool(outcome.targets) != bool(outcome.why), outcome
+        assert outcome.targets or f"#   {outcome.key}=" in text
+    assert yaml.safe_load(text) == draft.job
+
+
+def test_most_keys_are_taken_over() -> None:
+    """Of TRL's commands more than of verl's scripts, some of which are for clusters of NPUs."""
+    for trainer, configurations, least in (("verl", VERL, 0.7), ("trl", TRL, 0.8)):
+        outcomes = [each for name in configurations for each in drafted(trainer, name)[1]]
+        taken = sum(bool(outcome.targets) for outcome in outcomes)
+        assert taken / len(outcomes) > least, f"{trainer}: {taken} of {len(outcomes)}"
+
+
+@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES], ids=["verl", "trl"])
+def test_a_rule_sets_no_key_but_those_that_it_names(rules: Mapping[str, Rule]) -> None:
+    """Its table in the documents is made of these names."""
+    trainer = "verl" if rules is verl.RULES else "trl"
+    for name in VERL if trainer == "verl" else TRL:
+        for outcome in drafted(trainer, name)[1]:
+            rule = rules.get(outcome.key)
+            for target in outcome.targets if rule is not None else ():
+                assert any(
+                    target == named or target.startswith(f"{named}.") for named in rule.targets
+                ), (outcome.key, target)
+
+
+def test_the_numbers_of_a_known_configuration_are_these() -> None:
+    """GRPO on GSM8K: 1,024 prompts, minibatches of 256, 5 answers, KL in the loss."""
+    job = job_of_verl(
+        {
+            "algorithm.adv_estimator": "grpo",
+            "data.train_files": "train.parquet",
+            "data.train_batch_size": 1024,
+            "data.max_prompt_length": 512,
+            "data.max_response_length": 1024,
+            "actor_rollout_ref.model.path": "Qwen/Qwen2.5-3B-Instruct",
+            "actor_rollout_ref.actor.optim.lr": 3e-6,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 40,
+            "actor_rollout_ref.actor.use_kl_loss": True,
+            "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+            "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
+            "actor_rollout_ref.rollout.n": 5,
+            "trainer.total_training_steps": 30,
+        }
+    )[0].job
+    assert job["controller"] == {"use": "core/sync", "config": {"prompts": 1024, "minibatches": 4}}
+    assert job["advantage"] == {"use": "algorithms/grpo", "config": {"group_size": 5}}
+    assert job["objective"]["config"]["kl"] == {"coefficient": 0.001, "estimator": "k3"}
+    assert job["roles"]["policy"]["config"]["budget_tokens"] == 40 * 1536
+    assert job["roles"]["rollout"]["config"] == {"context_length": 1536, "max_new_tokens": 1024}
+    assert job["run"]["steps"] == 30
+
+
+def test_trl_counts_records_and_a_job_counts_prompts() -> None:
+    """8 records a pass, 2 passes an update, 8 passes drawn at a time, in groups of 8."""
+    given = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 8,
+        "num_generations": 8,
+    }
+    job = job_of_trl("grpo", given)[0].job
+    assert job["controller"]["config"] == {"prompts": 8, "minibatches": 4}
