@@ -18,6 +18,7 @@ from tests.support import runs
 COACH = '''
 """A role "coach", whose log-probs the policy is drawn to; it learns too, and notes its calls."""
 import json
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,7 @@ class Coach(fake.FakeTrainer):
 
     def prepare(self, records, scalars):
         assert all("coach_logp" in r.columns for r in records)
-        self.note("prepare", [[r.ordinal, r.sample, r.minibatch] for r in records])
+        self.note("prepare", [[r.ordinal, r.sample, r.minibatch] for r in records], os.getpid())
         return super().prepare(records, scalars)
 
     def train(self, step, advantages, minibatches, epochs):
@@ -199,6 +200,19 @@ def test_a_resumed_run_goes_on_with_what_the_learner_held(alone: runs.Run, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert run.weights() == alone.weights()
     assert coach_weights(run) == coach_weights(alone)
+
+
+def test_a_learner_whose_objective_needs_groups_gets_all_records_of_a_group_on_one_rank(
+    tmp_path: Path,
+) -> None:
+    objective = {"use": "coach/drawn", "config": {"names": ["coach_logp", "group"]}}
+    run = finished(tmp_path, with_coach(coach={"slots": 2, "objective": objective}))
+    ranks_of_groups: dict[int, set[int]] = {}
+    for _, records, rank, _ in (call for call in calls(run) if call[0] == "prepare"):
+        for ordinal, _, _ in records:
+            ranks_of_groups.setdefault(ordinal, set()).add(rank)
+    assert len(set.union(*ranks_of_groups.values())) == 2
+    assert {len(ranks) for ranks in ranks_of_groups.values()} == {1}
 
 
 def test_in_a_head_start_only_the_learner_trains(tmp_path: Path) -> None:
