@@ -20,6 +20,7 @@ COACH = '''
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -66,6 +67,17 @@ class NotFinite(Coach):
         return [{"coach_logp": own["coach_logp"] * nan} for own in super().annotate(records)]
 
 
+class Dies(Coach):
+    """The first process that annotates with version 2 is killed before it answers."""
+
+    def annotate(self, records):
+        columns = super().annotate(records)
+        if self.version == 2 and not os.path.exists("died"):
+            Path("died").touch()
+            os.kill(os.getpid(), 9)
+        return columns
+
+
 class Level:
     """Leaves advantages to ranks, which here take a record's reward for each of its actions."""
 
@@ -97,7 +109,7 @@ def gcore_roles():
 
 @hookimpl
 def gcore_trainers():
-    for cls in (Coach, Policy, NotFinite):
+    for cls in (Coach, Policy, NotFinite, Dies):
         yield p.TrainerProvider(
             name=cls.__name__.lower(), summary="-", factory=f"coach:{cls.__name__}",
             config=fake.FakeTrainerConfig, capabilities=ABLE,
@@ -198,6 +210,28 @@ def test_a_resumed_run_goes_on_with_what_the_learner_held(alone: runs.Run, tmp_p
         timeout=runs.PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert run.weights() == alone.weights()
+    assert coach_weights(run) == coach_weights(alone)
+
+
+def latest_of(run: runs.Run, call: str) -> dict[int, list[Any]]:
+    """Version of the coach -> what its latest call with that version was about."""
+    return {version: about for name, *about, version in calls(run) if name == call}
+
+
+def test_a_learner_that_is_killed_while_it_annotates_changes_no_record_and_no_weight(
+    alone: runs.Run, tmp_path: Path
+) -> None:
+    job = with_coach("coach/dies", controller={"shards": 1}, checkpoint={"every": 1, "restarts": 1})
+    run = finished(tmp_path, job)
+    assert (tmp_path / "died").exists()
+    annotated = [call[-1] for call in calls(run) if call[0] == "annotate"]
+    assert annotated.count(2) == 2
+    assert {v: about[0] for v, about in latest_of(run, "prepare").items()} == {
+        v: about[0] for v, about in latest_of(alone, "prepare").items()
+    }
+    assert latest_of(run, "train") == latest_of(alone, "train")
+    assert dict(trained(run)) == dict(trained(alone))
     assert run.weights() == alone.weights()
     assert coach_weights(run) == coach_weights(alone)
 
