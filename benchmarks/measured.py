@@ -337,7 +337,7 @@ BENCHMARKS = (
             "benchmarks/roles_reward_model.py",
         ),
         commands=(f"{SCRIPT} --parts reward_model",),
-        minutes=20,
+        minutes=9,
     ),
     Benchmark(
         name="roles_sft",

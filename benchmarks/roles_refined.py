@@ -28,7 +28,7 @@ SAMPLER = "{use: refine, config: {first: 4, draft: best, template: '{prompt}{ans
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--refined-steps", type=int, default=40, help="steps of the plain run (default 40)"
+        "--refined-steps", type=int, default=32, help="steps of the plain run (default 32)"
     )
     parser.add_argument(
         "--refined-set", nargs="+", default=[], help="further overrides of the recipe, of both runs"
@@ -54,7 +54,8 @@ def compared(folder: Path, seed: int, steps: int, words: Sequence[str]) -> tuple
     """Returns the rewards of the policies of a plain and of a refined run of equally many actions.
 
     The refined run takes a quarter more steps, since its answers may be shorter; its reward is that
-    between the two evaluations beside which it had drawn as many actions as the plain run.
+    between the two evaluations beside which it had drawn as many actions as the plain run. The
+    learning rate is constant: a schedule would depend on the number of steps.
     """
     plain = run(folder, seed, steps, "plain", *words)
     refined = run(
@@ -70,8 +71,14 @@ def run(folder: Path, seed: int, steps: int, name: str, *words: str) -> list[tup
     """Returns (actions drawn so far, reward of the policy) at each evaluation of a run."""
     directory = folder / f"{name}{seed}"
     log = folder / f"{name}{seed}.log"
-    every = max(1, steps // 8)
-    given = [f"run.steps={steps}", f"evaluation.every={every}", "evaluation.prompts=512", *words]
+    every = max(1, steps // 4)
+    given = [
+        f"run.steps={steps}",
+        f"evaluation.every={every}",
+        "evaluation.prompts=512",
+        "roles.policy.config.schedule=constant",
+        *words,
+    ]
     arguments = ["run", str(RECIPE), *overrides_of(seed, directory), *given]
     require_success(start(arguments, folder, log), arguments, log)
     return curve(finished_rows(directory, steps))

@@ -1,6 +1,6 @@
 """A reward model of pairs on the quickstart's task: how often it prefers the right answer.
 
-    python benchmarks/roles.py --parts reward_model [--seeds 0 1 2] [--rm-steps 800]
+    python benchmarks/roles.py --parts reward_model [--seeds 0 1 2] [--rm-steps 120]
     [--rm-rows 32768]
 
 For each seed the quickstart's model is trained by ``offline/bradley-terry`` on pairs of a right and
@@ -26,7 +26,7 @@ HELDOUT_PAIRS = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rm-steps", type=int, default=800)
+    parser.add_argument("--rm-steps", type=int, default=120)
     parser.add_argument("--rm-rows", type=int, default=32768)
 
 

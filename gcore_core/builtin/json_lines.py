@@ -13,16 +13,18 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-import msgspec
-
 from gcore_core.builtin.config import JsonLinesConfig
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
-from gcore_core.contract.rows import data_files_in, prompt_from, require_there, shortened
+from gcore_core.contract.rows import (
+    json_lines,
+    open_json_lines,
+    open_unbuffered,
+    prompt_from,
+    read_again,
+)
 
-_BOM = b"\xef\xbb\xbf"
 _OFFSET = struct.Struct("<q")
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class JsonLines:
@@ -34,20 +36,12 @@ class JsonLines:
     """
 
     def __init__(self, config: JsonLinesConfig) -> None:
-        path = Path(config.path)
-        require_there(path)
-        if path.is_dir():
-            raise DataError(
-                "is a directory, not a file of JSON lines",
-                where=str(path),
-                todo=data_files_in(path),
-            )
         self._config = config
-        self._file = _opened(path)
+        self._file = open_json_lines(Path(config.path))
         index = _index_file(self._file, config)
         if not index.exists():
             _build_index(self._file, config, index)
-        self._index = _opened(index)
+        self._index = open_unbuffered(index)
         self._rows = os.fstat(self._index.fileno()).st_size // _OFFSET.size - 1
 
     def __len__(self) -> int:
@@ -57,15 +51,14 @@ class JsonLines:
         if not 0 <= row < self._rows:
             raise IndexError(f"row {row} of {self._rows}")
         start, end = (self._offset(row), self._offset(row + 1))
-        line = os.pread(self._file.fileno(), end - start, start)
-        try:
-            return prompt_from(row, msgspec.json.decode(line), self._config)
-        except (*_NOT_JSON, DataError) as error:
-            raise DataError(
-                f"row {row} is no longer what it was when the file was indexed: {shortened(line)}",
-                where=self._config.path,
-                todo="do not write into a file that a run is reading; start the run again",
-            ) from error
+        return read_again(
+            self._file,
+            row,
+            start,
+            end,
+            lambda values: prompt_from(row, values, self._config),
+            self._config.path,
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -89,13 +82,6 @@ def _require_images(prompt: Prompt, where: str) -> None:
                 where=where,
                 todo="paths are relative to the directory of the data",
             )
-
-
-def _opened(path: Path) -> FileIO:
-    try:
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
 # -- the index of a JSON-lines file ----------------------------------------------------------------
@@ -148,29 +134,10 @@ def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:
 
     Each row is validated before its offset is yielded. At most ``config.limit`` rows are read.
     """
-    position = 0
-    row = 0
-    with open(os.dup(file.fileno()), "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if row == config.limit:
-                break
-            start = position
-            position += len(line)
-            if number == 1 and line.startswith(_BOM):
-                start = len(_BOM)
-                line = line[len(_BOM) :]
-            if not line.strip(b" \t\r\n"):
-                continue
-            where = f"{config.path}, line {number}"
-            try:
-                values = msgspec.json.decode(line)
-            except _NOT_JSON as error:
-                raise DataError(
-                    f"not JSON: {shortened(line)}", where=where, why=str(error)
-                ) from error
-            _require_images(prompt_from(row, values, config, where=where), where)
-            row += 1
-            yield start
-    if not row:
-        raise DataError("the file holds no rows", where=config.path)
-    yield position
+    end = 0
+    for row, line in enumerate(json_lines(file, config.path, config.limit)):
+        where = f"{config.path}, line {line.number}"
+        _require_images(prompt_from(row, line.values, config, where=where), where)
+        end = line.end
+        yield line.start
+    yield end

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -628,36 +628,76 @@ def _requirements(
     path: "advantage", or where an objective is chosen.
     columns: role of this run -> what it gives.
     """
-    level = _level(provided)
-    givers = [role for role in roles.values() if role.columns]
-    own: frozenset[str] = FROM_TRAINER
-    if path == "advantage":
-        # Roles give per-action columns; an advantage of level "record" gets numbers of records.
-        givers = givers if level == "action" else []
-        own = own if level == "record" else frozenset()
-    elif "values" in required_by(objects.get(path)):
-        trainer = provided.get(f"roles.{_objectives(settings, provided)[path]}")
-        if trainer is not None and "values" not in trainer.spec.capabilities:
-            return  # ``_value_heads`` says so
-        own = _FROM_VALUES[level] | {"group", "sample"}
-    # Where several roles could give one name, those of this run come last and stay.
-    givers.sort(key=lambda role: role.name in columns)
-    giver = {column.name: role.name for role in givers for column in role.column_specs}
+    if _lacks_value_head(path, objects, settings, provided):
+        return  # ``_value_heads`` says so
+    givers = _possible_givers(path, provided, columns, roles)
     given = {column.name for role in givers for column in columns.get(role.name, ())}
-    given |= {*_read_columns(path, provided)}
+    supplied = _from_trainer(path, objects, provided) | given | {*_read_columns(path, provided)}
     required = {ids_column(name) or name for name in required_by(objects.get(path))}
-    for name in sorted(required - own - given):
-        if name in giver and giver[name] in columns:
-            role = giver[name]
-            yield (
-                f"{path}: requires {name!r}, which roles.{role} gives only where "
-                f"roles.{role}.config says of how many numbers; set that."
-            )
-        elif name in giver:
-            yield f"{path}: requires {name!r}, which roles.{giver[name]} gives; add that role."
+    giver_of = {column.name: role.name for role in givers for column in role.column_specs}
+    for name in sorted(required - supplied):
+        if name in giver_of:
+            yield _not_given(path, name, giver_of[name], columns)
         else:
-            supplied = ", ".join(sorted(own | given)) or "none"
-            no_role = "" if path == "advantage" else ": no installed role gives it"
-            if path == "advantage" and level == "action":
-                no_role = ": no loaded plugin has a role that gives it"
-            yield f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {supplied})."
+            yield _not_supplied(path, name, supplied, _level(provided))
+
+
+def _lacks_value_head(
+    path: str,
+    objects: Mapping[str, Any],
+    settings: JobSettings,
+    provided: Mapping[str, Provided],
+) -> bool:
+    """Whether an objective of values is trained by a trainer without a value head."""
+    if path == "advantage" or "values" not in required_by(objects.get(path)):
+        return False
+    trainer = provided.get(f"roles.{_objectives(settings, provided)[path]}")
+    return trainer is not None and "values" not in trainer.spec.capabilities
+
+
+def _from_trainer(
+    path: str, objects: Mapping[str, Any], provided: Mapping[str, Provided]
+) -> frozenset[str]:
+    """Returns what the trainer itself supplies to what is chosen at a path."""
+    level = _level(provided)
+    if path == "advantage":
+        return FROM_TRAINER if level == "record" else frozenset()
+    if "values" in required_by(objects.get(path)):
+        return _FROM_VALUES[level] | {"group", "sample"}
+    return FROM_TRAINER
+
+
+def _possible_givers(
+    path: str,
+    provided: Mapping[str, Provided],
+    columns: Mapping[str, Sequence[ColumnSpec]],
+    roles: Mapping[str, RoleProvider],
+) -> list[RoleProvider]:
+    """Returns the installed roles that can give columns to what is chosen at a path.
+
+    Those of this run come last: where several could give one name, the last one is meant.
+    """
+    # Roles give per-action columns; an advantage of level "record" gets numbers of records.
+    if path == "advantage" and _level(provided) != "action":
+        return []
+    givers = [role for role in roles.values() if role.columns]
+    return sorted(givers, key=lambda role: role.name in columns)
+
+
+def _not_given(path: str, name: str, role: str, columns: Mapping[str, Sequence[ColumnSpec]]) -> str:
+    """Says how the role that can give a column is made to give it in this run."""
+    if role in columns:
+        return (
+            f"{path}: requires {name!r}, which roles.{role} gives only where "
+            f"roles.{role}.config says of how many numbers; set that."
+        )
+    return f"{path}: requires {name!r}, which roles.{role} gives; add that role."
+
+
+def _not_supplied(path: str, name: str, supplied: Set[str], level: str) -> str:
+    """Says that nothing installed gives a name, and which names are known."""
+    known = ", ".join(sorted(supplied)) or "none"
+    no_role = ": no installed role gives it"
+    if path == "advantage":
+        no_role = ": no loaded plugin has a role that gives it" if level == "action" else ""
+    return f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {known})."

@@ -484,6 +484,7 @@ def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, P
                     f"no loaded plugin knows a role {name!r}{did_you_mean(name, list(roles))}.",
                     where=path,
                     why=f"known roles: {', '.join(roles)}",
+                    todo="name the plugin that brings the role, as in plugins: [NAME]",
                     choices=list(roles),
                 )
             kind = roles[name].spec.kind  # type: ignore[attr-defined]

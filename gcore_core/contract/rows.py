@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,9 @@ from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
 from gcore_core.contract.records import Prompt
 
 _SHOWN_CHARACTERS = 60
+_BOM = b"\xef\xbb\xbf"
+_JSON_SPACES = b" \t\r\n"
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +60,7 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
     where: what errors name; "" for the path of the data.
     """
     where = where or config.path
-    if not isinstance(values, dict):
-        raise DataError(
-            f"expected an object, found {shortened(msgspec.json.encode(values))}", where=where
-        )
-    fields = dict(values)
+    fields = fields_of(values, where)
     images = _images(fields.pop(config.images, None), config, where) if config.images else []
     name = config.messages or config.prompt
     if name not in fields:
@@ -101,6 +103,15 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
             todo=todo,
         )
     return Prompt(row=row, text=value, images=images, fields=fields)
+
+
+def fields_of(values: Any, where: str) -> dict[str, Any]:
+    """Returns a copy of the fields of a row as it was read. Raises DataError for no object."""
+    if not isinstance(values, dict):
+        raise DataError(
+            f"expected an object, found {shortened(msgspec.json.encode(values))}", where=where
+        )
+    return dict(values)
 
 
 def _is_chat(value: Any) -> bool:
@@ -159,3 +170,98 @@ def data_files_in(folder: Path) -> str:
 def shortened(text: bytes) -> str:
     line = text.decode("utf-8", "replace").strip()
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
+
+
+# -- files with one JSON object a line -------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLine:
+    """Holds a row of a file of JSON lines.
+
+    number: of the line, counted from 1.
+    start, end: where the line begins and ends, in bytes; a byte order mark does not belong to it.
+    values: what the line says.
+    """
+
+    number: int
+    start: int
+    end: int
+    values: Any
+
+
+def open_json_lines(path: Path) -> FileIO:
+    """Opens a file of JSON lines. Raises DataError when there is none, or it cannot be read."""
+    require_there(path)
+    if path.is_dir():
+        raise DataError(
+            "is a directory, not a file of JSON lines",
+            where=str(path),
+            todo=data_files_in(path),
+        )
+    return open_unbuffered(path)
+
+
+def open_unbuffered(path: Path) -> FileIO:
+    """Opens a file for reads at offsets. Raises DataError when it cannot be read."""
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def json_lines(file: FileIO, name: str, limit: int | None) -> Iterator[JsonLine]:
+    """Yields the rows of a file that has just been opened. Blank lines are no rows.
+
+    Raises DataError for a line that is not JSON, and for a file without rows.
+
+    name: of the file, for errors.
+    limit: most rows that are yielded; lines behind them are not looked at.
+    """
+    position = 0
+    rows = 0
+    with open(os.dup(file.fileno()), "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if rows == limit:
+                break
+            start = position
+            position += len(line)
+            if number == 1 and line.startswith(_BOM):
+                start = len(_BOM)
+                line = line[len(_BOM) :]
+            if not line.strip(_JSON_SPACES):
+                continue
+            try:
+                values = msgspec.json.decode(line)
+            except _NOT_JSON as error:
+                raise DataError(
+                    f"not JSON: {shortened(line)}",
+                    where=f"{name}, line {number}",
+                    why=str(error),
+                ) from error
+            rows += 1
+            yield JsonLine(number=number, start=start, end=position, values=values)
+    if not rows:
+        raise DataError("the file holds no rows", where=name)
+
+
+def read_again(
+    file: FileIO, row: int, start: int, end: int, make: Callable[[Any], Prompt], name: str
+) -> Prompt:
+    """Makes the prompt of a row that was valid before.
+
+    Raises DataError when it is valid no more: somebody has written into the file.
+
+    start, end: as ``json_lines`` gave them.
+    make: makes the prompt of what the line says.
+    name: of the file, for errors.
+    """
+    line = os.pread(file.fileno(), end - start, start)
+    try:
+        return make(msgspec.json.decode(line))
+    except (*_NOT_JSON, DataError) as error:
+        raise DataError(
+            f"row {row} is no longer what it was when the file was indexed: {shortened(line)}",
+            where=name,
+            todo="do not write into a file that a run is reading; start the run again",
+        ) from error

@@ -146,7 +146,9 @@ class Training:
         context = self._context
         facts = context.facts
         sizes = [(len(context.ranks), self._config.minibatches, facts.whole_groups)]
-        sizes += [(len(one.ranks), one.minibatches, False) for one in facts.learners.values()]
+        sizes += [
+            (len(one.ranks), one.minibatches, one.whole_groups) for one in facts.learners.values()
+        ]
         return [
             draw_plan(
                 records,

@@ -323,7 +323,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
-        whole_groups="group" in required_by(job.plan.objects.get("objective")),
+        whole_groups=_needs_whole_groups(job, "objective"),
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotators(job)},
         learners={role: _learner(job, role) for role in learners(job.plan)},
@@ -413,7 +413,13 @@ def _learner(job: Job, role: str) -> LearnerFacts:
         head_start=node.head_start,
         gives=bool(job.plan.columns[role]),
         apart=bool(devices[role]) and not devices[role] & devices[POLICY],
+        whole_groups=_needs_whole_groups(job, f"roles.{role}.objective"),
     )
+
+
+def _needs_whole_groups(job: Job, path: str) -> bool:
+    """Whether the objective that is chosen at a path compares the records of a group."""
+    return "group" in required_by(job.plan.objects.get(path))
 
 
 def _data_parallel(job: Job, role: str = POLICY) -> list[list[str]]:

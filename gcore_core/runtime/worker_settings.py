@@ -149,6 +149,7 @@ class LearnerFacts(msgspec.Struct, kw_only=True, frozen=True):
     head_start: how many steps of the run it trains before the policy does.
     gives: whether it gives columns of the records.
     apart: whether it shares no device with the policy, so that both may work at once.
+    whole_groups: its objective needs all records of a group on one rank.
     """
 
     ranks: list[list[str]]
@@ -157,6 +158,7 @@ class LearnerFacts(msgspec.Struct, kw_only=True, frozen=True):
     head_start: int = 0
     gives: bool = False
     apart: bool = False
+    whole_groups: bool = False
 
 
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
@@ -177,7 +179,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     output: directory of the weights that are kept.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
-    whole_groups: the objective needs all records of a group on one rank.
+    whole_groups: the policy's objective needs all records of a group on one rank.
     judges: generator role that rewards ask -> peer names of its replicas.
     annotators: role that gives columns and is not trained -> peer names of its workers.
     learners: role that is trained besides the policy -> how.

@@ -18,7 +18,9 @@ from tests.support import runs
 COACH = '''
 """A role "coach", whose log-probs the policy is drawn to; it learns too, and notes its calls."""
 import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -40,7 +42,7 @@ class Coach(fake.FakeTrainer):
 
     def prepare(self, records, scalars):
         assert all("coach_logp" in r.columns for r in records)
-        self.note("prepare", [[r.ordinal, r.sample, r.minibatch] for r in records])
+        self.note("prepare", [[r.ordinal, r.sample, r.minibatch] for r in records], os.getpid())
         return super().prepare(records, scalars)
 
     def train(self, step, advantages, minibatches, epochs):
@@ -63,6 +65,17 @@ class NotFinite(Coach):
     def annotate(self, records):
         nan = np.float32("nan")
         return [{"coach_logp": own["coach_logp"] * nan} for own in super().annotate(records)]
+
+
+class Dies(Coach):
+    """The first process that annotates with version 2 is killed before it answers."""
+
+    def annotate(self, records):
+        columns = super().annotate(records)
+        if self.version == 2 and not os.path.exists("died"):
+            Path("died").touch()
+            os.kill(os.getpid(), 9)
+        return columns
 
 
 class Level:
@@ -96,7 +109,7 @@ def gcore_roles():
 
 @hookimpl
 def gcore_trainers():
-    for cls in (Coach, Policy, NotFinite):
+    for cls in (Coach, Policy, NotFinite, Dies):
         yield p.TrainerProvider(
             name=cls.__name__.lower(), summary="-", factory=f"coach:{cls.__name__}",
             config=fake.FakeTrainerConfig, capabilities=ABLE,
@@ -199,6 +212,41 @@ def test_a_resumed_run_goes_on_with_what_the_learner_held(alone: runs.Run, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert run.weights() == alone.weights()
     assert coach_weights(run) == coach_weights(alone)
+
+
+def latest_of(run: runs.Run, call: str) -> dict[int, list[Any]]:
+    """Version of the coach -> what its latest call with that version was about."""
+    return {version: about for name, *about, version in calls(run) if name == call}
+
+
+def test_a_learner_that_is_killed_while_it_annotates_changes_no_record_and_no_weight(
+    alone: runs.Run, tmp_path: Path
+) -> None:
+    job = with_coach("coach/dies", controller={"shards": 1}, checkpoint={"every": 1, "restarts": 1})
+    run = finished(tmp_path, job)
+    assert (tmp_path / "died").exists()
+    annotated = [call[-1] for call in calls(run) if call[0] == "annotate"]
+    assert annotated.count(2) == 2
+    assert {v: about[0] for v, about in latest_of(run, "prepare").items()} == {
+        v: about[0] for v, about in latest_of(alone, "prepare").items()
+    }
+    assert latest_of(run, "train") == latest_of(alone, "train")
+    assert dict(trained(run)) == dict(trained(alone))
+    assert run.weights() == alone.weights()
+    assert coach_weights(run) == coach_weights(alone)
+
+
+def test_a_learner_whose_objective_needs_groups_gets_all_records_of_a_group_on_one_rank(
+    tmp_path: Path,
+) -> None:
+    objective = {"use": "coach/drawn", "config": {"names": ["coach_logp", "group"]}}
+    run = finished(tmp_path, with_coach(coach={"slots": 2, "objective": objective}))
+    ranks_of_groups: dict[int, set[int]] = {}
+    for _, records, rank, _ in (call for call in calls(run) if call[0] == "prepare"):
+        for ordinal, _, _ in records:
+            ranks_of_groups.setdefault(ordinal, set()).add(rank)
+    assert len(set.union(*ranks_of_groups.values())) == 2
+    assert {len(ranks) for ranks in ranks_of_groups.values()} == {1}
 
 
 def test_in_a_head_start_only_the_learner_trains(tmp_path: Path) -> None:

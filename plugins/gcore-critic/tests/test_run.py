@@ -11,11 +11,41 @@ import pytest
 import yaml
 from gcore_torch.reward import load_classifier
 
+from gcore_core.contract.run_files import read_metrics
 from gcore_core.run.checkpoint_export import export_step
 from gcore_core.run.export import export, weights_sha256
 from gcore_core.testing.runs import run_together
 from tests.support.language_models import save_model
 
+#: A critic like torch's. The first process that annotates with version 2 is killed before it
+#: answers.
+DEADLY = """
+import dataclasses, os
+from pathlib import Path
+
+import gcore_torch
+from gcore_core import hookimpl
+
+
+def make(config, context):
+    from gcore_torch.trainer import TorchValueTrainer
+
+    class Dies(TorchValueTrainer):
+        def annotate(self, records):
+            columns = super().annotate(records)
+            if self.version == 2 and not os.path.exists("died"):
+                Path("died").touch()
+                os.kill(os.getpid(), 9)
+            return columns
+
+    return Dies(config, context)
+
+
+@hookimpl
+def gcore_trainers():
+    (torch,) = gcore_torch.gcore_trainers()
+    yield dataclasses.replace(torch, name="dies", factory="deadly:make")
+"""
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/how-to/ppo.md"
 
@@ -71,3 +101,29 @@ def test_weights_of_both_have_the_same_bits_on_other_ranks_and_after_a_resume_on
     load_classifier(str(tmp_path / "critic"), "float32", trust_remote_code=False)
     export_step(other, 2, tmp_path / "critic-2", "critic")
     load_classifier(str(tmp_path / "critic-2"), "float32", trust_remote_code=False)
+
+
+@pytest.mark.slow
+def test_a_critic_that_is_killed_while_it_annotates_changes_no_bit_of_either_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_job(tmp_path)
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    job = yaml.safe_load(file.read_text())
+    job |= {"local": ["deadly.py"], "checkpoint": {"every": 1, "restarts": 1}}
+    job["roles"]["critic"]["use"] = "deadly/dies"
+    file.write_text(yaml.safe_dump(job))
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    run_words("run", str(file), f"run.dir={killed}")
+    assert (tmp_path / "died").exists()
+    run_words("run", str(file), f"run.dir={calm}")
+    for name in ("weights", "weights-critic"):
+        assert weights_sha256(killed / name) == weights_sha256(calm / name)
+    assert taught(killed) == taught(calm)
+
+
+def taught(run: Path) -> list[dict[str, Any]]:
+    """Returns what each step of a run trained on and learned, without times."""
+    names = ("actions", "reward", "loss", "critic/loss", "critic/explained_variance")
+    return [{name: row["metrics"].get(name) for name in names} for row in read_metrics(run)]

@@ -148,3 +148,15 @@ def test_lines_that_are_no_objects_are_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(DataError, match=message):
             ChatRows(RowsFileConfig(path=str(file)))
+
+
+def test_a_row_that_has_changed_since_the_file_was_opened_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n{"text": "b"}')
+    rows = ChatRows(RowsFileConfig(path=str(file)))
+    assert len(rows) == 2
+    assert rows[1] == rows[1]
+    file.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n{"text": 12 }')
+    with pytest.raises(DataError, match="row 1 is no longer what it was"):
+        rows[1]
+    rows.close()

@@ -1,0 +1,146 @@
+"""What users of this repository's own plugins get wrong: cases of ``test_error_messages.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.errors import DataError
+
+#: A case gets the ``World`` of ``test_error_messages.py``.
+Cases = dict[str, Callable[[Any], object]]
+
+WITH_CRITIC = ("plugins=[critic]", "roles.policy.use=torch", "roles.critic.use=torch")
+GAE = ("advantage.use=algorithms/gae", "objective.use=algorithms/ppo_clip")
+SFT = """\
+run: {name: job}
+controller: {use: offline/sft}
+data: {use: offline/chat, config: {path: rows.jsonl}}
+objective: {use: offline/sft}
+roles:
+  policy: {use: torch, model: {path: org/model}}
+  rollout: {use: offline}
+"""
+
+
+def rows(world: Any, use: str, *values: object) -> None:
+    """Opens data of ``offline`` with these rows."""
+    world.data(f"offline/{use}", "".join(f"{json.dumps(value)}\n" for value in values))
+
+
+def differing_vocabulary(world: Any) -> None:
+    """A teacher whose tokenizer has another token than the policy's at one id."""
+    from gcore_teacher.checks import refusal
+
+    differs = "the same id 285 is 'is' in one and 'Is' in the other"
+    raise DataError(refusal("teacher", differs), where="roles.teacher.model: org/teacher")
+
+
+def no_host_of_two(world: Any) -> None:
+    """Both hosts refuse the connection."""
+    from gcore_nodes.commands import check_usable
+
+    ssh = "the command ended with 255: ssh: connect to host node2 port 22: Connection refused"
+    check_usable("ssh {host}", ["node1", "node2"], "python", [ssh, ssh])
+
+
+def judged(world: Any, *lines: dict[str, Any]) -> Path:
+    file: Path = world.directory / "judgements.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return file
+
+
+CASES: dict[str, Cases] = {
+    "Critic": {
+        "plugin that is not named": lambda w: w.load("roles.critic.use=torch"),
+        "gae without a critic": lambda w: w.load(
+            *GAE, "plugins=[critic]", "roles.policy.use=torch"
+        ),
+        "critic that nothing reads": lambda w: w.load(*WITH_CRITIC),
+        "critic of a trainer without a value head": lambda w: w.load(
+            *GAE, *WITH_CRITIC, "roles.critic.use=fake"
+        ),
+        "clip that is no distance": lambda w: w.load(
+            *GAE, *WITH_CRITIC, "roles.critic.objective={use: critic, config: {clip: -1}}"
+        ),
+        "head start for an advantage of records": lambda w: w.load(
+            *WITH_CRITIC, "objective.use=critic", "roles.critic.head_start=5"
+        ),
+        "settings of a critic on the policy": lambda w: w.load(
+            *GAE, *WITH_CRITIC, "roles.policy.minibatches=4"
+        ),
+    },
+    "Teacher": {
+        "distillation without a teacher": lambda w: w.load(
+            "objective.use=teacher/reverse-kl", "roles.policy.use=torch"
+        ),
+        "likeliest tokens that are not given": lambda w: w.load(
+            "objective.use=teacher/jsd", "roles.policy.use=torch", "roles.teacher.use=teacher"
+        ),
+        "fewer than no likeliest tokens": lambda w: w.load(
+            "roles.teacher.use=teacher", "roles.teacher.config.top_k=-1"
+        ),
+        "nothing to learn from": lambda w: w.load("advantage.use=teacher/no-reward"),
+        "another tokenizer": differing_vocabulary,
+    },
+    "Training without generation": {
+        "row of no format": lambda w: rows(w, "chat", {"prompt": "2+2=", "label": "4"}),
+        "pair with one answer": lambda w: rows(w, "pairs", {"prompt": "2+2=", "chosen": "4"}),
+        "pair of equal answers": lambda w: rows(w, "pairs", {"chosen": "4", "rejected": "4"}),
+        "score that is no number": lambda w: rows(
+            w, "scores", {"prompt": "2+2=", "completion": "4", "score": "good"}
+        ),
+        "no row": lambda w: w.data("offline/chat", "\n"),
+        "generator in place of a reader": lambda w: w.load("roles.rollout.use=fake", text=SFT),
+        "rows for another program": lambda w: w.load("controller.use=offline/pairs", text=SFT),
+        "reward that nobody asks for": lambda w: w.load("rewards.letters.use=fake", text=SFT),
+    },
+    "Human feedback": {
+        "no such command": lambda w: w.command("human", "rat"),
+        "nothing to rate": lambda w: w.command("human", "rate"),
+        "two things to rate": lambda w: w.command(
+            "human", "rate", "--file", "answers.jsonl", "--steps", "3"
+        ),
+        "run that asks nobody": lambda w: w.command("human", "label", str(w.directory)),
+        "no preference to write": lambda w: w.command(
+            "human", "pairs", str(judged(w)), "--to", "pairs.jsonl"
+        ),
+        "scale upside down": lambda w: w.load(
+            "rewards.letters.use=human",
+            "rewards.letters.config={path: asked, lowest: 5, highest: 1}",
+        ),
+    },
+    "Refinement": {
+        "one first answer": lambda w: w.load("sampling={use: refine, config: {first: 1}}"),
+        "unknown word of a template": lambda w: w.load(
+            "sampling.use=refine", "sampling.config.template='{prompt}{anser}'"
+        ),
+        "brace that is not closed": lambda w: w.load(
+            "sampling.use=refine", "sampling.config.template='{prompt'"
+        ),
+    },
+    "Machines": {
+        "command without a host": lambda w: w.load(
+            "launcher={use: nodes/command, config: {hosts: [node1, node2], command: ssh}}"
+        ),
+        "hosts that cannot be used": no_host_of_two,
+        "port that only the system may open": lambda w: w.load(
+            "launcher={use: nodes/join, config: {hosts: 2, join_port: 80}}"
+        ),
+        "name that Kubernetes does not take": lambda w: w.command(
+            *("nodes", "jobset", "job.yaml", "--name", "My_Job"),
+            *("--image", "trainer", "--nodes", "2", "--claim", "disk"),
+        ),
+        "Ray client's address": lambda w: w.load(
+            "launcher={use: ray, config: {cluster: 'ray://head:10001'}}"
+        ),
+        "Ray cluster's address as a network": lambda w: w.load(
+            "launcher={use: ray, config: {address: 'head:6379'}}"
+        ),
+        "resources of nothing": lambda w: w.load(
+            "launcher={use: ray, config: {resources: {GPU: 0}}}"
+        ),
+    },
+}
