@@ -99,20 +99,28 @@ def run(job: Job, rank: int = 0) -> None:
     trainer = import_attribute(layout.trainer)(settings, _context(job, rank))
     slots = replica_slots(settings)
     share = rank // slots, layout.ranks // slots
+    before = _weights(trainer)
     metrics = [_train(trainer, job.objective, step, *share) for step in range(STEPS)]
-    weights = {
-        spec.name: array.copy().view(np.float32).reshape(spec.shape)
-        for spec, array in trainer.export_weights()
-        if array.size
-    }
+    weights = _weights(trainer)
     trainer.save(work / "state")
     trainer.load(Path(job.resume or work) / "state")
     metrics.append(_train(trainer, job.objective, trainer.version, *share))
     trainer.save_pretrained(work / "pretrained")
     trainer.close()
     if rank == 0:
+        moved = max(float(np.abs(weights[name] - before[name]).max()) for name in weights)
+        assert moved > 100 * TOLERANCE, "the updates are too small to compare anything"
         (work / "metrics.json").write_text(json.dumps(metrics))
         np.savez(work / "weights.npz", **weights)
+
+
+def _weights(trainer: Any) -> dict[str, np.ndarray]:
+    """Returns the exported weights, float32; those of rank 0 alone have anything in them."""
+    return {
+        spec.name: array.copy().view(np.float32).reshape(spec.shape)
+        for spec, array in trainer.export_weights()
+        if array.size
+    }
 
 
 def _context(job: Job, rank: int) -> Any:
@@ -124,13 +132,15 @@ def _context(job: Job, rank: int) -> Any:
         rendezvous=str(Path(job.work) / "meet"),
         directory=job.work,
         engine=job.layout.engine,
-        parts={
-            "objective": OBJECTIVES[job.objective](),
-            **({"advantage": Gae(GaeConfig(lam=0.9, gamma=0.99))} if job.objective == "critic" else {}),
-        },
+        parts={"objective": OBJECTIVES[job.objective](), **_advantage(job.objective)},
         columns=_VALUES if job.objective == "critic" else (),
         given=(*_VALUES, "label", "teacher_logp"),
     )
+
+
+def _advantage(objective: str) -> dict[str, Any]:
+    """Returns the part that a critic's returns come from."""
+    return {"advantage": Gae(GaeConfig(lam=0.9, gamma=0.99))} if objective == "critic" else {}
 
 
 def _records(objective: str, step: int) -> list[TrainRecord]:
@@ -179,9 +189,7 @@ def metrics_of(work: Path) -> list[dict[str, float]]:
 
 def assert_alike(work: Path, expected: Path) -> None:
     """Asserts that a job's losses, gradient norms and weights are those of another one."""
-    for step, (own, other) in enumerate(
-        zip(metrics_of(work), metrics_of(expected), strict=True)
-    ):
+    for step, (own, other) in enumerate(zip(metrics_of(work), metrics_of(expected), strict=True)):
         for name in {"loss", "grad_norm", "explained_variance", "value_loss"} & other.keys():
             np.testing.assert_allclose(
                 own[name], other[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"{step} {name}"

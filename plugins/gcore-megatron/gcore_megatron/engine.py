@@ -324,7 +324,8 @@ class MegatronEngine:
             return own
         place = torch.zeros(len(own), len(rows.batch.targets), device=self.device)
         whole = place.index_copy(1, rows.own_actions, torch.stack(own))
-        return sum_over(whole, parallel_state.get_context_parallel_group()).unbind()
+        summed = sum_over(whole, parallel_state.get_context_parallel_group())
+        return tuple(summed)
 
     # -- update ------------------------------------------------------------------------------------
 

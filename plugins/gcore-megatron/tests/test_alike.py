@@ -39,9 +39,7 @@ CASES += [(layout, objective) for layout in OF_VALUES for objective in WITH_HEAD
 
 
 @pytest.fixture(scope="module")
-def works(
-    models: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def works(models: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where each job left its numbers: torch's first, from whose states the others go on."""
     works = tmp_path_factory.mktemp("alike")
     model = str(models["qwen2"][0])
