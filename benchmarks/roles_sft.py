@@ -96,6 +96,8 @@ def _pair(
         minibatches=MINIBATCHES,
     )
     settings["objective"] = {"use": "offline/sft"}
+    # Else the start of a process that waits for a fault is counted, where the run takes a minute.
+    settings["run"]["spares"] = "never"
     settings["roles"]["policy"]["config"] = {"learning_rate": LEARNING_RATE, "resplit_every": 0}
     trained = (args.sft_steps - 1) * PROMPTS * tokens
     turns: list[tuple[str, Callable[[], Rate]]] = [("own", lambda: _own(folder, settings, trained))]

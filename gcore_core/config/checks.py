@@ -567,7 +567,7 @@ def _learner(
     if "annotate" not in provided[path].spec.capabilities:
         yield (
             f"{path}.use: {provided[path].reference} gives no columns, and this role must give "
-            f"{', '.join(names)}; take a trainer with the capability annotate (torch)."
+            f"{', '.join(names)}; take a trainer with the capability annotate, such as torch."
         )
     if not required & frozenset(names):
         yield (
@@ -587,8 +587,8 @@ def _value_heads(
         if "values" not in item.spec.capabilities:
             yield (
                 f"roles.{role}.use: {item.reference} has no value head, which {path} "
-                f"({provided[path].reference}) trains; take a trainer with the capability values "
-                "(torch)."
+                f"({provided[path].reference}) trains; take a trainer with the capability values, "
+                "such as torch."
             )
 
 
@@ -602,7 +602,7 @@ def _action_advantage(settings: JobSettings, provided: Mapping[str, Provided]) -
             yield (
                 f"roles.{name}.use: {item.reference} cannot compute advantages for each action, as "
                 f"{provided['advantage'].reference} does; take a trainer with the capability "
-                "advantages.action (torch)."
+                "advantages.action, such as torch."
             )
 
 

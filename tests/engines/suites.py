@@ -25,7 +25,11 @@ ENGINES = ("vllm", "sglang", "megatron", "deepspeed", "ray")
 #: itself.
 BESIDE = ("gcore-torch", "gcore-algorithms")
 #: Beyond that, what jobs of some plugins' tests and benchmarks name.
-BESIDE_OF = {"ray": ("gcore-nodes", "gcore-placement", "gcore-queueing")}
+BESIDE_OF = {
+    "deepspeed": ("gcore-critic", "gcore-offline", "gcore-teacher"),
+    "megatron": ("gcore-critic", "gcore-offline", "gcore-teacher"),
+    "ray": ("gcore-nodes", "gcore-placement", "gcore-queueing"),
+}
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 
 

@@ -18,15 +18,18 @@ from gcore_deepspeed.config import DeepSpeedTrainerConfig
 def gcore_trainers() -> Iterable[TrainerProvider]:
     yield TrainerProvider(
         summary="DeepSpeed: AdamW with ZeRO 1, 2 or 3 on a Hugging Face causal language model",
-        factory="gcore_deepspeed.trainer:DeepSpeedTrainer",
+        factory="gcore_deepspeed.trainer:make_trainer",
         config=DeepSpeedTrainerConfig,
         capabilities=frozenset(
             {
+                "advantages.action",
+                "annotate",
                 "evaluate",
                 "logprobs",
                 "logprobs.compared",
                 "objective.adapts",
                 "sharding",
+                "values",
                 "weights.adapter",
             }
         ),

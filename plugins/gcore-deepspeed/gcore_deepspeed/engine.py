@@ -27,13 +27,25 @@ from gcore_language.lora import (
 )
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.model_files import open_model_files
-from gcore_language.models import DTYPES, choose_device, load_model, save_model
+from gcore_language.models import (
+    DTYPES,
+    choose_device,
+    load_model,
+    load_value_model,
+    save_model,
+)
 from gcore_language.packing import Batch, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import read_numbers
-from gcore_language.training import LossOf, check_objective, keeps_reference
+from gcore_language.training import LossOf, keeps_reference
+from gcore_language.value_training import (
+    adapters_of_values,
+    check_value_objective,
+    refuse_reference_of_values,
+)
+from gcore_language.values import ValueModel, trains_values
 from gcore_language.weights import named_tensors, spec_of, to_bytes
 from torch import Tensor
 
@@ -58,11 +70,26 @@ class MixedPolicy(Policy):
         super().__init__(model)
         self._mixed = dtype == "bfloat16"
 
+    @property
+    def head(self) -> torch.nn.Module:
+        """The head that runs apart from the trunk, where ``head_apart``."""
+        head: torch.nn.Module = self.model.get_output_embeddings()
+        return head
+
     def forward(
         self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self._mixed):
             return super().forward(batch, entropy, tokens)
+
+
+class MixedValues(MixedPolicy, ValueModel):
+    """The same of a model with a value head, which is computed in float32 all the same."""
+
+    @property
+    def head(self) -> torch.nn.Module:
+        head: torch.nn.Module = self.model.score
+        return head
 
 
 class DeepSpeedEngine:
@@ -71,7 +98,7 @@ class DeepSpeedEngine:
     def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
         self._config = config
         self._context = context
-        check_objective(context)
+        check_value_objective(context)
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
         self._deepspeed = import_deepspeed(context, self.device)
@@ -106,6 +133,7 @@ class DeepSpeedEngine:
         self._optimizer = OptimizerState(self._engine.optimizer, config.stage, self._tensors)
         self._reference: Any = None
         if keeps_reference(config, context):
+            refuse_reference_of_values(context)
             if self._adapters is None or config.reference_path:
                 self._reference = self._open_reference()
             elif config.lora.path:
@@ -167,17 +195,9 @@ class DeepSpeedEngine:
         lora: of the policy; where it is on, adapters are added and the rest is frozen.
         """
         config = self._config
-        model = load_model(
-            path,
-            dtype="float32",
-            attn_implementation=config.attn_implementation,
-            trust_remote_code=config.trust_remote_code,
-        )
-        adapters = None
-        if lora is not None and lora.on:
-            dtype, role = DTYPES[config.dtype], self._context.role
-            adapters = add_adapters(model, lora, Path(path), role, dtype, narrow=False)
-            self._adapters = adapters
+        policy = self._load(path, lora)
+        model = policy.model
+        adapters = self._adapters if lora is not None else None
         if config.gradient_checkpointing:
             # checkpointing needs training mode, in which dropout would change log-probs
             for module in model.modules():
@@ -185,7 +205,6 @@ class DeepSpeedEngine:
                     module.p = 0.0
             model.gradient_checkpointing_enable()
             model.train()
-        policy = MixedPolicy(model, config.dtype)
         device = torch.device("cpu") if config.stage == 3 else self.device
         exact = config.dtype == "float32"
         policy.to(device)
@@ -202,6 +221,33 @@ class DeepSpeedEngine:
                 tolerance=1e-4 if exact else 5e-2,
             )
         return policy
+
+    def _load(self, path: str, lora: LoraSettings | None) -> MixedPolicy:
+        """Loads a model into host memory; with a value head where the objective requires values.
+
+        lora: where it is on, adapters are added. Raises ConfigError for those beside a value head.
+        """
+        config = self._config
+        attention, trust = config.attn_implementation, config.trust_remote_code
+        has_adapters = lora is not None and lora.on
+        if trains_values(self._context):
+            if has_adapters:
+                raise adapters_of_values(self._context)
+            model = load_value_model(
+                path,
+                std=config.value_head_std,
+                seed=self._context.seed,
+                attn_implementation=attention,
+                trust_remote_code=trust,
+            )
+            return MixedValues(model, config.dtype)
+        model = load_model(
+            path, dtype="float32", attn_implementation=attention, trust_remote_code=trust
+        )
+        if lora is not None and has_adapters:
+            dtype, role = DTYPES[config.dtype], self._context.role
+            self._adapters = add_adapters(model, lora, Path(path), role, dtype, narrow=False)
+        return MixedPolicy(model, config.dtype)
 
     def _share_out(self, policy: MixedPolicy) -> None:
         """With stage 3, leaves each rank its part of each parameter.
@@ -220,9 +266,7 @@ class DeepSpeedEngine:
         if self._config.stage == 3 and policy.head_apart:
             # The head's shape is read outside of the head, and the head runs once for each chunk of
             # logits: so its weight is gathered once, together with the root's parameters.
-            self._deepspeed.zero.register_external_parameter(
-                policy, policy.model.get_output_embeddings().weight
-            )
+            self._deepspeed.zero.register_external_parameter(policy, policy.head.weight)
         return engine
 
     def _open_reference(self) -> Any:

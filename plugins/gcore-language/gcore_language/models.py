@@ -90,7 +90,7 @@ def load_value_model(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise unreadable("model", path, error) from error
-    _check_classifier(config, path)
+    check_classifier(config, path)
     config.num_labels = 1
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
@@ -115,14 +115,18 @@ def load_value_model(
             todo="take a causal language model such as Llama, Mistral, Qwen or GPT-2",
         )
     if new:
-        shape = model.score.weight.shape
-        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
-        model.score.weight.data.copy_(numbers)
+        weight = model.score.weight
+        weight.data.copy_(new_head(tuple(weight.shape), std, seed))
     model.get_input_embeddings().padding_idx = None  # see ``load_model``
     return model.eval()
 
 
-def _check_classifier(config: Any, path: str) -> None:
+def new_head(shape: tuple[int, ...], std: float, seed: int) -> Tensor:
+    """Returns the weights of a new value head, float32: normal, the same for the same seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
+
+
+def check_classifier(config: Any, path: str) -> None:
     """Raises DataError for a model that takes images, or that has been trained to name classes."""
     if takes_images(config):
         raise DataError("a model that takes images cannot have a value head.", where=path)

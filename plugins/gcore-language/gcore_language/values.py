@@ -31,6 +31,9 @@ from gcore_language import flat
 from gcore_language.packing import Batch
 from gcore_language.policy import Entropy, Policy
 
+#: The head's name in a model directory.
+SCORE = "score.weight"
+
 
 def trains_values(context: WorkerContext) -> bool:
     """Returns whether a trainer's model gets a value head: its objective requires ``values``."""

@@ -18,16 +18,19 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
             "AdamW on Megatron-Core: tensor, pipeline, context and data parallel, for Llama, "
             "Mistral and Qwen"
         ),
-        factory="gcore_megatron.trainer:MegatronTrainer",
+        factory="gcore_megatron.trainer:make_trainer",
         config=MegatronTrainerConfig,
         capabilities=frozenset(
             {
+                "advantages.action",
+                "annotate",
                 "evaluate",
                 "logprobs",
                 "logprobs.compared",
                 "objective.adapts",
                 "save.background",
                 "sharding",
+                "values",
             }
         ),
         needs=("megatron-core>=0.16.1,<0.17", "psutil>=7", "torch>=2.7"),

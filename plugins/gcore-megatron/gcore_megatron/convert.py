@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gcore_language.model_files import ModelFiles
+from gcore_language.values import SCORE
 from safetensors import safe_open
 from torch import Tensor
 
@@ -91,7 +92,10 @@ def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece
         all_pieces += _layer(model, layer, *divmod(layer, per_stage))
     final = {last: "decoder.final_layernorm.weight"}
     all_pieces.append(Piece(name="model.norm.weight", parameters=final, shape=(model.hidden,)))
-    if not model.tied:
+    if model.values:
+        head = {last: "output_layer.weight"}
+        all_pieces.append(Piece(name=SCORE, parameters=head, shape=(1, model.hidden)))
+    elif not model.tied:
         all_pieces.append(of_vocabulary("lm_head.weight", {last: "output_layer.weight"}))
     return all_pieces
 

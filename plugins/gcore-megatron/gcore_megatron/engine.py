@@ -22,14 +22,16 @@ from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
 from gcore_language.prompts import LOAD_ERRORS, copy_tokenizer, load_tokenizer, unreadable
 from gcore_language.ranks import Ranks
-from gcore_language.training import LossOf, check_objective, keeps_reference
+from gcore_language.training import LossOf, keeps_reference
+from gcore_language.value_training import check_value_objective, refuse_reference_of_values
+from gcore_language.values import trains_values
 from gcore_language.weights import to_bytes
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
-from gcore_megatron import convert, shim
+from gcore_megatron import convert, shim, values
 from gcore_megatron.checkpoint import PendingSave, begin_save, is_distributed, load_state
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.library import (
@@ -45,7 +47,7 @@ from gcore_megatron.library import (
     tensor_parallel,
 )
 from gcore_megatron.logprobs import action_logp, in_chunks, sum_over
-from gcore_megatron.model import architecture, build, check_split
+from gcore_megatron.model import ValueModel, architecture, build, check_split
 from gcore_megatron.pretrained import write_pretrained
 from gcore_megatron.rows import Rows
 from gcore_megatron.whole import OptimizerState, load_whole, save_whole
@@ -60,20 +62,27 @@ class MegatronEngine:
 
     def __init__(self, config: MegatronTrainerConfig, context: WorkerContext) -> None:
         refuse_engine(context)
-        check_objective(context)
+        check_value_objective(context)
         self._config = config
         self._context = context
         self.device = choose_device(config.device, context, config.threads)
         files = open_model_files(context)
         self._model_path = files.directory
         self._hf_config = _hf_config(files.directory)
-        self._architecture = model = architecture(self._hf_config, str(files.directory))
+        model = architecture(self._hf_config, str(files.directory))
+        self._opened = files
+        if trains_values(context):
+            model = values.with_values(model)
+            files = values.files_with_head(files, self._hf_config, model.hidden)
+            values.name_classifier(self._hf_config, str(files.directory))
+        self._architecture = model
         _check_ranks(config, context)
         check_split(model, config, context.role)
         self._pieces = convert.pieces(model, config.tensor_parallel, config.pipeline_parallel)
         convert.check(files, self._pieces)
         reference = None
         if keeps_reference(config, context):
+            refuse_reference_of_values(context)
             reference = open_model_files(context, config.reference_path)
             convert.check(reference, self._pieces)
         trust = config.trust_remote_code
@@ -130,8 +139,12 @@ class MegatronEngine:
         two models. The result is empty without a reference.
         """
         shards: dict[str, Tensor] = {}
+        pieces = values.read_pieces(self._opened, self._pieces)
+        if len(pieces) < len(self._pieces) and self._architecture.values:
+            seed = self._context.seed
+            values.fill_new_head(self._parameters, self._config.value_head_std, seed)
         for directory in dict.fromkeys((reference or self._model_path, self._model_path)):
-            convert.load(directory, self._pieces, self._parameters)
+            convert.load(directory, pieces, self._parameters)
             if directory == reference:
                 shards = {
                     name: parameter.detach().to("cpu", copy=True)
@@ -234,8 +247,8 @@ class MegatronEngine:
             hidden = model(turn.ids, turn.positions, turn.mask)
 
             def loss_of(output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-                logp, entropies = self._action_logp(turn, output)
-                if entropy == "metric":
+                logp, entropies = self._outputs(turn, output)
+                if entropy == "metric" and entropies is not None:
                     entropies = entropies.detach()
                 value = logp.sum() if loss is None else loss(turn.batch, logp, entropies)
                 return value, torch.zeros((), dtype=torch.int, device=self.device), logp.detach()
@@ -261,19 +274,29 @@ class MegatronEngine:
         self.clock.stop()
         _finalize(*arguments, **options)
 
-    def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _outputs(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns log-probs and entropies of the batch's actions, on every rank of the last stage.
 
-        With context parallelism a rank computes its own actions, and puts them into a row of zeros
-        for all of them; the sum over the ranks is then whole.
+        With a value head these are the values of its states, and None.
         """
         if self._config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=False
             )
+        hidden = hidden.flatten(0, 1).index_select(0, rows.predict)
+        if isinstance(self._model, ValueModel):
+            (own_values,) = self._from_all(rows, (self._model.values(hidden),))
+            return own_values, None
+        logp, entropies = self._from_all(rows, self._action_logp(rows, hidden))
+        return logp, entropies
+
+    def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns log-probs and entropies of the actions that this rank predicts.
+
+        hidden: [A, D], the hidden states that predict them.
+        """
         batch = rows.batch
         own_actions = rows.own_actions
-        hidden = hidden.flatten(0, 1).index_select(0, rows.predict)
         targets = batch.targets
         temperature = batch.temperature
         if own_actions is not None:
@@ -287,13 +310,22 @@ class MegatronEngine:
             logits = self._model.logits(hidden)
             return action_logp(logits, targets, temperature, self._architecture.vocabulary, group)
 
-        computed = in_chunks(run, hidden, targets, temperature, self._chunk_actions)
-        if own_actions is None:
-            return computed
-        place = torch.zeros(2, len(batch.targets), device=self.device)
-        whole = place.index_copy(1, own_actions, torch.stack(computed))
-        logp, entropies = sum_over(whole, parallel_state.get_context_parallel_group())
-        return logp, entropies
+        return in_chunks(run, hidden, targets, temperature, self._chunk_actions)
+
+    def _from_all(self, rows: Rows, own: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        """Returns numbers of all of the batch's actions.
+
+        With context parallelism a rank computes its own actions, and puts them into a row of zeros
+        for all of them; the sum over the ranks is then whole.
+
+        own: of the actions that this rank predicts.
+        """
+        if rows.own_actions is None:
+            return own
+        place = torch.zeros(len(own), len(rows.batch.targets), device=self.device)
+        whole = place.index_copy(1, rows.own_actions, torch.stack(own))
+        summed = sum_over(whole, parallel_state.get_context_parallel_group())
+        return tuple(summed)
 
     # -- update ------------------------------------------------------------------------------------
 

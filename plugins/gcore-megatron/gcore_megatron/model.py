@@ -52,6 +52,7 @@ class Architecture:
     qkv_bias: whether query, key and value projections have biases.
     head_norm: whether queries and keys are normalised (Qwen3).
     tied: whether the output layer has the embedding's weights.
+    values: whether there is a value head in the place of the output layer.
     """
 
     layers: int
@@ -67,6 +68,7 @@ class Architecture:
     qkv_bias: bool
     head_norm: bool
     tied: bool
+    values: bool = False
 
     def rows(self, tensor_parallel_size: int) -> int:
         """Returns the vocabulary's size with the padding that makes it divisible over ranks."""
@@ -284,6 +286,42 @@ class PolicyModel(GPTModel):
         return self.output_layer(hidden, weight=weight)[0]
 
 
+class ValueModel(PolicyModel):
+    """The same with a value head, which the last stage has in the place of the output layer.
+
+    Every tensor-parallel rank has the whole head and computes it of the same hidden states, so that
+    its gradient is whole on each. Rejected: to split one row of D numbers.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, spec: TransformerBlockSubmodules, model: Architecture
+    ) -> None:
+        super().__init__(config, spec, model)
+        if self.post_process:
+            device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
+            self.output_layer = torch.nn.Linear(
+                model.hidden, 1, bias=False, dtype=config.params_dtype, device=device
+            )
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Returns the values of hidden states, float32[A], from [A, D].
+
+        In float32 whatever the trunk computes in: bfloat16 has two digits, a value has more.
+        """
+        return F.linear(hidden.float(), self.output_layer.weight.float()).squeeze(-1)
+
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """As Megatron-Core has it, but the head has no rows of padding that could be left out.
+
+        So the state of a policy is refused here, in place of read in part.
+        """
+        state: dict[str, Any] = super().sharded_state_dict(*arguments, **options)
+        for name, shard in state.items():
+            if name.endswith("output_layer.weight"):
+                shard.allow_shape_mismatch = False
+        return state
+
+
 def build(
     model: Architecture,
     config: MegatronTrainerConfig,
@@ -308,8 +346,9 @@ def build(
     spec = TransformerBlockSubmodules(
         layer_specs=[layer] * get_num_layers_to_build(transformer), layer_norm=Norm
     )
-    built = PolicyModel(transformer, spec, model)
-    if built.post_process:
+    kind = ValueModel if model.values else PolicyModel
+    built = kind(transformer, spec, model)
+    if built.post_process and not model.values:
         # With sequence parallelism the layers before split the positions, but the output layer is
         # given whole hidden states of a few positions.
         built.output_layer.sequence_parallel = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gcore_language.saving import SavingTrainer
+from gcore_language.value_training import ValueTraining
+from gcore_language.values import trains_values
 
 from gcore_core.contract.context import WorkerContext
 from gcore_megatron.config import MegatronTrainerConfig
@@ -14,3 +16,13 @@ class MegatronTrainer(SavingTrainer):
 
     def __init__(self, config: MegatronTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, MegatronEngine(config, context))
+
+
+class MegatronValueTrainer(ValueTraining, MegatronTrainer):
+    """One rank of a model with a value head; see ``gcore_language.values``."""
+
+
+def make_trainer(config: MegatronTrainerConfig, context: WorkerContext) -> MegatronTrainer:
+    """Makes a rank that trains values where the objective requires them, else a policy."""
+    kind = MegatronValueTrainer if trains_values(context) else MegatronTrainer
+    return kind(config, context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from gcore_language.model_files import open_model_files
@@ -21,6 +21,7 @@ from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, UNSAMPLED, Prompt
 from gcore_offline.config import AnswersConfig, ReaderConfig
+from gcore_offline.remembered import RememberingTokenizer
 from gcore_offline.rows import Example, Turns, example_in
 from gcore_offline.tokens import Encoded, encode_answers, encode_texts
 
@@ -52,8 +53,10 @@ class RowReader(ABC):
                 where=f"roles.{context.role}.engine",
             )
         files = open_model_files(context)
-        self.tokenizer = load_tokenizer(
-            str(files.directory), files.embedded, trust_remote_code=config.trust_remote_code
+        self.tokenizer = RememberingTokenizer(
+            load_tokenizer(
+                str(files.directory), files.embedded, trust_remote_code=config.trust_remote_code
+            )
         )
         self._config = config
         allowed = int(files.config.get("max_position_embeddings") or _ANY)
@@ -65,6 +68,14 @@ class RowReader(ABC):
     def encode(self, example: Example, where: str) -> list[Encoded]:
         """Returns the tokens of each answer of a row; all have the same prompt."""
 
+    @abstractmethod
+    def texts(self, example: Example) -> Iterator[tuple[str, bool]]:
+        """Yields texts that ``encode`` will ask for, with whether special tokens are added.
+
+        They are encoded together with those of other rows. None of them is needed: a text that is
+        not there is encoded alone.
+        """
+
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         rows: dict[int, list[SampleRequest]] = {}
         for request in requests:
@@ -73,9 +84,13 @@ class RowReader(ABC):
 
     def step(self) -> list[Finished]:
         """Encodes some rows; returns their records."""
+        count = min(self._config.batch, len(self._waiting))
+        rows = [self._waiting.popleft() for _ in range(count)]
+        examples = [_example_of(requests[0].prompt) for requests in rows]
+        self.tokenizer.encode(text for example in examples for text in self.texts(example))
         finished: list[Finished] = []
-        for _ in range(min(self._config.batch, len(self._waiting))):
-            finished += self._read(self._waiting.popleft())
+        for requests, example in zip(rows, examples, strict=True):
+            finished += self._read(requests, example)
             self._context.progress()
         return finished
 
@@ -86,11 +101,9 @@ class RowReader(ABC):
     def close(self) -> None:
         self._waiting.clear()
 
-    def _read(self, requests: list[SampleRequest]) -> list[Finished]:
+    def _read(self, requests: list[SampleRequest], example: Example) -> list[Finished]:
         """Returns the records of one row, for those of its answers that are asked for."""
         prompt = requests[0].prompt
-        needed = 2 if _is_pair(prompt) else 1
-        example = example_in(prompt, needed)
         encoded = self.encode(example, f"row {prompt.row}")
         reason = self._unusable(encoded, prompt)
         if not reason and max(request.sample for request in requests) >= len(encoded):
@@ -156,12 +169,26 @@ class AnswerReader(RowReader):
             where=where,
         )
 
+    def texts(self, example: Example) -> Iterator[tuple[str, bool]]:
+        if isinstance(example.prompt, str):
+            yield example.prompt, True
+        yield from ((answer, False) for answer in example.answers if isinstance(answer, str))
+
 
 class TextReader(RowReader):
     """Reads prompts with answers as a reward model sees them."""
 
     def encode(self, example: Example, where: str) -> list[Encoded]:
         return encode_texts(self.tokenizer, example, where)
+
+    def texts(self, example: Example) -> Iterator[tuple[str, bool]]:
+        if isinstance(example.prompt, str):
+            texts = [answer for answer in example.answers if isinstance(answer, str)]
+            yield from ((example.prompt + text, True) for text in texts)
+
+
+def _example_of(prompt: Prompt) -> Example:
+    return example_in(prompt, 2 if _is_pair(prompt) else 1)
 
 
 def _is_pair(prompt: Prompt) -> bool:

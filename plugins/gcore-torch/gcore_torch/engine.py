@@ -42,13 +42,16 @@ from gcore_language.ranks import Ranks
 from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference
-from gcore_language.value_training import check_value_objective, refuse_reference_of_values
+from gcore_language.value_training import (
+    adapters_of_values,
+    check_value_objective,
+    refuse_reference_of_values,
+)
 from gcore_language.values import ValueModel, trains_values
 from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_of, to_bytes
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.gradients import (
@@ -144,12 +147,7 @@ class TorchEngine:
         has_adapters = lora is not None and lora.on
         if trains_values(self._context):
             if has_adapters:
-                raise ConfigError(
-                    "a model with a value head takes no adapters.",
-                    where=f"roles.{self._context.role}.config.lora",
-                    why="Its head is new, so it is trained as a whole.",
-                    todo="Leave lora out of this role.",
-                )
+                raise adapters_of_values(self._context)
             return ValueModel(
                 load_value_model(
                     path,

@@ -1,0 +1,87 @@
+"""Every kind of loss, on one rank and on a model split in two ways, trains as on gcore-torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gcore_language.elastic import Layout
+
+from tests.support import alike_ranks
+from tests.support.alike_ranks import OBJECTIVES, TORCH, WITH_HEAD, Job, assert_alike
+
+pytestmark = pytest.mark.engine
+
+
+def megatron(ranks: int, **settings: Any) -> Layout:
+    return Layout(
+        trainer="gcore_megatron.trainer:make_trainer",
+        config="gcore_megatron.config:MegatronTrainerConfig",
+        ranks=ranks,
+        settings=settings,
+    )
+
+
+#: Saved as whole tensors by one rank, which torch goes on from; by two in Megatron-Core's own way.
+LAYOUTS = {
+    "one": megatron(1, checkpoint="whole"),
+    "data": megatron(2),
+    "tensor": megatron(2, tensor_parallel=2, sequence_parallel=True),
+}
+#: Of value heads alone; every other loss sees log-probs, which test_split.py has split so.
+OF_VALUES = {
+    "pipeline": megatron(2, pipeline_parallel=2, checkpoint="whole"),
+    "context": megatron(2, context_parallel=2),
+}
+CASES = [(layout, objective) for layout in LAYOUTS for objective in OBJECTIVES]
+CASES += [(layout, objective) for layout in OF_VALUES for objective in WITH_HEAD]
+
+
+@pytest.fixture(scope="module")
+def works(models: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each job left its numbers: torch's first, from whose states the others go on."""
+    works = tmp_path_factory.mktemp("alike")
+    model = str(models["qwen2"][0])
+    layouts = {**LAYOUTS, **OF_VALUES}
+
+    def job(name: str, layout: Layout, objective: str, resume: str) -> Job:
+        state = str(works / resume / objective) if resume else ""
+        work = str(works / name / objective)
+        return Job(layout=layout, objective=objective, model=model, work=work, resume=state)
+
+    for objective in OBJECTIVES:
+        alike_ranks.run(job("torch", TORCH, objective, ""))
+    # one rank goes on from torch's state; two from that of one, and of two that are split otherwise
+    resumed = {"one": "torch", "data": "one", "tensor": "data", "pipeline": "one"}
+    for ranks in (1, 2):
+        jobs = [
+            job(layout, layouts[layout], objective, resumed.get(layout, "tensor"))
+            for layout, objective in CASES
+            if layouts[layout].ranks == ranks
+        ]
+        alike_ranks.run_jobs(jobs, works / f"room of {ranks}")
+    for objective in WITH_HEAD:
+        alike_ranks.run(job("back", TORCH, objective, "pipeline"))
+    return works
+
+
+@pytest.mark.parametrize(("layout", "objective"), CASES)
+def test_two_updates_and_a_resumed_one_give_torchs_losses_and_weights(
+    layout: str, objective: str, works: Path
+) -> None:
+    assert_alike(works / layout / objective, works / "torch" / objective)
+
+
+@pytest.mark.parametrize("objective", WITH_HEAD)
+def test_torch_goes_on_from_a_value_head_of_two_stages(objective: str, works: Path) -> None:
+    assert_alike(works / "back" / objective, works / "torch" / objective)
+
+
+@pytest.mark.parametrize(("layout", "objective"), [c for c in CASES if c[1] in WITH_HEAD])
+def test_an_exported_value_model_opens_as_a_classifier(
+    layout: str, objective: str, works: Path
+) -> None:
+    from gcore_torch.reward import load_classifier
+
+    load_classifier(str(works / layout / objective / "pretrained"), "float32", False)

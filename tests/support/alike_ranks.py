@@ -1,0 +1,211 @@
+"""Every kind of loss on any engine's trainer: two updates, and what its state goes on to.
+
+``python -m tests.support.alike_ranks JOBS RANK``: one rank of each job of a JSON file, one after
+the other. ``run`` does the same in this process. Tests of the engines' plugins compare what they
+leave with what gcore-torch does on one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gcore_algorithms.advantages import Gae
+from gcore_algorithms.config import GaeConfig
+from gcore_critic.config import ValueLossConfig
+from gcore_critic.loss import ValueLoss
+from gcore_language.elastic import Layout
+from gcore_language.value_training import ValueTraining
+from gcore_offline.config import BradleyTerryConfig, DpoConfig, SftConfig
+from gcore_offline.objectives import BradleyTerry, Dpo, Sft
+from gcore_teacher.config import ReverseKlConfig
+from gcore_teacher.objectives import ReverseKl
+
+from gcore_core.contract.abilities import replica_slots
+from gcore_core.contract.factories import import_attribute
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.testing.runs import run_together
+from tests.support.language_models import make_context, make_records
+from tests.support.offline_ranks import pairs
+
+STEPS = 2
+#: float32 sums in another order, through two updates of AdamW.
+TOLERANCE = 1e-5
+#: eps as large as gradients are: else Adam makes whole steps of the rounding of gradients that
+#: should be zero
+SETTINGS = {
+    "learning_rate": 2e-3,
+    "eps": 1e-2,
+    "weight_decay": 0.1,
+    "clip_grad_norm": 0.3,
+    "budget_tokens": 64,
+    "value_head_std": 0.5,
+}
+TORCH = Layout(
+    trainer="gcore_torch.trainer:make_trainer", config="gcore_torch.config:TorchTrainerConfig"
+)
+_VALUES = ("values", "next_values")
+_PAIRS = {"sft", "dpo", "bradley-terry"}
+#: Losses of models with a value head.
+WITH_HEAD = ("critic", "bradley-terry")
+
+OBJECTIVES: dict[str, Callable[[], Any]] = {
+    "critic": lambda: ValueLoss(ValueLossConfig(clip=0.1)),
+    "dpo": lambda: Dpo(DpoConfig()),
+    "sft": lambda: Sft(SftConfig()),
+    "bradley-terry": lambda: BradleyTerry(BradleyTerryConfig(margin=1.0, centring=0.01)),
+    "reverse-kl": lambda: ReverseKl(ReverseKlConfig(reward_weight=0.5)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one trainer trains.
+
+    objective: a name of ``OBJECTIVES``.
+    model: directory of the model.
+    work: directory for state and numbers.
+    resume: directory of another job, from whose state the last step is made; "": from its own.
+    """
+
+    layout: Layout
+    objective: str
+    model: str
+    work: str
+    resume: str = ""
+
+
+def run_jobs(jobs: Sequence[Job], room: Path) -> None:
+    """Runs jobs of the same number of ranks, each rank in a process of its own."""
+    room.mkdir(parents=True)
+    file = room / "jobs.json"
+    file.write_text(json.dumps([asdict(job) for job in jobs]))
+    (ranks,) = {job.layout.ranks for job in jobs}
+    run_together([["-m", __name__, str(file), str(rank)] for rank in range(ranks)])
+
+
+def run(job: Job, rank: int = 0) -> None:
+    """Trains, saves, and makes one step more from a state; rank 0 writes numbers and weights."""
+    work, layout = Path(job.work), job.layout
+    (work / "meet").mkdir(parents=True, exist_ok=True)
+    settings = import_attribute(layout.config)(**{**SETTINGS, **layout.settings})
+    trainer = import_attribute(layout.trainer)(settings, _context(job, rank))
+    slots = replica_slots(settings)
+    share = rank // slots, layout.ranks // slots
+    before = _weights(trainer)
+    metrics = [_train(trainer, job.objective, step, *share) for step in range(STEPS)]
+    weights = _weights(trainer)
+    trainer.save(work / "state")
+    trainer.load(Path(job.resume or work) / "state")
+    metrics.append(_train(trainer, job.objective, trainer.version, *share))
+    trainer.save_pretrained(work / "pretrained")
+    trainer.close()
+    if rank == 0:
+        moved = max(float(np.abs(weights[name] - before[name]).max()) for name in weights)
+        assert moved > 100 * TOLERANCE, "the updates are too small to compare anything"
+        (work / "metrics.json").write_text(json.dumps(metrics))
+        np.savez(work / "weights.npz", **weights)
+
+
+def _weights(trainer: Any) -> dict[str, np.ndarray]:
+    """Returns the exported weights, float32; those of rank 0 alone have anything in them."""
+    return {
+        spec.name: array.copy().view(np.float32).reshape(spec.shape)
+        for spec, array in trainer.export_weights()
+        if array.size
+    }
+
+
+def _context(job: Job, rank: int) -> Any:
+    return make_context(
+        Path(job.model),
+        role="critic" if job.objective == "critic" else "policy",
+        rank=rank,
+        ranks=job.layout.ranks,
+        rendezvous=str(Path(job.work) / "meet"),
+        directory=job.work,
+        engine=job.layout.engine,
+        parts={"objective": OBJECTIVES[job.objective](), **_advantage(job.objective)},
+        columns=_VALUES if job.objective == "critic" else (),
+        given=(*_VALUES, "label", "teacher_logp"),
+    )
+
+
+def _advantage(objective: str) -> dict[str, Any]:
+    """Returns the part that a critic's returns come from."""
+    return {"advantage": Gae(GaeConfig(lam=0.9, gamma=0.99))} if objective == "critic" else {}
+
+
+def _records(objective: str, step: int) -> list[TrainRecord]:
+    """Returns the records of a step, all of one minibatch."""
+    if objective in _PAIRS:
+        return [replace(record, minibatch=0) for record in pairs(step)]
+    draw = np.random.default_rng(100 + step)
+    made = make_records(seed=step, least_actions=2)
+    return [_taught(record, draw) for record in made]
+
+
+def _taught(record: TrainRecord, draw: np.random.Generator) -> TrainRecord:
+    """Adds a teacher's log-probs; every second record was cut."""
+    logp = record.columns["logp"]
+    teacher = np.minimum(logp + draw.normal(size=logp.shape), 0).astype(np.float32)
+    columns = {**record.columns, "teacher_logp": teacher}
+    return replace(record, columns=columns, truncated=record.sample % 2 == 1)
+
+
+def _train(trainer: Any, objective: str, step: int, replica: int, replicas: int) -> Any:
+    """One step, of which the last replica has one prompt's records, and the first most."""
+    records = _records(objective, step)
+    numbers = np.random.default_rng(step).standard_normal(len(records))
+    last = max(record.ordinal for record in records)
+    mine = [
+        i
+        for i, record in enumerate(records)
+        if replicas == 1 or (record.ordinal == last) == (replica == replicas - 1)
+    ]
+    own = [records[i] for i in mine]
+    if objective == "critic":
+        assert isinstance(trainer, ValueTraining)
+        own = [
+            replace(record, columns={**record.columns, **given})
+            for record, given in zip(own, trainer.annotate(own), strict=True)
+        ]
+    trainer.prepare(own, frozenset())
+    return trainer.train(step, numbers[mine], 1, 1)
+
+
+def metrics_of(work: Path) -> list[dict[str, float]]:
+    """Returns the metrics of each step; the last one's began from ``Job.resume``."""
+    metrics: list[dict[str, float]] = json.loads((work / "metrics.json").read_text())
+    return metrics
+
+
+def assert_alike(work: Path, expected: Path) -> None:
+    """Asserts that a job's losses, gradient norms and weights are those of another one."""
+    for step, (own, other) in enumerate(zip(metrics_of(work), metrics_of(expected), strict=True)):
+        for name in {"loss", "grad_norm", "explained_variance", "value_loss"} & other.keys():
+            np.testing.assert_allclose(
+                own[name], other[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"{step} {name}"
+            )
+    weights, theirs = (dict(np.load(path / "weights.npz")) for path in (work, expected))
+    assert weights.keys() == theirs.keys()
+    for name, array in theirs.items():
+        np.testing.assert_allclose(weights[name], array, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+def _main(file: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    for plain in json.loads(file.read_text()):
+        run(Job(**{**plain, "layout": Layout(**plain["layout"])}), rank)
+    os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), int(sys.argv[2]))
