@@ -9,12 +9,18 @@ heads, E head size, T tokens of a micro-batch, A its actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gcore_core.contract.memory import PHASES, MemoryNeed, WorkerShape
-from gcore_language.architecture import Architecture, Tensors, numbers
-from gcore_language.settings import TrainerSettings
+from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
+from gcore_language.architecture import (
+    Architecture,
+    Tensors,
+    UnknownSizes,
+    numbers,
+    read_architecture,
+)
+from gcore_language.settings import GeneratorSettings, TrainerSettings
 
 #: dtype -> bytes of a number.
 NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -87,15 +93,51 @@ def _saved_by_feed_forward(model: Architecture, run: Pass) -> int:
 def activations(model: Architecture, run: Pass, *, checkpointing: bool) -> int:
     """Returns the bytes of activations when the backward pass begins, without those of the head.
 
-    checkpointing: only the layers' inputs are kept, and one layer is computed again at a time.
+    checkpointing: only the layers' inputs are kept.
     """
-    layer = saved_by_layer(model, run)
-    last_norm = 3 * 4 * model.hidden * run.tokens
+    layer = 4 * model.hidden * run.tokens if checkpointing else saved_by_layer(model, run)
     mask = 4 * run.tokens * run.mask_row
-    if checkpointing:
-        inputs = 4 * model.hidden * run.tokens * model.layers
-        return inputs + layer + last_norm + mask
-    return layer * model.layers + last_norm + mask
+    return layer * model.layers + _last_norm(model, run) + mask
+
+
+def _last_norm(model: Architecture, run: Pass) -> int:
+    return 3 * 4 * model.hidden * run.tokens
+
+
+def at_work(
+    model: Architecture, run: Pass, *, checkpointing: bool, ranks: int = 1
+) -> tuple[int, str]:
+    """Returns the bytes of what comes and goes while a gradient is computed, beside activations,
+    and the moment at which they are most.
+
+    Moments, in the order in which they come:
+
+    head     the logits of a chunk, or one of that size and the gradient of the output embedding
+    layer    the gradients of the last layer's activations; with checkpointing the layer computed
+             again; a tied output embedding's gradient, which waits for the input's. Ranks also
+             gather the next layer, and hold this layer's gradient whole, as computed and as sent
+    end      the gradients of both embeddings, when all activations are gone
+    """
+    embedding = 4 * model.vocabulary * model.hidden
+    head = max(
+        logits(model, run, gradient=True), 4 * _chunk(model, run) * model.vocabulary + embedding
+    )
+    layer = 3 * run.nbytes * _channels(model) * run.tokens
+    layer += saved_by_layer(model, run) if checkpointing else 0
+    layer += embedding if model.tied or ranks > 1 else 0
+    layer += 3 * 4 * numbers(model.layer()) if ranks > 1 else 0
+    layer -= _last_norm(model, run)
+    end = 2 * embedding - activations(model, run, checkpointing=checkpointing)
+    moments = {"the head": head, "the last layer": layer, "the embeddings": end}
+    moment = max(moments, key=lambda name: moments[name])
+    return moments[moment], moment
+
+
+def _channels(model: Architecture) -> int:
+    """Returns the feed-forward channels that compute a token."""
+    if model.experts:
+        return model.experts_per_token * model.expert_channels
+    return model.intermediate
 
 
 def cast_weights(model: Architecture, dtype: str) -> int:
@@ -109,22 +151,24 @@ def cast_weights(model: Architecture, dtype: str) -> int:
 def logits(model: Architecture, run: Pass, *, gradient: bool) -> int:
     """Returns the bytes that the head holds at its fullest.
 
-    The head is applied in chunks of at most ``CHUNK_LOGITS`` logits. Of a chunk there are, at
-    once, the logits, their log-softmax in float32 and one more of that size: the gradient of the
-    one, or what the entropy is summed from.
+    The head is applied in chunks of at most ``CHUNK_LOGITS`` logits. Of a chunk there are at once
+    the logits and, in float32, their log-softmax and the two factors that an entropy is summed
+    from. Without a gradient there is no entropy: the logits, in float32 too, and the log-softmax.
     """
-    chunk = min(run.actions, max(1, CHUNK_LOGITS // model.vocabulary))
-    units = 4 if gradient else 3
+    chunk = _chunk(model, run) * model.vocabulary
     head = 0 if run.dtype == "float32" else run.nbytes * model.vocabulary * model.hidden
-    return units * 4 * chunk * model.vocabulary + head
+    return chunk * (run.nbytes + 4 * (3 if gradient else 2)) + head
+
+
+def _chunk(model: Architecture, run: Pass) -> int:
+    """Returns how many actions go through the head at once."""
+    return min(run.actions, max(1, CHUNK_LOGITS // model.vocabulary))
 
 
 def forward_only(model: Architecture, run: Pass) -> int:
     """Returns the bytes of activations of a forward pass without gradient: those of one layer."""
-    widest = 3 * (model.intermediate or 0)
-    if model.experts:
-        widest = model.experts_per_token * 3 * model.expert_channels
-    return run.tokens * (3 * 4 * model.hidden + run.nbytes * widest) + 4 * run.tokens * run.mask_row
+    layer = 3 * 4 * model.hidden + 3 * run.nbytes * _channels(model)
+    return run.tokens * (layer + 4 * run.mask_row)
 
 
 def largest_tensor(model: Architecture) -> int:
@@ -149,6 +193,96 @@ def pass_of(model: Architecture, settings: TrainerSettings, worker: WorkerShape)
         dtype=settings.dtype,
         repeats_keys=shared and worker.device != "cpu",
         mask_row=row,
+    )
+
+
+def of_passes(
+    model: Architecture, settings: TrainerSettings, worker: WorkerShape
+) -> Iterator[MemoryNeed]:
+    """Yields what the fullest passes of a trainer need beside what a rank holds."""
+    run = pass_of(model, settings, worker)
+    checkpointing = settings.gradient_checkpointing
+    fewer = f"config.budget_tokens={max(1, settings.budget_tokens // 2)}"
+    kept = "" if checkpointing else "config.gradient_checkpointing=true"
+    tokens = f"{run.tokens} tokens, {settings.dtype}"
+    yield MemoryNeed(
+        phase="preparation",
+        what="activations",
+        nbytes=forward_only(model, run),
+        at_most=True,
+        setting=fewer,
+        note=f"of one layer, {tokens}",
+    )
+    yield MemoryNeed(
+        phase="preparation",
+        what="logits",
+        nbytes=logits(model, run, gradient=False),
+        at_most=True,
+        note="of a chunk of actions",
+    )
+    yield MemoryNeed(
+        phase="training",
+        what="activations",
+        nbytes=activations(model, run, checkpointing=checkpointing),
+        at_most=True,
+        setting=kept or fewer,
+        note=tokens + (", layers' inputs alone" if checkpointing else ""),
+    )
+    nbytes, moment = at_work(model, run, checkpointing=checkpointing, ranks=worker.slots)
+    yield MemoryNeed(
+        phase="training",
+        what="logits and gradients at work",
+        nbytes=nbytes,
+        at_most=True,
+        setting=fewer,
+        note=f"most at {moment}",
+    )
+
+
+def of_paged_engine(
+    settings: GeneratorSettings,
+    worker: WorkerShape,
+    *,
+    engine: str,
+    cache_bytes: Callable[[Architecture], int | None],
+    setting: str,
+    devices: int = 1,
+) -> Iterator[MemoryNeed]:
+    """Yields what a replica of a paged engine needs on each of its devices.
+
+    engine: its name, for a reader.
+    cache_bytes: of the key-value cache that the settings ask for; None where the engine takes what
+        it finds free.
+    setting: the setting that bounds that cache.
+    devices: that share the model's matrices.
+    """
+    try:
+        model = read_architecture(worker.model)
+    except UnknownSizes as error:
+        yield from unknown(str(error), (*PHASES, ASLEEP))
+        return
+    weights = NBYTES[settings.dtype] * model.of_slice(devices)
+    note = settings.dtype if devices == 1 else f"{settings.dtype}, over {devices} devices"
+    yield from in_every_phase("weights", weights, note=note)
+    cache = cache_bytes(model)
+    for phase in PHASES:
+        yield MemoryNeed(
+            phase=phase,
+            what="key-value cache",
+            nbytes=None if cache is None else cache // devices,
+            setting=setting if cache else "",
+            note=f"what {engine} finds free; set {setting.partition('=')[0]}"
+            if cache is None
+            else f"as {setting.partition('=')[0]} says",
+        )
+        yield MemoryNeed(
+            phase=phase,
+            what="engine",
+            nbytes=None,
+            note=f"what {engine} takes for its passes and graphs is its own to say",
+        )
+    yield MemoryNeed(
+        phase=ASLEEP, what="weights", nbytes=weights, on="host", note="copied to host memory"
     )
 
 

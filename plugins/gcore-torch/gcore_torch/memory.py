@@ -15,14 +15,12 @@ from gcore_language.memory import (
     MOMENTS_BYTES,
     NBYTES,
     Pass,
-    activations,
     cast_weights,
     forward_only,
     in_every_phase,
     keeps_reference,
     largest_tensor,
-    logits,
-    pass_of,
+    of_passes,
     push_buckets,
     unknown,
 )
@@ -49,8 +47,7 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
         yield from unknown("of a trainer with adapters nobody has counted it yet")
         return
     yield from held_by_rank(model, config, worker)
-    run = pass_of(model, config, worker)
-    yield from _computing(model, config, worker, run)
+    yield from _computing(model, config, worker)
     yield push_buckets(model, config.dtype)
     if worker.slots > 1:
         yield MemoryNeed(
@@ -88,11 +85,9 @@ def held_by_rank(
 
 
 def _computing(
-    model: Architecture, config: TorchTrainerConfig, worker: WorkerShape, run: Pass
+    model: Architecture, config: TorchTrainerConfig, worker: WorkerShape
 ) -> Iterator[MemoryNeed]:
     """Yields what the fullest passes need beside what the rank holds."""
-    fewer = f"config.budget_tokens={max(1, config.budget_tokens // 2)}"
-    kept = "" if config.gradient_checkpointing else "config.gradient_checkpointing=true"
     casts = cast_weights(model, config.dtype)
     for phase in _COMPUTES:
         if casts:
@@ -106,51 +101,10 @@ def _computing(
             yield MemoryNeed(
                 phase=phase,
                 what="gathered weights",
-                nbytes=_gathered(model, gradient=phase == "training"),
-                note="embeddings and the layers at work, whole, by FSDP2",
+                nbytes=_MASTER * (numbers(model.root()) + numbers(model.layer())),
+                note="the embeddings and a layer, whole, by FSDP2",
             )
-    note = f"{run.tokens} tokens, {config.dtype}"
-    yield MemoryNeed(
-        phase="preparation",
-        what="activations",
-        nbytes=forward_only(model, run),
-        at_most=True,
-        setting=fewer,
-        note=f"of one layer, {note}",
-    )
-    yield MemoryNeed(
-        phase="training",
-        what="activations",
-        nbytes=activations(model, run, checkpointing=config.gradient_checkpointing),
-        at_most=True,
-        setting=kept or fewer,
-        note=note + (", layers' inputs alone" if config.gradient_checkpointing else ""),
-    )
-    yield MemoryNeed(
-        phase="training",
-        what="gradient of the head",
-        nbytes=_MASTER * model.vocabulary * model.hidden,
-        note="whole, beside the sum that it is added to",
-    )
-    for phase in _COMPUTES:
-        yield MemoryNeed(
-            phase=phase,
-            what="logits",
-            nbytes=logits(model, run, gradient=phase == "training"),
-            at_most=True,
-            note="of one chunk of actions",
-        )
-
-
-def _gathered(model: Architecture, *, gradient: bool) -> int:
-    """Returns the bytes that FSDP2 gathers at its fullest.
-
-    The root, which holds the embeddings, stays whole; beside it are the layer at work and the next
-    one. In the backward pass a layer's whole gradient comes in twice, as computed and as sent.
-    """
-    root = numbers(model.root())
-    layer = numbers(model.layer())
-    return _MASTER * (root + 2 * layer + (2 * layer if gradient else 0))
+    yield from of_passes(model, config, worker)
 
 
 def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
