@@ -1,4 +1,4 @@
-"""Eight well-known models, dense and sparse, are planned on 1 to 64 devices by their config.json."""
+"""Eight well-known models, dense and sparse, are planned on 1 to 64 devices by config.json."""
 
 from __future__ import annotations
 
