@@ -46,6 +46,9 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     if config.lora.on:
         yield from unknown("of a trainer with adapters nobody has counted it yet")
         return
+    if "values" in worker.requires:
+        yield from unknown("of a model with a value head nobody has counted it yet")
+        return
     yield from held_by_rank(model, config, worker)
     yield from _computing(model, config, worker)
     yield push_buckets(model, config.dtype)
