@@ -129,7 +129,7 @@ def _well(needs: MemoryNeeds) -> str:
     sizeless = [pool for pool in needs.held if pool.device >= 0 and pool not in needs.there]
     if sizeless:
         return "the memory of its devices is not known; set cluster.device_gib"
-    return "fits, but for what is not known" if needs.silent else "fits"
+    return "what is known fits" if needs.silent else "fits"
 
 
 def _verdict(needs: MemoryNeeds, names: str, pool: Pool) -> str:
@@ -152,6 +152,8 @@ def _rows(needs: MemoryNeeds, pool: Pool) -> Iterator[list[str]]:
             bound = "at most, " if row.need.at_most else ""
             yield [phase, role, row.need.what, nbytes, f"{bound}{row.need.note}"]
         there = f"of {needs.there[pool] / GIB:.2f}" if pool in needs.there else "of ?"
+        if any(row.need.nbytes is None for row in held):
+            there += ", without what is not known"
         yield [phase, "", "sum", f"{needs.total(pool, phase) / GIB:.2f}", there]
 
 

@@ -64,8 +64,8 @@ def _rollout(
     import numpy as np
 
     profile = _fits(outcomes)[role].profile
-    length = median(float(row["length"]) for row in rows if row.get("length"))
-    actions = median(float(row["actions"]) for row in rows if row.get("actions"))
+    length = median(float(row["length"]) for row in rows)
+    actions = median(float(row["actions"]) for row in rows)
     records = round(actions / length)
     replicas = len(placed.workers[role])
     alone = profile.seconds(np.zeros(1), np.array([length]))
@@ -85,9 +85,8 @@ def _measured(run: Path) -> tuple[Path, list[Measured], list[Mapping[str, Any]]]
     """Returns the last steps that a run has measured; None where it has fitted no profile."""
     _, by_step = read_placement(run)
     outcomes = [by_step[step] for step in sorted(by_step)][-_STEPS:]
-    rows: list[Mapping[str, Any]] = [
-        row for row in read_metrics(run) if row.get("length") and row.get("actions")
-    ]
+    metrics = [row["metrics"] for row in read_metrics(run)]
+    rows: list[Mapping[str, Any]] = [m for m in metrics if m.get("length") and m.get("actions")]
     if not _fits(outcomes) or not rows:
         raise DataError(
             "the run has fitted no profile of an engine.",

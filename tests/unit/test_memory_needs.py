@@ -7,17 +7,21 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gcore_core.cli import main
 from gcore_core.config.plan import load_plan
+from gcore_core.contract.engine_profiles import EngineFit, Profile
 from gcore_core.contract.errors import ContractError, PlacementError
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import MemoryNeed
 from gcore_core.contract.placement import Device
+from gcore_core.contract.run_files import Measured
 from gcore_core.run.initial_placement import place
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.memory_needs import GIB, MemoryNeeds, Pool, memory_needs
+from gcore_core.run.step_seconds import expected_seconds
 from gcore_core.testing import fake
 from tests.support import sized
 
@@ -206,6 +210,32 @@ def test_a_run_that_has_measured_nothing_is_refused_by_name(
 ) -> None:
     assert main(["plan", str(job), "--devices=1", f"--measured={tmp_path}"]) == 4
     assert "the run has no record of placement decisions" in capsys.readouterr().err
+
+
+def test_seconds_come_from_the_profile_that_an_earlier_run_has_fitted(
+    job: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "sized" / "001"
+    run.mkdir(parents=True)
+    profile = Profile(base_s=0.1, running_s=0.0, cached_s=0.0, max_running=10)
+    fit = EngineFit(profile=profile, requests=40)
+    outcome = Measured(
+        step=1, measured_s=9.0, training_s=4.0, pushing_s=0.5, engines={"rollout": fit}
+    )
+    (run / "placement.jsonl").write_bytes(msgspec.json.encode(outcome) + b"\n")
+    numbers = {"length": 20.0, "actions": 2000.0}
+    row = {"step": 1, "version": 1, "time_unix_s": 0.0, "metrics": numbers}
+    (run / "metrics.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
+    (run / "config.yaml").write_text("roles: {policy: {slots: 1}, rollout: {slots: 1}}")
+    plan = load_plan(job, ["roles.rollout.slots=2"])
+    placed = place(plan, machine(3, 80))
+    rollout, training, push = expected_seconds(plan, placed, run)
+    # 100 records of 20 rounds of 0.1 s, ten at a time, over two replicas
+    assert rollout.startswith("rollout: 10 s, by the profile of ")
+    assert training.startswith("training: 4 s, measured in ")
+    assert push.startswith("push: 0.5 s, measured in ")
+    more = load_plan(job, ["roles.policy.slots=2"])
+    assert expected_seconds(more, placed, run)[1] == "training: not measured on 2 slots"
 
 
 def test_check_and_run_refuse_what_cannot_fit_before_anything_is_made(
