@@ -108,6 +108,13 @@ BENCHMARKS = (
         commands=(f"{SCRIPT} --parts lora",),
         minutes=8,
     ),
+    Benchmark(
+        name="large_plan",
+        of="large",
+        measures=("plugins/gcore-language", "plugins/gcore-torch", "benchmarks/large_plan.py"),
+        commands=(f"{SCRIPT} --parts plan",),
+        minutes=2,
+    ),
     Benchmark(name="startup", measures=(CORE,), minutes=0.5),
     Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=11),
     Benchmark(

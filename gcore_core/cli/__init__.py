@@ -16,6 +16,7 @@ VERBS = {
     "run": "train as a YAML file says",
     "resume": "go on with a run from its newest checkpoint",
     "check": "resolve and check a YAML file without starting anything",
+    "plan": "say what a job needs on each device, before anything starts",
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins, or begin a new one",
     "conformance": "hold a plugin to the contracts of what it provides",

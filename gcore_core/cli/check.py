@@ -21,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.config.plan import load_plan
     from gcore_core.contract.errors import ConfigError
     from gcore_core.run.initial_placement import find_nodes, place
+    from gcore_core.run.memory_fit import check_memory
     from gcore_core.run.preflight import check_parts
 
     try:
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         checks.interpreters(plan.settings, plan.provided, plan.source)
         placed = place(plan, find_nodes(plan))
         check_parts(plan)
+        memory_notes = check_memory(plan, placed, placed.nodes, args.overrides)
     except ConfigError as error:
         problems = error.facts.get("problems", ())
         if len(problems) < 2:
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         return error.exit_code
     rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
     print_table(["at", "provider", "plugin", "distribution"], rows)
-    for note in [*plan.notes, *filter(None, [placed.note])]:
+    for note in [*plan.notes, *filter(None, [placed.note]), *memory_notes]:
         print(f"note: {note}")
     print(f"{args.file}: nothing wrong found")
     return 0

@@ -118,6 +118,8 @@ class Cluster:
     """What the run may occupy."""
 
     devices: int | str = "auto"
+    # Memory of each accelerator in GiB, where the launcher does not tell; None: not known.
+    device_gib: float | None = _positive(default=None)
     # A run that has lost machines, and does not fit on the others, waits so long for them.
     wait_s: float = _positive(default=600.0)
 

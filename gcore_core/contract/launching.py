@@ -193,12 +193,16 @@ class NodeFacts:
         runs on.
     is_private: whether the network between it and other such nodes is declared private, so that
         ranks of one trainer may speak over it in plain.
+    device_bytes: memory of each of its devices that are accelerators; 0: not known.
+    host_bytes: memory of the machine; 0: not known.
     """
 
     name: str
     devices: tuple[Device, ...]
     host: str = ""
     is_private: bool = False
+    device_bytes: int = 0
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,8 @@ class Provider:
         worker's place, before it knows which one. To import them must read nothing that the
         factory sets before, touch no device and start no thread; where it does one of the last two,
         the process is not forked.
+    memory: ``"module:attribute"`` of a function that says how much memory a worker will need, see
+        ``gcore_core.contract.memory``; "": nobody knows. Its module imports no engine.
     """
 
     name: str = "default"
@@ -103,6 +105,7 @@ class Provider:
     needs: tuple[str, ...] = ()
     shared_memory: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    memory: str = ""
 
     def problems(self, plugin: str) -> list[str]:
         """Returns the reasons why this description is not valid; none when it is."""
@@ -111,6 +114,8 @@ class Provider:
             problems.append(f"name {self.name!r} is not lower case words joined by dashes")
         if not _FACTORY.fullmatch(self.factory):
             problems.append(f"factory {self.factory!r} is not 'module:attribute'")
+        if self.memory and not _FACTORY.fullmatch(self.memory):
+            problems.append(f"memory {self.memory!r} is not 'module:attribute'")
         if self.config is not None and not hasattr(self.config, "__dataclass_fields__"):
             problems.append(f"config {self.config!r} is not a dataclass")
         elif self.config is not None:

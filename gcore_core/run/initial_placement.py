@@ -20,7 +20,14 @@ from gcore_core.contract.factories import build, import_attribute
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.launching import Launcher, NodeFacts
 from gcore_core.contract.metering import Meter
-from gcore_core.contract.placement import Device, Need, Partition, PlacementPolicy, Window
+from gcore_core.contract.placement import (
+    Device,
+    Mode,
+    Need,
+    Partition,
+    PlacementPolicy,
+    Window,
+)
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
 from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import PlacementFacts
@@ -41,6 +48,8 @@ class Placed:
     resting: of ``sleeps``, the generators that sleep while the trainer works.
     provider: the policy's provider, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read in each rollout; "": none.
+    mode: how generators share cells at first, as in ``Decision.mode``.
+    reason: why workers are where they are, in the policy's words.
     """
 
     workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
@@ -51,6 +60,8 @@ class Placed:
     resting: Sequence[str] = ()
     provider: str = ""
     meter: str = ""
+    mode: Mode = "split"
+    reason: str = ""
 
     @property
     def note(self) -> str:
@@ -185,6 +196,8 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
         meter=meter,
         sleeps=sleeps,
         resting=resting,
+        mode=decision.mode,
+        reason=decision.reason,
     )
 
 

@@ -38,6 +38,7 @@ from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.logs import hold_log
 from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
 from gcore_core.run.make_model import make_model
+from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
@@ -83,6 +84,7 @@ def prepare(
     found = _found(plan, launcher, display)
     placed = found.placed
     check_parts(plan)
+    memory_notes = check_memory(plan, placed, placed.nodes, overrides)
     run = plan.settings.run
     resumed = None if resume is None else newest(resume)
     if resumed is not None:
@@ -100,8 +102,8 @@ def prepare(
         if node.follows and not models[role]:
             models[role] = models[node.follows]
     _say_changes(plan, {}, found, display)
-    if placed.note:
-        display.note(placed.note)
+    for note in filter(None, [placed.note, *memory_notes]):
+        display.note(note)
     kept_weights = host_memory(plan, placed, models)
     if kept_weights:
         display.note(kept_weights)

@@ -24,6 +24,7 @@ from gcore_core.config import catalog
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.errors import PluginBroken
 from gcore_core.contract.factories import import_attribute, reference_to
+from gcore_core.contract.memory import MemoryNeed, WorkerShape
 from gcore_core.testing.contracts.base import Contract
 
 #: What a hook may take: descriptions are data, nothing is computed or opened for them.
@@ -37,6 +38,13 @@ METHODS = {
     "weights.push": ("begin_weights", "load_weights", "commit_weights"),
 }
 
+_ASK = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[2])
+from gcore_core.contract.factories import import_attribute
+assert callable(import_attribute(sys.argv[1])), sys.argv[1]
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(json.loads(sys.argv[3])))))
+"""  # noqa: E501
 _LOOK = """
 import importlib, json, os, sys
 sys.path[:0] = json.loads(sys.argv[2])
@@ -67,15 +75,24 @@ class PluginContract(Contract):
             json.dumps([path for path in sys.path if path]),
             json.dumps(catalog.HEAVY),
         ]
-        completed = subprocess.run(
-            [sys.executable, "-c", _LOOK, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-        assert completed.returncode == 0, completed.stderr
-        assert json.loads(completed.stdout.splitlines()[-1]) == []
+        assert _heavy_modules(_LOOK, words) == []
+
+    def test_it_says_what_it_needs_without_its_engine(self, provided: list[Provided]) -> None:
+        """What ``memory`` of a description names is imported where no engine is; and what it
+        answers, for a model of which nothing is known, are needs.
+        """
+        named = [item for item in provided if item.spec.memory]
+        if not named:
+            self.not_claimed("memory")
+        for item in named:
+            words = [item.spec.memory, json.dumps([path for path in sys.path if path])]
+            assert _heavy_modules(_ASK, [*words, json.dumps(catalog.HEAVY)]) == [], item.reference
+            if item.spec.config is not None and not _defaults_are_allowed(item.spec.config):
+                continue
+            config = None if item.spec.config is None else item.spec.config()
+            needs = list(import_attribute(item.spec.memory)(config, WorkerShape(role="any")))
+            assert all(isinstance(need, MemoryNeed) for need in needs), item.reference
+            assert [problem for need in needs for problem in need.problems()] == []
 
     def test_hooks_return_at_once_and_alike(self, installed: catalog.Installed) -> None:
         Plugins().load(installed)  # imports are not counted
@@ -152,6 +169,20 @@ class PluginContract(Contract):
             )
             if not missing and _defaults_are_allowed(config):
                 assert msgspec.convert(plain, config) == config(), item.reference
+
+
+def _heavy_modules(program: str, words: list[str]) -> list[str]:
+    """Returns what a program prints: the engines that are imported after it, in a new process."""
+    completed = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert completed.returncode == 0, completed.stderr
+    heavy: list[str] = json.loads(completed.stdout.splitlines()[-1])
+    return heavy
 
 
 def _defaults_are_allowed(config: type) -> bool:

@@ -19,6 +19,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
             "Mistral and Qwen"
         ),
         factory="gcore_megatron.trainer:make_trainer",
+        memory="gcore_megatron.memory:trainer_memory",
         config=MegatronTrainerConfig,
         capabilities=frozenset(
             {

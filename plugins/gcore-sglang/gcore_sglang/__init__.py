@@ -25,6 +25,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=SglangGeneratorConfig,
         capabilities=frozenset({"abort", "images", "weights.push"}),
         shared_memory=SHARED_MEMORY,
+        memory="gcore_sglang.memory:generator_memory",
     )
     yield GeneratorProvider(
         name="sleeping",
@@ -33,6 +34,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=SglangGeneratorConfig,
         capabilities=frozenset({"abort", "images", "sleep", "weights.push"}),
         shared_memory=SHARED_MEMORY,
+        memory="gcore_sglang.memory:generator_memory",
     )
 
 

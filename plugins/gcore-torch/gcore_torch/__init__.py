@@ -47,6 +47,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         ),
         needs=_NEEDS,
         preload=_PRELOAD,
+        memory="gcore_torch.memory:trainer_memory",
     )
 
 
@@ -65,6 +66,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         ),
         needs=_NEEDS,
         preload=_PRELOAD,
+        memory="gcore_torch.memory:generator_memory",
     )
 
 

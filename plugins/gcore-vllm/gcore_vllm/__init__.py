@@ -27,6 +27,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         capabilities=frozenset({"abort", "images", "logprobs", "weights.adapter"})
         | {"weights.device", "weights.push"},
         shared_memory=SHARED_MEMORY,
+        memory="gcore_vllm.memory:generator_memory",
     )
     yield GeneratorProvider(
         name="sleeping",
@@ -38,6 +39,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
             | {"weights.device", "weights.push"}
         ),
         shared_memory=SHARED_MEMORY,
+        memory="gcore_vllm.memory:generator_memory",
     )
 
 

@@ -19,7 +19,7 @@ from gcore_kit_parts import Settings
 
 @hookimpl
 def gcore_generators():
-    yield GeneratorProvider(summary="nothing", factory="gcore_kit_parts:Engine", capabilities=frozenset({"sleep"}))
+    yield GeneratorProvider(summary="nothing", factory="gcore_kit_parts:Engine", capabilities=frozenset({"sleep"}), memory="gcore_kit_parts:needs")
 
 @hookimpl
 def gcore_balancers():
@@ -28,6 +28,10 @@ def gcore_balancers():
 
 PARTS = """
 from dataclasses import dataclass, field
+from gcore_core.contract.memory import MemoryNeed
+
+def needs(config, worker):
+    yield MemoryNeed(phase="rollout", what="weights", nbytes=1)
 
 @dataclass(frozen=True)
 class Settings:
@@ -104,3 +108,16 @@ class HasWhatItDoesNotClaim(Clean):
 class HasSettingsThatYamlCannotHold(Clean):
     caught_by = ("test_settings_survive_yaml",)
     parts = PARTS.replace("size: int = 4", "size: complex = 4j")
+
+
+class ImportsItsEngineToSayWhatItNeeds(Clean):
+    caught_by = (
+        "test_importing_it_imports_no_engine",  # its settings lie in the same module
+        "test_it_says_what_it_needs_without_its_engine",
+    )
+    parts = f"import matplotlib{PARTS}"
+
+
+class NeedsSomethingInAPhaseThatThereIsNot(Clean):
+    caught_by = ("test_it_says_what_it_needs_without_its_engine",)
+    parts = PARTS.replace('phase="rollout"', 'phase="lunch"')

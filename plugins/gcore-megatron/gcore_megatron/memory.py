@@ -1,0 +1,91 @@
+"""Says how much memory a rank of this trainer will need. It imports neither torch nor Megatron.
+
+Tensor-parallel slots share each matrix and the vocabulary, pipeline stages share the layers. In
+bfloat16 a rank holds two bytes of weight and four of gradient for each number, and the optimizer
+twelve: its own float32 weight and two moments; these are shared out over the replicas with
+``distributed_optimizer`` (Megatron-Core's guide, "Distributed Optimizer"). In float32 the
+optimizer's weights are the model's.
+
+The closed forms of activations are those of ``gcore_language.memory``, divided by what the slots
+share; they were compared with the trainer torch, not with Megatron-Core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gcore_language.architecture import Architecture, UnknownSizes, read_architecture
+from gcore_language.memory import (
+    MOMENTS_BYTES,
+    NBYTES,
+    in_every_phase,
+    keeps_reference,
+    of_passes,
+    push_buckets,
+    unknown,
+)
+
+from gcore_core.contract.memory import MemoryNeed, WorkerShape
+from gcore_megatron.config import MegatronTrainerConfig
+
+_MASTER = 4  # bytes of a float32
+
+
+def trainer_memory(config: MegatronTrainerConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
+    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``."""
+    try:
+        model = read_architecture(worker.model)
+    except UnknownSizes as error:
+        yield from unknown(str(error))
+        return
+    yield from _held(model, config, worker)
+    stages = config.pipeline_parallel
+    run = replace(worker, slots=1)  # no weights are gathered
+    for need in of_passes(model, config, run):
+        # A first stage keeps as many micro-batches as there are stages (1F1B), each of its layers
+        # alone: together as much as one device would keep.
+        shared = config.context_parallel
+        shared *= config.tensor_parallel if config.sequence_parallel else 1
+        note = f"{need.note}; {stages} micro-batches at a time" if stages > 1 else need.note
+        yield replace(need, nbytes=(need.nbytes or 0) // shared, note=note)
+    yield push_buckets(model, config.dtype)
+
+
+def _held(
+    model: Architecture, config: MegatronTrainerConfig, worker: WorkerShape
+) -> Iterator[MemoryNeed]:
+    """Yields weights, gradients and optimizer of a rank."""
+    own = _of_stage(model, config)
+    replicas = max(1, worker.slots // config.replica_slots())
+    size = NBYTES[config.dtype]
+    states = MOMENTS_BYTES + (_MASTER if size < _MASTER else 0)
+    share = replicas if config.distributed_optimizer else 1
+    tensor = f"config.tensor_parallel={config.tensor_parallel * 2}"
+    split = f"tensor parallel {config.tensor_parallel}, stages {config.pipeline_parallel}"
+    yield from in_every_phase(
+        "weights", size * own, setting=tensor, note=f"{config.dtype}, {split}"
+    )
+    yield from in_every_phase(
+        "gradients", _MASTER * own, setting=tensor, note="float32, one buffer that is kept"
+    )
+    yield from in_every_phase(
+        "optimizer",
+        -(-states * own // share),
+        setting=f"slots={worker.slots * 2}" if config.distributed_optimizer else tensor,
+        note=f"float32, over {share} replicas",
+    )
+    if keeps_reference(config, worker):
+        yield from in_every_phase("reference", size * own, note=config.dtype)
+
+
+def _of_stage(model: Architecture, config: MegatronTrainerConfig) -> int:
+    """Returns how many numbers the fullest stage holds: an even part of the layers, and the
+    embeddings that stand at its end; the first and the last stage have one each.
+    """
+    whole = model.of_slice(config.tensor_parallel)
+    embedding = -(-model.vocabulary * model.hidden // config.tensor_parallel)
+    ends = embedding * (1 if model.tied else 2)
+    if config.pipeline_parallel == 1:
+        return whole
+    return -(-(whole - ends) // config.pipeline_parallel) + embedding

@@ -1,0 +1,159 @@
+"""Says how much memory the workers of this plugin will need. It imports neither torch nor
+transformers.
+
+The trainer holds float32 weights, gradients and AdamW's moments, each rank its rows of them
+(FSDP2). Under autocast it also holds copies of the matrices in bfloat16 while it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gcore_language.architecture import Architecture, UnknownSizes, numbers, read_architecture
+from gcore_language.memory import (
+    MOMENTS_BYTES,
+    NBYTES,
+    Pass,
+    cast_weights,
+    forward_only,
+    in_every_phase,
+    keeps_reference,
+    largest_tensor,
+    of_passes,
+    push_buckets,
+    unknown,
+)
+from gcore_language.settings import TrainerSettings
+
+from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
+from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
+
+_MASTER = 4  # bytes of a float32
+#: Most tokens of one forward pass over prompts, as in ``gcore_torch.decoder``.
+_PREFILL_TOKENS = 16384
+#: Phases in which the trainer runs its model.
+_COMPUTES = ("preparation", "training")
+
+
+def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
+    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``."""
+    try:
+        model = read_architecture(worker.model)
+    except UnknownSizes as error:
+        yield from unknown(str(error))
+        return
+    if config.lora.on:
+        yield from unknown("of a trainer with adapters nobody has counted it yet")
+        return
+    if "values" in worker.requires:
+        yield from unknown("of a model with a value head nobody has counted it yet")
+        return
+    yield from held_by_rank(model, config, worker)
+    yield from _computing(model, config, worker)
+    yield push_buckets(model, config.dtype)
+    if worker.slots > 1:
+        yield MemoryNeed(
+            phase="push",
+            what="gathered tensor",
+            nbytes=largest_tensor(model) * (_MASTER + NBYTES[config.dtype]),
+            note="the largest tensor, whole",
+        )
+
+
+def held_by_rank(
+    model: Architecture, config: TrainerSettings, worker: WorkerShape
+) -> Iterator[MemoryNeed]:
+    """Yields weights, gradients and optimizer of the fullest rank."""
+    own = model.of_rank(worker.slots)
+    more = f"slots={worker.slots * 2}"
+    yield from in_every_phase(
+        "weights", _MASTER * own, setting=more, note="float32, this rank's rows"
+    )
+    yield from in_every_phase(
+        "optimizer", MOMENTS_BYTES * own, setting=more, note="AdamW's two moments in float32"
+    )
+    if keeps_reference(config, worker):
+        yield from in_every_phase("reference", _MASTER * own, note="float32, this rank's rows")
+    yield MemoryNeed(
+        phase="training", what="gradients", nbytes=_MASTER * own, setting=more, note="float32"
+    )
+    if worker.deterministic:
+        yield MemoryNeed(
+            phase="training",
+            what="exact sums",
+            nbytes=16 * own + _MASTER * own,
+            note="two float64 for each gradient, and the gradients of one pass",
+        )
+
+
+def _computing(
+    model: Architecture, config: TorchTrainerConfig, worker: WorkerShape
+) -> Iterator[MemoryNeed]:
+    """Yields what the fullest passes need beside what the rank holds."""
+    casts = cast_weights(model, config.dtype)
+    for phase in _COMPUTES:
+        if casts:
+            yield MemoryNeed(
+                phase=phase,
+                what="cast weights",
+                nbytes=casts,
+                note=f"the layers' matrices in {config.dtype}, whole on every rank",
+            )
+        if worker.slots > 1:
+            yield MemoryNeed(
+                phase=phase,
+                what="gathered weights",
+                nbytes=_MASTER * (numbers(model.root()) + numbers(model.layer())),
+                note="the embeddings and a layer, whole, by FSDP2",
+            )
+    yield from of_passes(model, config, worker)
+
+
+def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
+    """Yields what one replica needs, see ``gcore_core.contract.memory``."""
+    try:
+        model = read_architecture(worker.model)
+    except UnknownSizes as error:
+        yield from unknown(str(error), (*PHASES, ASLEEP))
+        return
+    size = NBYTES[config.dtype]
+    weights = size * model.parameters
+    narrow = "" if size == 2 else "config.dtype=bfloat16"
+    yield from in_every_phase("weights", weights, setting=narrow, note=config.dtype)
+    cache = _cache(model, config)
+    for phase in PHASES:  # the cache is kept for the next rollout
+        yield replace(cache, phase=phase)
+    run = Pass(tokens=_PREFILL_TOKENS, actions=config.max_batch, dtype=config.dtype)
+    yield MemoryNeed(
+        phase="rollout",
+        what="activations",
+        nbytes=forward_only(model, run),
+        at_most=True,
+        note=f"of one layer, {_PREFILL_TOKENS} tokens of prompts",
+    )
+    yield MemoryNeed(
+        phase="rollout",
+        what="logits",
+        nbytes=config.max_batch * model.vocabulary * (size + 2 * 4),
+        at_most=True,
+        setting=f"config.max_batch={max(1, config.max_batch // 2)}",
+        note=f"{config.max_batch} samples",
+    )
+    kept = weights if config.sleep == "keep" else 0
+    yield MemoryNeed(phase=ASLEEP, what="weights", nbytes=kept, on="host", note=config.sleep)
+
+
+def _cache(model: Architecture, config: TorchGeneratorConfig) -> MemoryNeed:
+    """Returns the key-value cache of ``max_batch`` rows, which grows by half when it is full."""
+    length = config.context_length or config.max_new_tokens
+    columns = -(-length * 3 // 2 // 16) * 16
+    prompts = "" if config.context_length else "; prompts are not counted, set context_length"
+    return MemoryNeed(
+        phase="rollout",
+        what="key-value cache",
+        nbytes=NBYTES[config.dtype] * model.cached_numbers * config.max_batch * columns,
+        at_most=True,
+        setting=f"config.max_batch={max(1, config.max_batch // 2)}",
+        note=f"{config.max_batch} samples of {length} tokens and half as much to grow{prompts}",
+    )

@@ -1,0 +1,73 @@
+"""A plugin of a local file whose backends say what they need in whole GiB; they never start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedConfig:
+    """Settings of a backend, in GiB.
+
+    weights: held in every phase, shared out over the slots.
+    activations: at most, in a full step.
+    kept: held while it sleeps.
+    fault: what its answer is, in place of needs.
+    """
+
+    weights: int = 8
+    activations: int = 0
+    kept: int = 0
+    fault: str = ""
+
+
+def needs(config: SizedConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
+    if config.fault == "raises":
+        raise KeyError("hidden")
+    if config.fault == "phase":
+        yield MemoryNeed(phase="lunch", what="weights", nbytes=1)
+    if config.fault == "word":
+        yield "much"  # type: ignore[misc]
+    if config.fault == "unknown":
+        yield MemoryNeed(phase="training", what="cache", nbytes=None, note="takes what is free")
+    for phase in PHASES:
+        share = config.weights * GIB // worker.slots
+        more = f"slots={2 * worker.slots}"
+        yield MemoryNeed(phase=phase, what="weights", nbytes=share, setting=more, note="rows")
+    yield MemoryNeed(
+        phase="training",
+        what="activations",
+        nbytes=config.activations * GIB,
+        at_most=True,
+        setting=f"config.activations={config.activations // 2}",
+    )
+    yield MemoryNeed(phase=ASLEEP, what="weights", nbytes=config.kept * GIB, on="host")
+
+
+@hookimpl
+def gcore_trainers() -> Iterable[p.TrainerProvider]:
+    yield p.TrainerProvider(
+        summary="sized",
+        factory="gcore_core.testing.fake:FakeTrainer",
+        config=SizedConfig,
+        capabilities=frozenset({"sharding"}),
+        memory="tests.support.sized:needs",
+    )
+
+
+@hookimpl
+def gcore_generators() -> Iterable[p.GeneratorProvider]:
+    yield p.GeneratorProvider(
+        summary="sized",
+        factory="gcore_core.testing.fake:FakeGenerator",
+        config=SizedConfig,
+        capabilities=frozenset({"logprobs", "sleep", "weights.push"}),
+        memory="tests.support.sized:needs",
+    )
