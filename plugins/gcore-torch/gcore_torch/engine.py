@@ -35,6 +35,7 @@ from gcore_language.models import (
     refuse_engine,
     save_model,
 )
+from gcore_language.own_rows import OwnRows
 from gcore_language.packing import Batch, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
@@ -57,6 +58,7 @@ from gcore_torch.gradients import (
     PlainGradients,
     ShardedExactGradients,
 )
+from gcore_torch.sharding import gathered_for_now, materialise, shard
 
 
 class TorchEngine:
@@ -106,12 +108,18 @@ class TorchEngine:
     def _open(self, path: str, lora: LoraSettings | None = None) -> Policy:
         """Opens a model as a policy on this device, sharded over the ranks.
 
-        Its layouts are tried before it is sharded.
+        Several ranks open it without its weights, and each reads its own rows of them once it is
+        sharded. Its layouts are tried last.
 
         lora: of the policy; where it is on, adapters are added and the rest is frozen.
         """
         config = self._config
-        policy = self._load(path, lora)
+        rows = None if self._mesh is None else OwnRows(Path(path))
+        policy = self._load(path, lora, empty=rows is not None)
+        if rows is not None and rows.lacks(policy.model):
+            # its tensors are made of the files' in a way that only transformers knows
+            rows = None
+            policy = self._load(path, lora, empty=False)
         model = policy.model
         adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
@@ -123,21 +131,32 @@ class TorchEngine:
                     module.p = 0.0
             model.gradient_checkpointing_enable()
             model.train()
+        if self._mesh is not None:
+            shard(policy, self._mesh, set(model._no_split_modules or ()))
+        if rows is not None:
+            rounding = DTYPES[config.dtype if adapters is not None else "float32"]
+            materialise(policy, rows, self.ranks, self.device, rounding)
+        self._try(policy, adapters)
+        return policy
+
+    def _try(self, policy: Policy, adapters: Adapters | None) -> None:
+        """Tries the layouts of a policy; see ``check_layouts``."""
+        config = self._config
         exact = config.dtype == "float32"
-        with self._autocast(), adapters.on_trial() if adapters else nullcontext():
+        trial = adapters.on_trial() if adapters else nullcontext()
+        with gathered_for_now(policy), self._autocast(), trial:
             check_layouts(
                 policy,
                 self.device,
                 may_flat=exact and self.device.type == "cpu" and config.packing != "padded",
                 tolerance=1e-4 if exact else 5e-2,
             )
-        self._shard(policy, set(model._no_split_modules or ()))
-        return policy
 
-    def _load(self, path: str, lora: LoraSettings | None) -> Policy:
+    def _load(self, path: str, lora: LoraSettings | None, *, empty: bool) -> Policy:
         """Loads a model onto this device; with a value head where the objective requires values.
 
         lora: where it is on, adapters are added. Raises ConfigError for those beside a value head.
+        empty: whether to leave out the weights; see ``load_model``.
         """
         config = self._config
         attention, trust = config.attn_implementation, config.trust_remote_code
@@ -150,40 +169,27 @@ class TorchEngine:
                     why="Its head is new, so it is trained as a whole.",
                     todo="Leave lora out of this role.",
                 )
-            return ValueModel(
-                load_value_model(
-                    path,
-                    std=config.value_head_std,
-                    seed=self._context.seed,
-                    attn_implementation=attention,
-                    trust_remote_code=trust,
-                ).to(self.device)
+            head = load_value_model(
+                path,
+                std=config.value_head_std,
+                seed=self._context.seed,
+                attn_implementation=attention,
+                trust_remote_code=trust,
+                empty=empty,
             )
+            return ValueModel(head if empty else head.to(self.device))
         model = load_model(
             path,
             dtype="float32",
             attn_implementation=attention,
             trust_remote_code=trust,
             images=True,
+            empty=empty,
         )
         if lora is not None and has_adapters:
             dtype = DTYPES[config.dtype]
             self._adapters = add_adapters(model, lora, Path(path), self._context.role, dtype)
-        return Policy(model.to(self.device))
-
-    def _shard(self, policy: Policy, blocks: set[str]) -> None:
-        """Shards the policy by FSDP2; does nothing for a single rank.
-
-        blocks: names of classes. Each module of these classes is gathered by itself, the other
-            parameters with the root.
-        """
-        if self._mesh is None:
-            return
-        from torch.distributed.fsdp import fully_shard
-
-        for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
-            fully_shard(module, mesh=self._mesh)
-        fully_shard(policy, mesh=self._mesh)
+        return Policy(model if empty else model.to(self.device))
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """Makes AdamW (Loshchilov and Hutter, 2019); weights with one dimension have no weight
