@@ -51,6 +51,7 @@ from torch import Tensor
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
+from gcore_torch.bed import Bed, held_bytes
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.gradients import (
     ExactGradients,
@@ -58,7 +59,7 @@ from gcore_torch.gradients import (
     PlainGradients,
     ShardedExactGradients,
 )
-from gcore_torch.sharding import gathered_for_now, materialise, shard
+from gcore_torch.sharding import free_gathered, gathered_for_now, materialise, shard
 
 
 class TorchEngine:
@@ -104,6 +105,7 @@ class TorchEngine:
         self._optimizer = self._make_optimizer()
         self._gradients = self._add_gradients()
         self.staging = Staging()
+        self.bed = Bed(context.role, context.rank, context.directory)
 
     def _open(self, path: str, lora: LoraSettings | None = None) -> Policy:
         """Opens a model as a policy on this device, sharded over the ranks.
@@ -240,6 +242,7 @@ class TorchEngine:
         ids: the column of tokens whose log-probs are wanted too, see ``Policy.forward``.
         """
         self._context.progress()
+        self.bed.check_awake()
         tokens = batch.columns[ids] if batch is not None and ids else None
         with self._autocast(), self.clock.running():
             parts: tuple[Tensor, Tensor | None] = policy(
@@ -342,6 +345,7 @@ class TorchEngine:
 
     def _whole(self) -> Iterator[Tensor]:
         """Yields every tensor of the whole weights, in the order of ``weight_specs``."""
+        self.bed.check_awake()
         if self._adapters is None:
             yield from map(full, self._tensors.values())
             return
@@ -377,6 +381,7 @@ class TorchEngine:
 
     def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.adapter_push.AdapterEngine``."""
+        self.bed.check_awake()
         for spec in self.adapter_specs():
             yield spec, full(self._tensors[spec.name])
 
@@ -411,6 +416,7 @@ class TorchEngine:
 
         The keys are those of ``state_files``.
         """
+        self.bed.check_awake()
         local: dict[str, Tensor | None] = {}
         for name, tensor in self._tensors.items():
             parts = {"weight": tensor} | {
@@ -424,6 +430,7 @@ class TorchEngine:
     @torch.no_grad()
     def load(self, directory: Path) -> dict[str, Any]:
         """See ``TrainingEngine.load``. Returns the numbers that were saved."""
+        self.bed.check_awake()
         self.staging.wait()
         numbers = load_numbers(directory)
         if self.ranks.rank == 0:
@@ -457,5 +464,33 @@ class TorchEngine:
             copy_tokenizer(self._path, directory, self._tokenizer)
         self.ranks.wait()
 
+    # -- sleep -------------------------------------------------------------------------------------
+
+    def _kept(self) -> Iterator[Tensor]:
+        """Yields what this rank holds from step to step: weights, moments and the reference."""
+        for policy in (self._policy, self._reference):
+            yield from () if policy is None else policy.parameters()
+        for state in self._optimizer.state.values():
+            yield from (state[part] for part in MOMENTS if part in state)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of this rank's weights, moments and reference, as they are held now."""
+        return held_bytes(self._kept())
+
+    def sleep(self) -> None:
+        """See ``SleepsInRollout.sleep``."""
+        self.staging.wait()
+        self.discard()
+        for policy in (self._policy, self._reference):
+            if policy is not None:
+                free_gathered(policy)
+        self.bed.sleep(self._kept())
+
+    def wake(self) -> None:
+        """See ``SleepsInRollout.wake``."""
+        self.bed.wake()
+
     def close(self) -> None:
+        self.bed.close()
         self.ranks.close()

@@ -48,14 +48,19 @@ def materialise(
 
 @contextmanager
 def gathered_for_now(policy: Policy) -> Iterator[None]:
-    """Lets a policy be tried within a ``with`` block, and frees afterwards what was gathered.
+    """Lets a policy be tried within a ``with`` block, and frees afterwards what was gathered."""
+    try:
+        yield
+    finally:
+        free_gathered(policy)
+
+
+def free_gathered(policy: Policy) -> None:
+    """Frees what FSDP2 has gathered of a policy; each rank keeps its own rows.
 
     FSDP2 keeps the root's parameters whole after a forward pass, and a block's after one that
     failed.
     """
-    try:
-        yield
-    finally:
-        for module in policy.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
+    for module in policy.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
