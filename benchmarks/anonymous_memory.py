@@ -34,9 +34,14 @@ class Peak:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
 
+    def now(self) -> int:
+        """Returns the largest reading until now, with one of this moment."""
+        self.most = max(self.most, anonymous_bytes())
+        return self.most
+
     def _read(self) -> None:
         while not self._ended.is_set():
-            self.most = max(self.most, anonymous_bytes())
+            self.now()
             self._ended.wait(_EVERY_S)
 
     def __enter__(self) -> Peak:
@@ -51,4 +56,4 @@ class Peak:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        self.most = max(self.most, anonymous_bytes())
+        self.now()

@@ -104,6 +104,7 @@ class Bed:
         if not storages:
             return
         path = self._path()
+        path.parent.mkdir(parents=True, exist_ok=True)
         kind = _file_system(path.parent)
         if kind in _IN_MEMORY:
             raise self._no_room(f"{path.parent} is a {kind}, whose files are memory too.")
