@@ -49,6 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return room
 
 
+@pytest.mark.slow
 def test_rows_that_ranks_read_are_bit_for_bit_those_of_the_whole_model(
     models: Path, tmp_path: Path
 ) -> None:

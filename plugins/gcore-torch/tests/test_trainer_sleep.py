@@ -19,6 +19,7 @@ from tests.support import sleeping_ranks
 MANY = 1 << 20
 
 
+@pytest.mark.slow
 def test_ranks_that_share_a_model_have_the_bits_of_a_run_without_sleep(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
