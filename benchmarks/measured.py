@@ -362,6 +362,43 @@ BENCHMARKS = (
         ),
         minutes=8,
     ),
+    Benchmark(
+        name="large_load",
+        of="large",
+        measures=(
+            CORE,
+            *TORCH,
+            "benchmarks/anonymous_memory.py",
+            "benchmarks/large_load.py",
+        ),
+        commands=(f"{SCRIPT} --parts load",),
+        minutes=8,
+    ),
+    Benchmark(
+        name="large_logprobs",
+        of="large",
+        measures=(
+            CORE,
+            *TORCH,
+            "benchmarks/anonymous_memory.py",
+            "benchmarks/large_logprobs.py",
+        ),
+        commands=(f"{SCRIPT} --parts logprobs",),
+        minutes=1,
+    ),
+    Benchmark(
+        name="large_sleep",
+        of="large",
+        measures=(
+            CORE,
+            *TORCH,
+            "benchmarks/anonymous_memory.py",
+            "benchmarks/large_load.py",
+            "benchmarks/large_sleep.py",
+        ),
+        commands=(f"{SCRIPT} --parts sleep",),
+        minutes=4,
+    ),
 )
 
 

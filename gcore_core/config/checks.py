@@ -100,6 +100,7 @@ def run(
     problems += _rewards(settings, provided, objects)
     problems += _stale(provided, objects)
     problems += _adapting(provided, objects)
+    problems += _sleeping_trainers(settings, provided)
     problems += _evaluated(settings, provided)
     problems += _named_rewards(settings, objects)
     role_providers = _role_providers(plugins)
@@ -407,6 +408,25 @@ def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> I
             f"and trainer {policy.reference} shows it none and saves no state of it; take a "
             "trainer that does, or settings under which it stays as it is."
         )
+
+
+def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """Trainers that are to sleep can, under a step program that leaves them time for it."""
+    if settings.placement.sleep_in_rollout != "always":
+        return
+    where = "placement.sleep_in_rollout: always, but"
+    controller = provided["controller"]
+    if isinstance(controller.spec, ControllerProvider) and controller.spec.trains_on_stale:
+        yield (
+            f"{where} controller {controller.reference} generates while it trains; leave it out."
+        )
+    for name in settings.roles:
+        role = provided[f"roles.{name}"]
+        if role.kind == "trainer" and "sleep" not in role.spec.capabilities:
+            yield (
+                f"{where} trainer {role.reference}, which roles.{name} uses, cannot sleep; set it "
+                "to never, or take a trainer with the capability sleep."
+            )
 
 
 def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:

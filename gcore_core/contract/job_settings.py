@@ -190,6 +190,8 @@ class Placement(Choice):
     use: str = "core/even"
     # When generators sleep; only those whose backend can sleep ever do.
     sleep_in_training: str = _one_of("auto", "always", "never")
+    # When trainers sleep between a push and the next preparation.
+    sleep_in_rollout: str = _one_of("never", "always")
 
 
 @dataclass

@@ -63,7 +63,8 @@ CAPABILITIES = frozenset(
         "sharding",  # a trainer that takes more than one slot
         # one whose ranks may be on several nodes (WorkerContext.meeting_address)
         "sharding.nodes",
-        "sleep",  # can give its memory back and take it again (Sleeps)
+        # can give its memory back and take it again: a generator (Sleeps), a trainer
+        "sleep",  # (SleepsInRollout)
         "values",  # a trainer whose model gets a value head where its objective requires values
         # a trainer that can push a LoRA adapter alone (SendsAdapter), or a generator that puts it
         # on its base (WeightPlan.adapter, TakesAdapters)

@@ -155,6 +155,26 @@ class SavesInBackground(Protocol):
         """
 
 
+@runtime_checkable
+class SleepsInRollout(Protocol):
+    """Gives its memory to others while generators draw: capability "sleep" of a trainer.
+
+    Each rank is asked by itself, so neither method may use collectives. Asleep, whatever needs the
+    weights raises an error that says so; a second ``sleep``, or ``wake`` of one that is awake, does
+    nothing. Whoever calls a trainer wakes it before any other call.
+    """
+
+    def sleep(self) -> None:
+        """Gives the memory of weights and optimizer back, and drops gradients.
+
+        What a save in the background still needs is copied before. Raises PlacementError where
+        there is no room for what must be kept.
+        """
+
+    def wake(self) -> None:
+        """Takes the memory again, with the same bits of weights and optimizer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StartLogprobs:
     """Holds a record's log-probs under the weights that its step began with.

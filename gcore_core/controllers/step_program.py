@@ -13,6 +13,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluates, Evaluation
 from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.placement.trainers import rest_trainers
 from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
@@ -71,6 +72,7 @@ class StepProgram(ABC):
         try:
             await self.placement.decide(facts.start_step, facts.start_step)
             await self.publishing.publish(facts.start_step, facts.start_step)
+            await rest_trainers(self.context)
             evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
             digests = self.publishing.digests()
             await self.reporting.begin(facts.start_step, evaluated, digests)
@@ -141,6 +143,8 @@ class StepProgram(ABC):
         }
         metrics = trained | seen | ordinals | watch.metrics() | self.placement.metrics
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
+        if not last and not stops:
+            metrics |= await rest_trainers(self.context)
         watch.go_on()
         evaluated = None
         if not stops:

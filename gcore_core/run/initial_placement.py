@@ -180,7 +180,7 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
             ),
             role=unable,
         )
-    sleeps = [role for role, need in needs.items() if need.sleeps]
+    sleeps = [role for role, need in needs.items() if need.sleeps and need.kind == "generator"]
     resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
     moves = decision.engines is not None
     kind = next((device.kind for device in window.devices), "")

@@ -329,6 +329,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         learners={role: _learner(job, role) for role in learners(job.plan)},
         placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
         resting=list(job.placed.resting),
+        resting_trainers=settings.placement.sleep_in_rollout == "always",
         last_ordinal=_last_ordinal(job),
         start_step=resumed.step if resumed else 0,
         evaluated=resumed.evaluated if resumed else False,

@@ -117,6 +117,17 @@ class WakeReply(Message):
     version: int  # of the weights it holds
 
 
+class TrainerSlept(Message):
+    """Says how long a trainer's rank took, in seconds.
+
+    sleep_s: to give its memory back, now.
+    wake_s: to take it again the last time, since it slept before; 0.0 the first time.
+    """
+
+    sleep_s: float
+    wake_s: float
+
+
 class QuestionItem(Message):
     """Holds a question of a reward.
 
@@ -430,6 +441,7 @@ TRAIN_RANKS = RelayedEndpoint("train", list[TrainRequest], list[TrainReply | Non
 EVALUATE_RANKS = RelayedEndpoint(
     "evaluate", list[EvaluateRequest], list[dict[str, tuple[float, float]]]
 )
+TRAINER_SLEEP = Endpoint("trainer_sleep", Nothing, TrainerSlept, Wait.MOVE)
 SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
 DIAGNOSE = Endpoint("diagnose", DiagnoseRequest, list[Finding])
 SHOW_COMPARED = Endpoint("show_compared", DiagnoseRequest, list[ShownRecord])

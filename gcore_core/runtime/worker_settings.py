@@ -185,6 +185,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     learners: role that is trained besides the policy -> how.
     placement: where devices move between generators.
     resting: generator roles whose replicas sleep while the trainer works.
+    resting_trainers: whether trainers sleep between a push and the next preparation.
     last_ordinal: the step that consumes up to here is the last.
     start_step, next_ordinal, state: what a resumed run goes on from.
     evaluated: the weights of ``start_step`` were evaluated before.
@@ -214,6 +215,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     learners: dict[str, LearnerFacts] = {}
     placement: PlacementFacts | None = None
     resting: list[str] = []
+    resting_trainers: bool = False
     last_ordinal: int = NEVER
     start_step: int = 0
     evaluated: bool = False

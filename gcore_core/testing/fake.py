@@ -223,6 +223,26 @@ class FakeTrainer:
         self._begun: tuple[Path, dict[str, Any]] | None = None
         self._start: list[StartLogprobs] = []
         self._objective = context.parts.get("objective")
+        self._asleep = b""  # the logits while it sleeps
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the table that it holds."""
+        return int(self._logits.nbytes)
+
+    def sleep(self) -> None:
+        if not self._asleep:
+            self._asleep = self._logits.tobytes()
+            self._logits = np.zeros(0, np.float32)
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._logits = np.frombuffer(self._asleep, np.float32).copy()
+            self._asleep = b""
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise ContractError("this trainer sleeps.", where="trainer", todo="Wake it first.")
 
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
@@ -251,6 +271,7 @@ class FakeTrainer:
     def train(
         self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
     ) -> dict[str, float]:
+        self._check_awake()
         if not np.isfinite(advantages).all():
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = log_softmax(self._logits)
@@ -539,7 +560,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         config=FakeTrainerConfig,
         capabilities=frozenset(
             {"annotate", "evaluate", "logprobs", "logprobs.compared"}
-            | {"objective.adapts", "save.background"}
+            | {"objective.adapts", "save.background", "sleep"}
         ),
     )
 

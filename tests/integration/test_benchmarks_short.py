@@ -276,6 +276,23 @@ SMALL = (
             slow=True,
         ),
         short(
+            "large_load",
+            *("--parts", "load", "--load-layers", "4", "--load-width", "64"),
+            fact=lambda values: values["losses_meta_init_equal"] <= 1e-6,
+            slow=True,
+        ),
+        short(
+            "large_logprobs",
+            *("--parts", "logprobs", "--logprobs-actions", "64", "--logprobs-words", "512"),
+            fact=lambda values: values["chunked_logprobs_time_over_full"] > 0,
+        ),
+        short(
+            "large_sleep",
+            *("--parts", "sleep", "--sleep-layers", "2", "--sleep-rounds", "1"),
+            fact=lambda values: values["trainer_asleep_memory_over_awake"] < 0.5,
+            slow=True,
+        ),
+        short(
             "roles_lora",
             *("--parts", "lora", "--seeds", "0", "--lora-steps", "2"),
             fact=lambda values: values["lora_push_bytes_over_full"] < 0.05,
@@ -415,7 +432,10 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 #: benchmarks without a committed result
 NOT_MEASURED_YET = {
+    "large_load",
+    "large_logprobs",
     "large_plan",
+    "large_sleep",
     "machines",
     "proved_engines",
     "roles_refined",

@@ -66,6 +66,14 @@ class Mortal(Sleeper):
 
 
 class Trainer(Writes, fake.FakeTrainer):
+    def sleep(self):
+        super().sleep()
+        self._tell("asleep")
+
+    def wake(self):
+        self._tell("awake")
+        super().wake()
+
     def prepare(self, records, scalars):
         self._tell("begins")
         with open("batches.jsonl", "a") as file:
@@ -91,7 +99,10 @@ def gcore_generators():
 
 @hookimpl
 def gcore_trainers():
-    yield p.TrainerProvider(name="trainer", summary="-", factory="witness:Trainer", config=fake.FakeTrainerConfig)
+    for name, words in (("trainer", frozenset({"sleep"})), ("wakeful", frozenset())):
+        yield p.TrainerProvider(
+            name=name, summary="-", factory="witness:Trainer", config=fake.FakeTrainerConfig, capabilities=words
+        )
 
 
 @hookimpl
@@ -202,6 +213,34 @@ def test_a_deterministic_run_repeats_with_generators_that_sleep(
     )
     assert run.batches() == restless.batches() and run.weights() == restless.weights()
     assert "asleep" in {what for _, _, what, _ in rows(run, "rollout.0")}
+
+
+def test_trainers_are_asleep_while_generators_draw_and_the_run_stays_the_same(
+    tmp_path: Path, restless: Any
+) -> None:
+    """Pushes and preparation find them awake; seconds are told of each sleep but the last step's,
+    which has no rollout after it.
+    """
+    run = finished(tmp_path / "run", judged(tmp_path / "run", sleep_in_rollout="always"))
+    trainer = rows(run, "policy.0")
+    told = [what for _, _, what, _ in trainer]
+    assert told == ["asleep", "awake", "begins", "trained"] * 3
+    for i in range(3):
+        for at_ns, _, what, _ in rows(run, f"rollout.{i}"):
+            assert what != "step" or asleep_at(trainer, at_ns)
+    assert run.batches() == restless.batches() and run.weights() == restless.weights()
+    slept = [row for row in run.metrics() if "trainer_sleep_s" in row]
+    assert len(slept) == 2
+    assert all(row["trainer_sleep_s"] > 0 and row["trainer_wake_s"] > 0 for row in slept)
+
+
+def test_a_trainer_that_must_sleep_but_cannot_is_refused_at_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = judged(tmp_path / "run", sleep_in_rollout="always")
+    code, run = runs.finish(tmp_path / "run", config, "roles.policy.use=witness/wakeful")
+    assert code != 0
+    assert "placement.sleep_in_rollout: always, but trainer witness/wakeful" in run.output
 
 
 def test_a_generator_that_must_sleep_but_cannot_is_refused(tmp_path: Path) -> None:

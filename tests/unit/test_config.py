@@ -436,6 +436,10 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
             "placement.sleep_in_training=on",
             "placement.sleep_in_training: must be one of auto, always, never, not ",
         ),
+        (
+            "placement.sleep_in_rollout=on",
+            "placement.sleep_in_rollout: must be one of never, always, not ",
+        ),
         ("roles.rollout.least=0", "roles.rollout.least: must be at least 1, not 0."),
         ("evaluation.every=-1", "evaluation.every: must be at least 0, not -1."),
         (

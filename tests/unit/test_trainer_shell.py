@@ -18,6 +18,7 @@ from gcore_core.contract.errors import CheckpointError, ContractError
 from gcore_core.run.export import weights_sha256
 from gcore_core.runtime.messages import (
     BeginPush,
+    Nothing,
     PrepareRequest,
     SaveState,
     TrainReply,
@@ -159,3 +160,28 @@ async def late(work: Callable[..., Any], *args: Any) -> Any:
 
 async def test_weights_that_have_changed_since_the_save_are_not_hashed(tmp_path: Path) -> None:
     assert await saved(Saving(), tmp_path, step=4) == ""
+
+
+async def test_whatever_a_trainer_that_sleeps_is_asked_wakes_it(tmp_path: Path) -> None:
+    trainer = Ranked({})
+    shell = TrainerShell(trainer, NoRecords(), compute, tmp_path / "push", 0)  # type: ignore[arg-type]
+    for step, asked in enumerate(("prepare", "push")):
+        first = await shell.sleep(Nothing(), None)  # type: ignore[arg-type]
+        again = await shell.sleep(Nothing(), None)  # type: ignore[arg-type]
+        assert not trainer.memory_bytes
+        assert first.sleep_s > 0 == again.sleep_s
+        assert (first.wake_s > 0) == bool(step)
+        if asked == "prepare":
+            await shell.prepare([PrepareRequest(step, [], [])], None)  # type: ignore[arg-type]
+        else:
+            await shell.begin_push(BeginPush(0, 64, 1), None)  # type: ignore[arg-type]
+        assert trainer.memory_bytes
+
+
+async def test_a_trainer_that_cannot_sleep_says_so(tmp_path: Path) -> None:
+    class Wakeful(Ranked):
+        sleep = None  # type: ignore[assignment]
+
+    shell = TrainerShell(Wakeful({}), NoRecords(), compute, tmp_path, 0)  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match="cannot sleep"):
+        await shell.sleep(Nothing(), None)  # type: ignore[arg-type]

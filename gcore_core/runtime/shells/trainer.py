@@ -54,6 +54,7 @@ from gcore_core.runtime.messages import (
     SHOW_COMPARED,
     SKIP_STEP,
     TRAIN_RANKS,
+    TRAINER_SLEEP,
     AnnotateReply,
     AnnotateRequest,
     BeginPush,
@@ -72,6 +73,7 @@ from gcore_core.runtime.messages import (
     SaveWeights,
     ShownRecord,
     SkipStep,
+    TrainerSlept,
     TrainItem,
     TrainReply,
     TrainRequest,
@@ -85,6 +87,7 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.annotations import Annotations
 from gcore_core.runtime.shells.compared_records import ComparedRecords
 from gcore_core.runtime.shells.opened_records import open_records
+from gcore_core.runtime.shells.trainer_rest import TrainerRest
 from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.tensor_journal import TensorJournal
@@ -130,7 +133,7 @@ class TrainerShell:
         self._backend = backend
         self._store = store
         self._annotations = annotations
-        self._compute = compute
+        self._compute = self._rest = TrainerRest(backend, compute)
         self._memory = PushMemory(push_path)
         self._rank = rank
         self._once = Gathering(1)  # of one part: a repeated request gets the reply of the first
@@ -158,6 +161,7 @@ class TrainerShell:
         if self._annotations is not None:
             relay.add(ANNOTATE_RANKS, self.annotate)
             service.add(RELEASE_STEPS, self.release_steps)
+        service.add(TRAINER_SLEEP, self.sleep)
         service.add(SKIP_STEP, self.skip)
         service.add(DIAGNOSE, self.diagnose)
         service.add(SHOW_COMPARED, self.show_compared)
@@ -387,6 +391,15 @@ class TrainerShell:
 
         await self._once.join(("skip", request.step), 0, request, act)
         return Nothing()
+
+    async def sleep(self, request: Nothing, call: Call) -> TrainerSlept:
+        """Has the backend give its memory back; whatever it is asked next wakes it.
+
+        A push that is open is given up first: it would wake the backend at once.
+        """
+        async with self._turn():
+            await self._close_push()
+            return await self._rest.sleep()
 
     # -- turns -------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ _VERBS = {
     m.FINISH_SAVE.name: "save",
     m.GENERATE.name: "generate",
     m.SLEEP.name: "sleep",
+    m.TRAINER_SLEEP.name: "sleep",
     m.WAKE.name: "sleep",
     m.ANNOTATE.name: "annotate",
     m.SCORE.name: "score",

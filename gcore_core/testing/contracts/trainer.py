@@ -26,6 +26,7 @@ from gcore_core.contract.weight_transfer import SendsDevice
 from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.testing.contracts.adapters import TrainsAdapters
 from gcore_core.testing.contracts.base import claims, closing
+from gcore_core.testing.contracts.trainer_sleep import TrainerSleepTests
 from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
 from gcore_core.testing.safetensors_files import read_safetensors
 
@@ -129,7 +130,7 @@ class LessTheMean:
         return np.asarray(advantages - statistics[1] / statistics[0])
 
 
-class TrainerContract(TrainsAdapters):
+class TrainerContract(TrainsAdapters, TrainerSleepTests):
     """To test a trainer, override ``provider``, or the fixture ``trainer``.
 
     tolerance: how much weights may differ after an update that was split differently, and how much

@@ -38,7 +38,7 @@ from gcore_language.lora_settings import (
     refuse_quantized,
 )
 from gcore_language.model_files import weights_sha256
-from gcore_language.weights import named_tensors
+from gcore_language.weights import like, named_tensors
 
 #: peft's name for the adapter of a module.
 _NAME = "default"
@@ -274,7 +274,8 @@ class Adapters:
 @torch.no_grad()
 def _assign(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     for name, tensor in targets.items():
-        tensor.copy_(values[name])
+        value = values[name]
+        tensor.copy_(value if hasattr(value, "placements") else like(value, tensor))
 
 
 def refuse_base(lora: LoraSettings, directory: str, role: str) -> None:
@@ -349,6 +350,25 @@ def _freeze(model: nn.Module, dtype: torch.dtype, *, narrow: bool) -> None:
             module.weight.data = module.weight.data.to(dtype)
 
 
+@contextmanager
+def _standing_in(model: nn.Module, targets: Sequence[str]) -> Iterator[None]:
+    """Lends weights without numbers some that take no memory, within a ``with`` block.
+
+    peft puts an adapter where its layer's weight is, and on the meta device it would have no
+    numbers either.
+    """
+    layers = [model.get_submodule(target) for target in targets]
+    lent = [(layer, layer.weight) for layer in layers if layer.weight.is_meta]
+    for layer, weight in lent:
+        zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+        layer.weight = nn.Parameter(zeros, requires_grad=False)
+    try:
+        yield
+    finally:
+        for layer, weight in lent:
+            layer.weight = weight
+
+
 def _inject(model: nn.Module, lora: LoraSettings, targets: list[str], where: str) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -366,7 +386,7 @@ def _inject(model: nn.Module, lora: LoraSettings, targets: list[str], where: str
         target_modules=list(targets),
     )
     # a fixed seed makes the processes agree; the fork leaves the caller's random stream alone
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _standing_in(model, targets):
         torch.manual_seed(0)
         inject_adapter_in_model(config, model, adapter_name=_NAME)
     for name, parameter in model.named_parameters():

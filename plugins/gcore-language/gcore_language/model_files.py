@@ -83,7 +83,17 @@ def shapes_in(directory: Path) -> dict[str, tuple[int, ...]]:
 
     Raises DataError for a directory that is damaged or has no safetensors.
     """
-    return {name: shape for part in _parts(directory) for name, shape in _tensors(part)}
+    return {name: shape for _, name, shape in tensors_in(directory)}
+
+
+def tensors_in(directory: Path) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
+    """Yields file, name and shape of every tensor of a model directory, from the headers.
+
+    Raises DataError for a directory that is damaged or has no safetensors.
+    """
+    for part in _parts(directory):
+        for name, shape in _tensors(part):
+            yield part, name, shape
 
 
 def weights_sha256(directory: Path) -> str:

@@ -14,6 +14,8 @@ from gcore_core.contract.errors import ConfigError, DataError
 from gcore_language.images import takes_images
 from gcore_language.prompts import LOAD_ERRORS, unreadable
 
+#: Where transformers puts a model's parameters when it is to read none of them.
+_NOWHERE = {"": "meta"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -34,10 +36,13 @@ def load_model(
     attn_implementation: str = "auto",
     trust_remote_code: bool = False,
     images: bool = False,
+    empty: bool = False,
 ) -> Any:
     """Opens a causal language model of transformers on the CPU, in evaluation mode.
 
     images: whether it may be an image-text model.
+    empty: whether to leave out the weights: the parameters are on the meta device, and only what
+        is computed (rotary tables) has numbers. ``own_rows`` reads the rest.
 
     Raises DataError when transformers cannot load it.
     """
@@ -54,9 +59,12 @@ def load_model(
             attn_implementation=None if attn_implementation == "auto" else attn_implementation,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
+            device_map=_NOWHERE if empty else None,
         )
     except LOAD_ERRORS as error:
         raise unreadable("model", path, error) from error
+    if empty:
+        _compute_buffers(model)
     # transformers' embedding drops the gradient of this token, but where it was sampled it is an
     # action like any other
     model.get_input_embeddings().padding_idx = None
@@ -70,6 +78,7 @@ def load_value_model(
     seed: int = 0,
     attn_implementation: str = "auto",
     trust_remote_code: bool = False,
+    empty: bool = False,
 ) -> Any:
     """Opens a causal language model with a value head on the CPU, in float32 and evaluation mode.
 
@@ -79,6 +88,7 @@ def load_value_model(
 
     std: standard deviation of a new head's weights, which are normal; 0 makes them 0.
     seed: of these numbers, which are the same on every rank.
+    empty: as in ``load_model``; a new head has its numbers nevertheless.
 
     Raises DataError when transformers cannot load it, when it takes images, or when it has several
     outputs.
@@ -101,6 +111,7 @@ def load_value_model(
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
+            device_map=_NOWHERE if empty else None,
         )
     except LOAD_ERRORS as error:
         raise unreadable("model", path, error) from error
@@ -115,8 +126,10 @@ def load_value_model(
             todo="take a causal language model such as Llama, Mistral, Qwen or GPT-2",
         )
     if new:
-        weight = model.score.weight
-        weight.data.copy_(new_head(tuple(weight.shape), std, seed))
+        numbers = new_head(tuple(model.score.weight.shape), std, seed)
+        model.score.weight = torch.nn.Parameter(numbers)
+    if empty:
+        _compute_buffers(model)
     model.get_input_embeddings().padding_idx = None  # see ``load_model``
     return model.eval()
 
@@ -138,6 +151,22 @@ def check_classifier(config: Any, path: str) -> None:
             why=f"it is a classifier, {heads[0]}",
             todo="take a causal language model, or a reward model with one output",
         )
+
+
+def _compute_buffers(model: Any) -> None:
+    """Gives numbers to the buffers of a model without weights, by transformers' own functions.
+
+    Those are what a model computes when it is made, such as rotary tables; no file has them.
+    """
+    for module in model.modules():
+        module.__dict__.pop("_is_hf_initialized", None)  # else its buffers would be left out
+        for name in module._non_persistent_buffers_set:
+            buffer = getattr(module, name)
+            if buffer is not None:
+                module.register_buffer(name, torch.empty_like(buffer, device="cpu"), False)
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
+    model.initialize_weights()
 
 
 def _import_without_sklearn() -> None:

@@ -196,8 +196,12 @@ def _part(temperature: Tensor | None, span: slice) -> Tensor | None:
 
 
 def _logp_of(logits: Tensor, temperature: Tensor | None) -> Tensor:
-    """Returns the log-probs float32[A, vocabulary] at the actions' temperature."""
-    logits = logits.float()
+    """Returns the log-probs float32[A, vocabulary] at the actions' temperature.
+
+    Those of float64 logits are float64.
+    """
+    if logits.dtype != torch.float64:
+        logits = logits.float()
     if temperature is not None:
         logits = logits / temperature[:, None]
     return logits.log_softmax(-1)

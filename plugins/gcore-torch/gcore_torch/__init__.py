@@ -40,6 +40,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "save.background",
                 "sharding",
                 "sharding.nodes",
+                "sleep",
                 "values",
                 "weights.adapter",
                 "weights.device",

@@ -90,14 +90,22 @@ class TestQwen2Generator(OnQwen2, OnDevice):
     config = {**_GENERATOR, "temperature": 0.7}
 
 
-class TestLlamaTrainer(OnLlama, TrainerContract):
+class SleepingTrainer(TrainerContract):
+    """Says how much memory the trainer takes, awake and asleep."""
+
+    @pytest.fixture
+    def memory_of(self) -> Callable[[Any], int]:
+        return lambda trainer: trainer.memory_bytes
+
+
+class TestLlamaTrainer(OnLlama, SleepingTrainer):
     provider = "torch"
     config = _TRAINER
     adapter_config = _ADAPTER
     micro_batches = {"budget_tokens": 1}
 
 
-class TestQwen2Trainer(OnQwen2, TrainerContract):
+class TestQwen2Trainer(OnQwen2, SleepingTrainer):
     provider = "torch"
     config = _TRAINER
     adapter_config = _ADAPTER

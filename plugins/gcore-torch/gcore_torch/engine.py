@@ -35,6 +35,7 @@ from gcore_language.models import (
     refuse_engine,
     save_model,
 )
+from gcore_language.own_rows import OwnRows
 from gcore_language.packing import Batch, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
@@ -53,6 +54,7 @@ from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TensorSpec
+from gcore_torch.bed import Bed, held_bytes
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.gradients import (
     ExactGradients,
@@ -60,6 +62,7 @@ from gcore_torch.gradients import (
     PlainGradients,
     ShardedExactGradients,
 )
+from gcore_torch.sharding import free_gathered, gathered_for_now, materialise, shard
 
 
 class TorchEngine:
@@ -105,16 +108,23 @@ class TorchEngine:
         self._optimizer = self._make_optimizer()
         self._gradients = self._add_gradients()
         self.staging = Staging()
+        self.bed = Bed(context.role, context.rank, context.directory)
 
     def _open(self, path: str, lora: LoraSettings | None = None) -> Policy:
         """Opens a model as a policy on this device, sharded over the ranks.
 
-        Its layouts are tried before it is sharded.
+        Several ranks open it without its weights, and each reads its own rows of them once it is
+        sharded. Its layouts are tried last.
 
         lora: of the policy; where it is on, adapters are added and the rest is frozen.
         """
         config = self._config
-        policy = self._load(path, lora)
+        rows = None if self._mesh is None else OwnRows(Path(path))
+        policy = self._load(path, lora, empty=rows is not None)
+        if rows is not None and rows.lacks(policy.model):
+            # its tensors are made of the files' in a way that only transformers knows
+            rows = None
+            policy = self._load(path, lora, empty=False)
         model = policy.model
         adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
@@ -126,21 +136,32 @@ class TorchEngine:
                     module.p = 0.0
             model.gradient_checkpointing_enable()
             model.train()
+        if self._mesh is not None:
+            shard(policy, self._mesh, set(model._no_split_modules or ()))
+        if rows is not None:
+            rounding = DTYPES[config.dtype if adapters is not None else "float32"]
+            materialise(policy, rows, self.ranks, self.device, rounding)
+        self._try(policy, adapters)
+        return policy
+
+    def _try(self, policy: Policy, adapters: Adapters | None) -> None:
+        """Tries the layouts of a policy; see ``check_layouts``."""
+        config = self._config
         exact = config.dtype == "float32"
-        with self._autocast(), adapters.on_trial() if adapters else nullcontext():
+        trial = adapters.on_trial() if adapters else nullcontext()
+        with gathered_for_now(policy), self._autocast(), trial:
             check_layouts(
                 policy,
                 self.device,
                 may_flat=exact and self.device.type == "cpu" and config.packing != "padded",
                 tolerance=1e-4 if exact else 5e-2,
             )
-        self._shard(policy, set(model._no_split_modules or ()))
-        return policy
 
-    def _load(self, path: str, lora: LoraSettings | None) -> Policy:
+    def _load(self, path: str, lora: LoraSettings | None, *, empty: bool) -> Policy:
         """Loads a model onto this device; with a value head where the objective requires values.
 
         lora: where it is on, adapters are added. Raises ConfigError for those beside a value head.
+        empty: whether to leave out the weights; see ``load_model``.
         """
         config = self._config
         attention, trust = config.attn_implementation, config.trust_remote_code
@@ -148,40 +169,27 @@ class TorchEngine:
         if trains_values(self._context):
             if has_adapters:
                 raise adapters_of_values(self._context)
-            return ValueModel(
-                load_value_model(
-                    path,
-                    std=config.value_head_std,
-                    seed=self._context.seed,
-                    attn_implementation=attention,
-                    trust_remote_code=trust,
-                ).to(self.device)
+            head = load_value_model(
+                path,
+                std=config.value_head_std,
+                seed=self._context.seed,
+                attn_implementation=attention,
+                trust_remote_code=trust,
+                empty=empty,
             )
+            return ValueModel(head if empty else head.to(self.device))
         model = load_model(
             path,
             dtype="float32",
             attn_implementation=attention,
             trust_remote_code=trust,
             images=True,
+            empty=empty,
         )
         if lora is not None and has_adapters:
             dtype = DTYPES[config.dtype]
             self._adapters = add_adapters(model, lora, Path(path), self._context.role, dtype)
-        return Policy(model.to(self.device))
-
-    def _shard(self, policy: Policy, blocks: set[str]) -> None:
-        """Shards the policy by FSDP2; does nothing for a single rank.
-
-        blocks: names of classes. Each module of these classes is gathered by itself, the other
-            parameters with the root.
-        """
-        if self._mesh is None:
-            return
-        from torch.distributed.fsdp import fully_shard
-
-        for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
-            fully_shard(module, mesh=self._mesh)
-        fully_shard(policy, mesh=self._mesh)
+        return Policy(model if empty else model.to(self.device))
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """Makes AdamW (Loshchilov and Hutter, 2019); weights with one dimension have no weight
@@ -232,6 +240,7 @@ class TorchEngine:
         ids: the column of tokens whose log-probs are wanted too, see ``Policy.forward``.
         """
         self._context.progress()
+        self.bed.check_awake()
         tokens = batch.columns[ids] if batch is not None and ids else None
         with self._autocast(), self.clock.running():
             parts: tuple[Tensor, Tensor | None] = policy(
@@ -334,6 +343,7 @@ class TorchEngine:
 
     def _whole(self) -> Iterator[Tensor]:
         """Yields every tensor of the whole weights, in the order of ``weight_specs``."""
+        self.bed.check_awake()
         if self._adapters is None:
             yield from map(full, self._tensors.values())
             return
@@ -369,6 +379,7 @@ class TorchEngine:
 
     def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.adapter_push.AdapterEngine``."""
+        self.bed.check_awake()
         for spec in self.adapter_specs():
             yield spec, full(self._tensors[spec.name])
 
@@ -403,6 +414,7 @@ class TorchEngine:
 
         The keys are those of ``state_files``.
         """
+        self.bed.check_awake()
         local: dict[str, Tensor | None] = {}
         for name, tensor in self._tensors.items():
             parts = {"weight": tensor} | {
@@ -416,6 +428,7 @@ class TorchEngine:
     @torch.no_grad()
     def load(self, directory: Path) -> dict[str, Any]:
         """See ``TrainingEngine.load``. Returns the numbers that were saved."""
+        self.bed.check_awake()
         self.staging.wait()
         numbers = load_numbers(directory)
         if self.ranks.rank == 0:
@@ -449,5 +462,33 @@ class TorchEngine:
             copy_tokenizer(self._path, directory, self._tokenizer)
         self.ranks.wait()
 
+    # -- sleep -------------------------------------------------------------------------------------
+
+    def _kept(self) -> Iterator[Tensor]:
+        """Yields what this rank holds from step to step: weights, moments and the reference."""
+        for policy in (self._policy, self._reference):
+            yield from () if policy is None else policy.parameters()
+        for state in self._optimizer.state.values():
+            yield from (state[part] for part in MOMENTS if part in state)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of this rank's weights, moments and reference, as they are held now."""
+        return held_bytes(self._kept())
+
+    def sleep(self) -> None:
+        """See ``SleepsInRollout.sleep``."""
+        self.staging.wait()
+        self.discard()
+        for policy in (self._policy, self._reference):
+            if policy is not None:
+                free_gathered(policy)
+        self.bed.sleep(self._kept())
+
+    def wake(self) -> None:
+        """See ``SleepsInRollout.wake``."""
+        self.bed.wake()
+
     def close(self) -> None:
+        self.bed.close()
         self.ranks.close()

@@ -21,6 +21,19 @@ class TorchTrainer(PushesAdapter, PushesFromDevice, SavingTrainer):
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, TorchEngine(config, context))
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights, moments and reference, as they are held now."""
+        return self._engine.memory_bytes
+
+    def sleep(self) -> None:
+        """See ``gcore_core.contract.trainer.SleepsInRollout.sleep``."""
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        """See ``gcore_core.contract.trainer.SleepsInRollout.wake``."""
+        self._engine.wake()
+
 
 class TorchValueTrainer(ValueTraining, TorchTrainer):
     """One data-parallel rank of a model with a value head; see ``gcore_language.values``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,8 +46,47 @@ class Clean(TrainerContract):
     def annotating(self, annotating_context: WorkerContext) -> FakeTrainer:
         return self.Backend(FakeTrainerConfig(), annotating_context)
 
+    @pytest.fixture
+    def memory_of(self) -> Callable[[Any], int]:
+        return lambda trainer: trainer.memory_bytes
+
     def build(self, *args: Any, **config: Any) -> Any:
         return self.Backend(FakeTrainerConfig(**config), *args)
+
+
+class SleepsWithItsWeights(Clean):
+    caught_by = ("test_a_trainer_that_sleeps_gives_memory_back",)
+
+    class Backend(FakeTrainer):
+        def sleep(self) -> None:
+            self._asleep = self._logits.tobytes()
+
+
+class TrainsInItsSleep(Clean):
+    caught_by = ("test_a_trainer_that_sleeps_does_not_train",)
+
+    class Backend(FakeTrainer):
+        def train(self, *args: Any) -> dict[str, float]:
+            self.wake()
+            return super().train(*args)
+
+
+class WakesWithOtherWeights(Clean):
+    caught_by = ("test_a_run_with_sleep_has_the_bits_of_one_without",)
+
+    class Backend(FakeTrainer):
+        def wake(self) -> None:
+            super().wake()
+            self._logits = self._logits.astype(np.float16).astype(np.float32)
+
+
+class SleepsTwiceAndForgets(Clean):
+    caught_by = ("test_a_run_with_sleep_has_the_bits_of_one_without",)
+
+    class Backend(FakeTrainer):
+        def sleep(self) -> None:
+            self._asleep = self._logits.tobytes()
+            self._logits = np.zeros(0, np.float32)
 
 
 class DecaysInASkippedStep(Clean):

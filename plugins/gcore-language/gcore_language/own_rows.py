@@ -1,0 +1,169 @@
+"""Gives a model that was opened without its weights the rows that a rank holds of each tensor.
+
+A sharded model has, of each tensor, the rows of one rank. They are read from the safetensors files
+one tensor at a time, so that no rank ever holds a whole tensor. The files are mapped: their pages
+belong to the system's cache, which gives them up when memory is short.
+
+A tensor of the model is one of the files' tensors, or it is put together from several of them, as
+the experts of a layer are: each expert has its own tensors in the files, and one row in the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from gcore_language.image_requests import name_in_checkpoint
+from gcore_language.model_files import tensors_in
+from gcore_language.weights import named_tensors
+
+#: What a layer calls its experts' tensor -> (block of the files, tensors there of which a row, one
+#: expert's, is made, from above): first as Qwen's models have it, then as Mixtral's.
+_EXPERTS = {
+    "gate_up_proj": (
+        ("mlp", ("gate_proj.weight", "up_proj.weight")),
+        ("block_sparse_moe", ("w1.weight", "w3.weight")),
+    ),
+    "down_proj": (("mlp", ("down_proj.weight",)), ("block_sparse_moe", ("w2.weight",))),
+}
+#: How the model and Mixtral's files call the router of a layer.
+_ROUTER = (".mlp.gate.", ".block_sparse_moe.gate.")
+_OF_EXPERTS = re.compile(r"(?P<layer>.*\.)mlp\.experts\.(?P<what>gate_up_proj|down_proj)$")
+
+
+def tensors_in_files(model: Any) -> dict[str, Tensor]:
+    """Returns a model's tensors by their names in its files, a tied one under its first name.
+
+    peft renames the weights of layers that it gives an adapter; here they have their old names.
+    """
+    return {
+        name.replace(".base_layer.", "."): tensor for name, tensor in named_tensors(model).items()
+    }
+
+
+def empty_tensors(model: Any) -> dict[str, Tensor]:
+    """Returns the tensors of ``tensors_in_files`` that have no numbers yet: on the meta device."""
+    return {name: tensor for name, tensor in tensors_in_files(model).items() if tensor.is_meta}
+
+
+#: Reads rows of a tensor of the files, by its name there.
+_Read = Callable[[str, slice], Tensor]
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A tensor that the files have as it is, under this name."""
+
+    name: str
+
+    def fill(self, local: Tensor, first: int, read: _Read) -> None:
+        local.copy_(read(self.name, slice(first, first + len(local))))
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """A tensor of experts. rows: for each expert the names of what its row has, from above."""
+
+    rows: Sequence[Sequence[str]]
+
+    def fill(self, local: Tensor, first: int, read: _Read) -> None:
+        for row, names in zip(local, self.rows[first:], strict=False):
+            start = 0
+            for name in names:
+                part = read(name, slice(None))
+                row[start : start + len(part)].copy_(part)
+                start += len(part)
+
+
+class OwnRows:
+    """The tensors of a model directory, of which any rows can be read.
+
+    directory: the model's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._files = {name: (file, shape) for file, name, shape in tensors_in(directory)}
+
+    def lacks(self, model: Any) -> list[str]:
+        """Returns the names of a model's ``empty_tensors`` that the files do not have."""
+        return [
+            name
+            for name, tensor in empty_tensors(model).items()
+            if self._source(name, tensor.shape) is None
+        ]
+
+    @torch.no_grad()
+    def fill(
+        self,
+        tensors: Mapping[str, Tensor],
+        rank: int,
+        ranks: int,
+        rounding: torch.dtype = torch.float32,
+    ) -> None:
+        """Reads this rank's rows of each tensor; they must not be among those that are lacking.
+
+        tensors: name in the model -> tensor of which FSDP2 gives each rank its rows.
+        rounding: dtype to which numbers are rounded before they take the tensor's.
+        """
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+
+            def read(name: str, rows: slice) -> Tensor:
+                file = self._files[name][0]
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(file, "pt"))
+                found: Tensor = opened[file].get_slice(name)[rows]
+                return found if rounding == torch.float32 else found.to(rounding)
+
+            for name, tensor in tensors.items():
+                source = self._source(name, tensor.shape)
+                if source is None:
+                    raise KeyError(name)
+                local, first = _own_rows(tensor, rank, ranks)
+                if len(local):
+                    source.fill(local, first, read)
+
+    def _source(self, name: str, shape: Sequence[int]) -> _Alone | _Experts | None:
+        """Returns where the files have a tensor; None when they do not have it in that shape."""
+        if not shape:
+            return None
+        for other in (name, name_in_checkpoint(name), name.replace(*_ROUTER)):
+            if other in self._files and self._files[other][1] == tuple(shape):
+                return _Alone(other)
+        match = _OF_EXPERTS.match(name)
+        if match is None:
+            return None
+        for block, parts in _EXPERTS[match["what"]]:
+            rows = [
+                [f"{match['layer']}{block}.experts.{expert}.{part}" for part in parts]
+                for expert in range(shape[0])
+            ]
+            if all(self._fits(row, shape[1:]) for row in rows):
+                return _Experts(rows)
+        return None
+
+    def _fits(self, names: Sequence[str], shape: Sequence[int]) -> bool:
+        """Returns whether the files have these tensors, which together have the shape of a row."""
+        if not all(name in self._files for name in names):
+            return False
+        shapes = [self._files[name][1] for name in names]
+        height = sum(each[0] for each in shapes)
+        return height == shape[0] and all(each[1:] == tuple(shape[1:]) for each in shapes)
+
+
+def _own_rows(tensor: Tensor, rank: int, ranks: int) -> tuple[Tensor, int]:
+    """Returns this rank's rows of a tensor, and which row of the whole is the first of them.
+
+    FSDP2 cuts as ``torch.chunk`` does: all parts but the last ones are equally long.
+    """
+    if not hasattr(tensor, "to_local"):
+        return tensor, 0
+    return tensor.to_local(), rank * -(-tensor.shape[0] // ranks)

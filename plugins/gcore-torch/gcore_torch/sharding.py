@@ -1,0 +1,66 @@
+"""Shards a model over ranks by FSDP2, and fills one that was opened without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from gcore_language.own_rows import OwnRows, empty_tensors, tensors_in_files
+from gcore_language.policy import Policy
+from gcore_language.ranks import Ranks
+from torch import Tensor
+
+
+def shard(policy: Policy, mesh: Any, blocks: Collection[str]) -> None:
+    """Shards a policy over a mesh.
+
+    blocks: names of classes. Each module of these classes is gathered by itself, the other
+        parameters with the root.
+    """
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
+        fully_shard(module, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+    register_fsdp_forward_method(policy, "trial")  # it need not go through the root's forward
+
+
+def materialise(
+    policy: Policy, rows: OwnRows, ranks: Ranks, device: torch.device, rounding: torch.dtype
+) -> None:
+    """Gives a sharded policy without weights its memory, and reads this rank's rows of them.
+
+    Parameters that have numbers already keep them.
+
+    rounding: see ``OwnRows.fill``.
+    """
+    empty = empty_tensors(policy.model).keys()
+
+    def allocated(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+
+    policy._apply(allocated)
+    tensors = tensors_in_files(policy.model)
+    rows.fill({name: tensors[name] for name in empty}, ranks.rank, ranks.count, rounding)
+
+
+@contextmanager
+def gathered_for_now(policy: Policy) -> Iterator[None]:
+    """Lets a policy be tried within a ``with`` block, and frees afterwards what was gathered."""
+    try:
+        yield
+    finally:
+        free_gathered(policy)
+
+
+def free_gathered(policy: Policy) -> None:
+    """Frees what FSDP2 has gathered of a policy; each rank keeps its own rows.
+
+    FSDP2 keeps the root's parameters whole after a forward pass, and a block's after one that
+    failed.
+    """
+    for module in policy.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
