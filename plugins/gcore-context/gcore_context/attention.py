@@ -72,11 +72,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, row: SharedRow, scale: flo
         raise ConfigError(problem, where="context.ulysses")
     sizes = row.layout.sizes(row.groups.member)
     group = row.groups.ulysses_group
-    swapped = [
-        to_heads(x, sizes, group)
-        for x in (query, spread_heads(key, ulysses), spread_heads(value, ulysses))
-    ]
-    return to_tokens(ring_attention(*swapped, row.turns(scale)), sizes, group)
+    spread_key, spread_value = spread_heads(key, ulysses), spread_heads(value, ulysses)
+    result = ring_attention(
+        to_heads(query, sizes, group),
+        to_heads(spread_key, sizes, group),
+        to_heads(spread_value, sizes, group),
+        row.turns(scale),
+    )
+    return to_tokens(result, sizes, group)
 
 
 def register() -> None:
@@ -115,8 +118,8 @@ def transformers_attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]
-    return attend(*tokens, row, scale)[None], None
+    by_token = [x[0].transpose(0, 1) for x in (query, key, value)]
+    return attend(by_token[0], by_token[1], by_token[2], row, scale)[None], None
 
 
 def _refuse(

@@ -75,6 +75,16 @@ class SharedPolicy(Policy):
         logp, entropies = super().forward(part, entropy, own_tokens)
         return self._joined(logp, entropies, places, len(batch.targets), entropy)
 
+    def logits(self, batch: Batch) -> Tensor:
+        """See ``Policy.logits``; every rank of the group gets those of all actions."""
+        if batch.positions is None or batch.mask is not None:
+            return super().logits(batch)
+        part, places = self._own_part(batch, batch.positions)
+        whole: Tensor = _Joined.apply(
+            super().logits(part), places, len(batch.targets), self._groups.group
+        )
+        return whole
+
     def _own_part(self, batch: Batch, positions: Tensor) -> tuple[_OwnBatch, Tensor]:
         """Returns what this rank computes, and int64[own actions]: which of the actions those are.
 
