@@ -1,7 +1,7 @@
 """One rank of gcore-torch's trainer whose slots share micro-batches, and its numbers as JSON.
 
-``python -m tests.support.context_trainers RANK RANKS MODEL WORK``, by
-plugins/gcore-torch/tests/test_context.py. WORK/alone has the numbers and the state of one rank.
+``python -m tests.support.context_trainers RANK RANKS MODEL WORK CASE ...``,
+by plugins/gcore-torch/tests/test_context.py. WORK/alone has the numbers and the state of one rank.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,16 @@ from gcore_torch.trainer import TorchTrainer
 from gcore_core.contract.trainer import TrainRecord
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 
-#: Name -> (ulysses, ring); of four ranks, so that some have two data-parallel groups.
-CASES = {
-    "ring 2, data 2": (1, 2),
-    "ulysses 2, data 2": (2, 1),
-    "ring 2, ulysses 2": (2, 2),
-    "ring 4": (1, 4),
+#: Settings by name; of four ranks, so that some have two data-parallel groups.
+CASES: dict[str, dict[str, Any]] = {
+    "ring 2, data 2": {"context": {"ring": 2}},
+    "ring 2, ulysses 2, none whole": {"context": {"ring": 2, "ulysses": 2, "whole": "never"}},
+}
+#: Others, which take longer together than a test should.
+MORE_CASES: dict[str, dict[str, Any]] = {
+    "ulysses 2, data 2": {"context": {"ulysses": 2}},
+    "ring 2, ulysses 2": {"context": {"ring": 2, "ulysses": 2}},
+    "ring 4, checkpointing": {"context": {"ring": 4}, "gradient_checkpointing": True},
 }
 _STEPS = 2
 
@@ -37,30 +42,29 @@ def run(
     model: Path,
     work: Path,
     *,
-    shared: tuple[int, int] = (1, 1),
     resume: Path | None = None,
+    context: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Returns gradients, metrics and weights of two steps, and of one from the state ``resume``.
 
     Writes state/ under ``work``.
 
-    shared: ulysses and ring.
+    context, settings: of the trainer.
     """
     (work / "meet").mkdir(parents=True, exist_ok=True)
-    context = make_context(
+    facts = make_context(
         model, Clip(beta=0.1), rank=rank, ranks=ranks, rendezvous=str(work / "meet")
     )
-    ulysses, ring = shared
     config = TorchTrainerConfig(
         learning_rate=3e-3,
         eps=1e-3,  # as large as gradients are: else Adam makes whole steps of their rounding
         clip_grad_norm=0.3,
         budget_tokens=24,
-        context=ContextSettings(ulysses=ulysses, ring=ring),
+        context=ContextSettings(**(context or {})),
         **settings,
     )
-    trainer = TorchTrainer(config, context)
+    trainer = TorchTrainer(config, facts)
     degree = config.replica_slots()
     place = rank // degree, ranks // degree
     gradients = _watch(trainer)
@@ -127,16 +131,16 @@ def _weights(trainer: TorchTrainer) -> dict[str, list[float]]:
     }
 
 
-def main(rank: int, ranks: int, model: Path, work: Path) -> None:
-    for name, shared in CASES.items():
-        numbers = run(
-            rank, ranks, model, work / name, shared=shared, resume=work / "alone" / "state"
-        )
+def main(rank: int, ranks: int, model: Path, work: Path, names: list[str]) -> None:
+    for name in names:
+        settings = {**CASES, **MORE_CASES}[name]
+        resume = work / "alone" / "state"
+        numbers = run(rank, ranks, model, work / name, resume=resume, **settings)
         if rank == 0:
             (work / name / "numbers.json").write_text(json.dumps(numbers))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])
     sys.stdout.flush()
     os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds

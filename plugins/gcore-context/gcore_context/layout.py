@@ -20,11 +20,15 @@ there all pieces have one length.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from gcore_language.packing import ragged
+
+#: How much more than an even share of the work a member may have, as a factor.
+_UNEVEN = 1.05
 
 
 @dataclass(frozen=True)
@@ -167,3 +171,50 @@ def shared_by_all(lengths: Sequence[int] | np.ndarray, ring: int, ulysses: int) 
     """Returns the layout in which every record is split over all members."""
     counts = np.asarray(lengths, np.int64)
     return Layout(counts, (tuple(range(ring)),) * len(counts), ring, ulysses)
+
+
+def cut_where_needed(
+    lengths: Sequence[int] | np.ndarray, ring: int, ulysses: int, hidden_size: int
+) -> Layout:
+    """Returns a layout in which records stay whole unless that would make work uneven.
+
+    The costliest records are cut, as few as it takes until no member has more than ``_UNEVEN`` of
+    an even share; the others go, the costliest first, to the member that has least. A whole record
+    is one call of attention, and its keys and values stay where they are.
+
+    hidden_size: of the model, for what a token costs beside a pair of tokens.
+    """
+    counts = np.asarray(lengths, np.int64)
+    costs = record_costs(counts, hidden_size)
+    order = np.argsort(-costs, kind="stable")
+    allowed = _UNEVEN * costs.sum() / ring
+    cut = 0
+    homes, most = _dealt(costs, ring)
+    while cut < len(order) and most + costs[order[:cut]].sum() / ring > allowed:
+        cut = min(len(order), max(cut + 1, cut * 5 // 4))
+        homes, most = _dealt(costs[order[cut:]], ring)
+    members: list[tuple[int, ...]] = [tuple(range(ring))] * len(counts)
+    for record, home in zip(order[cut:].tolist(), homes, strict=True):
+        members[record] = (home,)
+    return Layout(counts, tuple(members), ring, ulysses)
+
+
+def record_costs(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
+    """Returns float64[N]: what records cost, in tokens' worth without attention.
+
+    A token costs 12 D multiplications of a layer, and a pair of tokens that see each other 2 of
+    them; see ``gcore_language.packing.cheapest_layout``.
+    """
+    tokens = lengths.astype(np.float64)
+    return np.asarray(tokens + tokens**2 / (12 * hidden_size))
+
+
+def _dealt(costs: np.ndarray, ring: int) -> tuple[list[int], float]:
+    """Returns the member of each record, from the costliest down, and the most that one gets."""
+    loads = [(0.0, member) for member in range(ring)]
+    homes = []
+    for cost in costs.tolist():
+        load, member = heapq.heappop(loads)
+        homes.append(member)
+        heapq.heappush(loads, (load + cost, member))
+    return homes, max(loads)[0]

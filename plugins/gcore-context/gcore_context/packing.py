@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from gcore_language.packing import Batch, Sample, in_one_row
+
+from gcore_context.layout import record_costs
 
 
 def shared_batches(
@@ -38,7 +41,7 @@ def shared_batches(
             room.append(budget_tokens * degree)
         filled[place] += unit
         room[place] -= tokens
-    filled.sort(key=lambda part: -sum(_cost(sample, hidden_size) for sample in part))
+    filled.sort(key=lambda part: -_cost(part, hidden_size))
     return [in_one_row(part, device) for part in filled]
 
 
@@ -55,7 +58,5 @@ def _tokens(sample: Sample) -> int:
     return len(sample.prompt) + sample.fed
 
 
-def _cost(sample: Sample, hidden_size: int) -> float:
-    """Returns what a sample costs, in tokens' worth without attention."""
-    tokens = float(_tokens(sample))
-    return tokens + tokens**2 / (12 * hidden_size)
+def _cost(samples: Sequence[Sample], hidden_size: int) -> float:
+    return float(record_costs(np.array(list(map(_tokens, samples))), hidden_size).sum())

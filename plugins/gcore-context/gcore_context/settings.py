@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gcore_language.settings import require
 
@@ -27,6 +27,10 @@ class ContextSettings:
     ring: int = 1
     """Number of slots, or of groups of ``ulysses`` slots, around which keys and values travel; at
     least 1. Together ``ulysses`` x ``ring`` slots hold one micro-batch.
+    """
+    whole: Literal["auto", "never"] = "auto"
+    """Which records are not cut around the ring: auto leaves those whole that fit one place of it
+    while work stays even, by their length and cost; never cuts all.
     """
 
     def __post_init__(self) -> None:

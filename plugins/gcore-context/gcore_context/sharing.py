@@ -11,9 +11,9 @@ from gcore_language.ranks import Ranks
 from gcore_language.values import trains_values
 
 from gcore_context.groups import ContextGroups, make_groups
-from gcore_context.layout import shared_by_all
+from gcore_context.layout import cut_where_needed, shared_by_all
 from gcore_context.packing import shared_batches
-from gcore_context.policy import SharedPolicy, check_shared
+from gcore_context.policy import SharedPolicy, Split, check_shared
 from gcore_context.settings import ContextSettings, divided_heads
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
@@ -50,12 +50,15 @@ class Sharing:
             raise ConfigError(
                 f"{problem}.", where=f"{where}.ulysses", todo="take more ring and less ulysses"
             )
-        ring, ulysses = self._settings.ring, self._settings.ulysses
-        shared = SharedPolicy(
-            policy, self._groups, lambda lengths: shared_by_all(lengths, ring, ulysses)
-        )
+        shared = SharedPolicy(policy, self._groups, self._split(int(text.hidden_size)))
         check_shared(shared, self._device, tolerance=tolerance)
         return shared
+
+    def _split(self, hidden_size: int) -> Split:
+        ring, ulysses = self._settings.ring, self._settings.ulysses
+        if self._settings.whole == "never":
+            return lambda lengths: shared_by_all(lengths, ring, ulysses)
+        return lambda lengths: cut_where_needed(lengths, ring, ulysses, hidden_size)
 
     def packed(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gcore_context.layout import Layout, shared_by_all
+from gcore_context.layout import Layout, cut_where_needed, record_costs, shared_by_all
 
 MIXED = [17, 1, 0, 700, 64, 3, 1030]
 
@@ -74,3 +74,20 @@ def _pairs_of(layout: Layout, member: int) -> int:
             keys = pair.key.stop - pair.key.start
             count += queries * (queries + 1) // 2 if pair.causal else queries * keys
     return count
+
+
+@pytest.mark.parametrize("ring", [2, 4])
+def test_short_records_stay_whole_and_long_ones_are_cut_so_that_work_is_even(ring: int) -> None:
+    lengths = [20000, *np.random.default_rng(0).integers(17, 300, 200).tolist()]
+    layout = cut_where_needed(lengths, ring, 1, 256)
+    assert layout.members[0] == tuple(range(ring))
+    assert {len(members) for members in layout.members[1:]} == {1}
+    loads = np.zeros(ring)
+    for cost, members in zip(record_costs(np.array(lengths), 256), layout.members, strict=True):
+        loads[list(members)] += cost / len(members)
+    assert loads.max() <= 1.05 * loads.mean()
+
+
+def test_a_row_of_one_record_is_cut_and_equal_records_are_not() -> None:
+    assert cut_where_needed([500], 4, 1, 64).members == ((0, 1, 2, 3),)
+    assert sorted(cut_where_needed([500] * 4, 4, 1, 64).members) == [(0,), (1,), (2,), (3,)]

@@ -18,15 +18,18 @@ _GRADIENT = 1e-5
 
 @pytest.fixture(scope="module")
 def work(model_dirs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a directory with what one rank and four ranks came to, by case."""
+    """Returns a directory with what one rank came to, and what four did in some cases."""
     room = tmp_path_factory.mktemp("shared")
-    model = model_dirs["qwen2"]
     resume = room / "alone" / "state"
-    alone = context_trainers.run(0, 1, model, room / "alone", resume=resume)
+    alone = context_trainers.run(0, 1, model_dirs["qwen2"], room / "alone", resume=resume)
     (room / "alone" / "numbers.json").write_text(json.dumps(alone))
-    program = ["-m", context_trainers.__name__]
-    run_together([[*program, str(rank), "4", str(model), str(room)] for rank in range(4)])
+    run_cases(room, model_dirs, *context_trainers.CASES)
     return room
+
+
+def run_cases(work: Path, model_dirs: dict[str, Path], *cases: str) -> None:
+    words = ["4", str(model_dirs["qwen2"]), str(work), *cases]
+    run_together([["-m", context_trainers.__name__, str(rank), *words] for rank in range(4)])
 
 
 def numbers_of(work: Path, case: str) -> dict[str, Any]:
@@ -34,8 +37,7 @@ def numbers_of(work: Path, case: str) -> dict[str, Any]:
     return numbers
 
 
-@pytest.mark.parametrize("case", context_trainers.CASES)
-def test_gradients_of_slots_that_share_records_are_those_of_one_slot(case: str, work: Path) -> None:
+def assert_same_gradients(work: Path, case: str) -> None:
     alone, shared = numbers_of(work, "alone"), numbers_of(work, case)
     # each update after the first begins from weights that differ by rounding
     assert len(alone["gradients"]) == len(shared["gradients"]) == 8
@@ -47,25 +49,38 @@ def test_gradients_of_slots_that_share_records_are_those_of_one_slot(case: str, 
         assert gap <= _GRADIENT
 
 
+def assert_same_training(alone: dict[str, Any], other: dict[str, Any]) -> None:
+    for key in ("metrics", "resumed"):
+        for one, another in zip(alone[key], other[key], strict=True):
+            assert one == pytest.approx(another, rel=1e-4, abs=1e-6)
+    for key in ("weights", "after"):
+        assert alone[key].keys() == other[key].keys()
+        for name, values in alone[key].items():
+            np.testing.assert_allclose(values, other[key][name], atol=1e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("case", context_trainers.CASES)
-def test_metrics_and_weights_of_slots_that_share_records_are_those_of_one_slot(
+def test_slots_that_share_records_train_as_one_slot_from_its_state_too(
     case: str, work: Path
 ) -> None:
-    alone, shared = numbers_of(work, "alone"), numbers_of(work, case)
-    for key in ("metrics", "resumed"):
-        for one, other in zip(alone[key], shared[key], strict=True):
-            assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
-    for key in ("weights", "after"):
-        for name, values in alone[key].items():
-            np.testing.assert_allclose(values, shared[key][name], atol=1e-5, err_msg=name)
+    assert_same_gradients(work, case)
+    assert_same_training(numbers_of(work, "alone"), numbers_of(work, case))
 
 
 def test_a_state_of_slots_that_share_records_is_gone_on_from_by_one_slot(
     work: Path, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
-    state = work / "ring 2, ulysses 2" / "state"
-    back = context_trainers.run(0, 1, model_dirs["qwen2"], tmp_path, resume=state)
-    alone = numbers_of(work, "alone")
-    assert back["resumed"][0] == pytest.approx(alone["resumed"][0], rel=1e-4, abs=1e-6)
-    for name, values in alone["after"].items():
-        np.testing.assert_allclose(values, back["after"][name], atol=1e-5, err_msg=name)
+    for case in context_trainers.CASES:
+        resume = work / case / "state"
+        back = context_trainers.run(0, 1, model_dirs["qwen2"], tmp_path / case, resume=resume)
+        assert_same_training(numbers_of(work, "alone"), back)
+
+
+@pytest.mark.slow
+def test_other_meshes_and_gradient_checkpointing_train_as_one_slot(
+    work: Path, model_dirs: dict[str, Path]
+) -> None:
+    run_cases(work, model_dirs, *context_trainers.MORE_CASES)
+    for case in context_trainers.MORE_CASES:
+        assert_same_gradients(work, case)
+        assert_same_training(numbers_of(work, "alone"), numbers_of(work, case))
