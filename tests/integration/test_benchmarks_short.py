@@ -301,6 +301,12 @@ SMALL = (
             slow=True,
         ),
         short(
+            "large_context",
+            *("--parts", "context", "--context-tokens", "512", "--context-rounds", "1"),
+            fact=lambda values: values["cp_logprob_gap_max_float64"] <= 1e-10,
+            slow=True,
+        ),
+        short(
             "roles_refined",
             *("--parts", "refined", "--seeds", "0", "--refined-steps", "2"),
             # groups as large as two waves need
@@ -408,7 +414,13 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 
 #: benchmarks without a committed result
-NOT_MEASURED_YET = {"machines", "proved_engines", "roles_refined", "roles_reward_model"}
+NOT_MEASURED_YET = {
+    "large_context",
+    "machines",
+    "proved_engines",
+    "roles_refined",
+    "roles_reward_model",
+}
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {
