@@ -14,6 +14,9 @@ cp4_peak_memory_over_cp1_32k_ulysses
 ring_step_time_over_ideal    processor seconds of forward and backward of the slowest of four ranks
                              in a ring, over a quarter of one rank's. Processor seconds, since four
                              ranks may share fewer cores: uneven work is part of them, waiting not
+long_records_dynamic_degree_over_fixed
+                             the same seconds of a row with a heavy tail of lengths, in which short
+                             records stay whole, over those of the row with all records cut
 
 The model is a random Llama with few heads; one rank runs transformers' own SDPA, record by record.
 
@@ -73,15 +76,30 @@ def _step_claims(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Cla
     """Returns the claims on forward and backward passes of one long record."""
     gap = max(_apart(alone["gradient"], ranks[0][way]["gradient"]) for way in WAYS)
     memory = {way: max(rank[way]["memory"] for rank in ranks) / alone["memory"] for way in WAYS}
-    slowest = [max(seconds) for seconds in zip(*(r["ring"]["cpu_s"] for r in ranks), strict=True)]
-    times = [(s, one / RANKS) for s, one in zip(slowest, alone["cpu_s"], strict=True)]
+    times = [
+        (slowest, one / RANKS)
+        for slowest, one in zip(_slowest(ranks, "cpu_s"), alone["cpu_s"], strict=True)
+    ]
     name = "cp4_peak_memory_over_cp1_32k"
     return [
         Claim("cp_gradient_gap_max", gap, "of its norm", 1e-5, "<="),
         Claim(name, max(memory["ring"], memory["both"]), "x", 0.35, "<="),
         Claim(f"{name}_ulysses", memory["ulysses"], "x"),
         repeated("ring_step_time_over_ideal", times, median_ratio, "x", 1.3, "<="),
+        repeated(
+            "long_records_dynamic_degree_over_fixed",
+            list(zip(_slowest(ranks, "dynamic"), _slowest(ranks, "fixed"), strict=True)),
+            median_ratio,
+            "x",
+            0.85,
+            "<=",
+        ),
     ]
+
+
+def _slowest(ranks: list[dict[str, Any]], what: str) -> list[float]:
+    """Returns the processor seconds of the slowest rank in the ring, by round."""
+    return [max(seconds) for seconds in zip(*(rank["ring"][what] for rank in ranks), strict=True)]
 
 
 def _gap(one: list[float], other: list[float]) -> float:
@@ -148,7 +166,39 @@ def _found(spec: dict[str, Any], way: str, rank: int) -> dict[str, Any]:
         found[dtype] = torch.cat(parts).tolist()
     rounds = spec["rounds"] if way in ("alone", "ring") else 0
     (batch,) = _batches([spec["tokens"]], whole_row=is_shared)
-    return {**found, **_step(policy, batch, rounds)}
+    found |= _step(policy, batch, rounds)
+    if way == "ring":
+        (batch,) = _batches(_heavy_tail(spec["tokens"]), whole_row=True)
+        found |= _degrees(policy, batch, rounds)
+    return found
+
+
+def _heavy_tail(tokens: int) -> list[int]:
+    """Returns lengths of records, log-normal with a spread of 1.2, of so many tokens or more."""
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    lengths: list[int] = []
+    while sum(lengths) < tokens:
+        lengths.append(min(tokens, 16 + int(draw.lognormal(5.0, 1.2))))
+    return lengths
+
+
+def _degrees(policy: Any, batch: Any, rounds: int) -> dict[str, list[float]]:
+    """Returns processor seconds by round, with all records cut, and with short ones whole."""
+    from gcore_context.layout import cut_where_needed, shared_by_all
+
+    ring, width = RANKS, policy.model.config.hidden_size
+    splits = {
+        "fixed": lambda lengths: shared_by_all(lengths, ring, 1),
+        "dynamic": lambda lengths: cut_where_needed(lengths, ring, 1, width),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in splits}
+    for _ in range(rounds):
+        for name, split in splits.items():
+            policy.split = split
+            seconds[name].append(_cpu_s(policy, batch))
+    return seconds
 
 
 def _policy(dtype: str, tokens: int, way: str, rank: int) -> Any:
@@ -219,24 +269,31 @@ def _step(policy: Any, batch: Any, rounds: int) -> dict[str, Any]:
     import torch.distributed as dist
     from anonymous_memory import Peak, anonymous_bytes
 
-    def run(batch: Any) -> None:
-        logp, _ = policy(batch, "metric")
-        (logp * torch.linspace(-1, 1, len(logp))).sum().backward()
-
-    run(_batches([64], whole_row=batch.positions is not None)[0])  # first calls allocate
+    _pass(policy, _batches([64], whole_row=batch.positions is not None)[0])  # first calls allocate
     policy.zero_grad(set_to_none=False)  # so that gradients are there before
     before = anonymous_bytes()
     with Peak() as peak:
-        run(batch)
+        _pass(policy, batch)
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
     if dist.is_initialized():
         dist.all_reduce(gradient)  # over a context group gradients add up
-    cpu_s = []
-    for _ in range(rounds):
-        start = time.process_time()
-        run(batch)
-        cpu_s.append(time.process_time() - start)
+    cpu_s = [_cpu_s(policy, batch) for _ in range(rounds)]
     return {"memory": peak.most - before, "cpu_s": cpu_s, "gradient": gradient.tolist()}
+
+
+def _pass(policy: Any, batch: Any) -> None:
+    """Runs forward and backward."""
+    import torch
+
+    logp, _ = policy(batch, "metric")
+    (logp * torch.linspace(-1, 1, len(logp))).sum().backward()
+
+
+def _cpu_s(policy: Any, batch: Any) -> float:
+    """Returns the processor seconds of one forward and backward pass."""
+    start = time.process_time()
+    _pass(policy, batch)
+    return time.process_time() - start
 
 
 if __name__ == "__main__":

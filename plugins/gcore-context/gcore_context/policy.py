@@ -48,19 +48,20 @@ class SharedPolicy(Policy):
     """A policy of a model of transformers whose context group shares rows of whole records.
 
     A batch that is no such row, such as a stand-in, is computed by each rank alone.
+
+    split: makes the layout of each row; it must give all ranks of the group the same.
     """
 
     def __init__(self, policy: Policy, groups: ContextGroups, split: Split) -> None:
         """Takes the place of a policy, and changes its model's attention.
 
-        split: must give all ranks of the group the same.
         Raises ConfigError for a model whose attention cannot be changed.
         """
         super().__init__(policy.model)
         self.layouts = policy.layouts
         self.head_apart = policy.head_apart
         self._groups = groups
-        self._split = split
+        self.split = split
         _change_attention(self.model)
 
     def forward(
@@ -92,7 +93,7 @@ class SharedPolicy(Policy):
         """
         ids = batch.ids[0]
         positions = positions[0]
-        layout = self._split(_lengths(positions))
+        layout = self.split(_lengths(positions))
         device = ids.device
         if any(0 in layout.sizes(member) for member in range(layout.ring)):
             layout = _with_filler(layout)

@@ -1,4 +1,4 @@
-"""Before anything starts two dtypes of one policy are refused, and contexts that slots cannot share."""
+"""Two dtypes of one policy, and contexts that slots cannot share, are refused before a start."""
 
 from __future__ import annotations
 
