@@ -209,7 +209,7 @@ def _change_attention(model: Any) -> None:
 
 
 @torch.no_grad()
-def check_shared(policy: SharedPolicy, device: torch.device, *, tolerance: float) -> None:
+def check_shared(policy: Policy, device: torch.device, *, tolerance: float) -> None:
     """Raises ConfigError unless a shared row gives the log-probs that each rank computes alone.
 
     All ranks call it, with all weights on each or sharded.

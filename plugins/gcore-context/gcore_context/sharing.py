@@ -33,10 +33,9 @@ class Sharing:
         self._role = role
         self._device = device
 
-    def share(self, policy: Policy, *, tolerance: float) -> SharedPolicy:
-        """Returns the policy with shared rows, after a trial of them.
+    def share(self, policy: Policy) -> SharedPolicy:
+        """Returns a policy of the same model with shared rows; to be called before it is sharded.
 
-        tolerance: how far a log-prob may differ, in nats.
         Raises ConfigError for a model of which ranks cannot share rows.
         """
         where = f"roles.{self._role}.config.context"
@@ -50,9 +49,11 @@ class Sharing:
             raise ConfigError(
                 f"{problem}.", where=f"{where}.ulysses", todo="take more ring and less ulysses"
             )
-        shared = SharedPolicy(policy, self._groups, self._split(int(text.hidden_size)))
-        check_shared(shared, self._device, tolerance=tolerance)
-        return shared
+        return SharedPolicy(policy, self._groups, self._split(int(text.hidden_size)))
+
+    def check(self, policy: Policy, *, tolerance: float) -> None:
+        """Tries shared rows of a policy that ``share`` has returned; see ``check_shared``."""
+        check_shared(policy, self._device, tolerance=tolerance)
 
     def _split(self, hidden_size: int) -> Split:
         ring, ulysses = self._settings.ring, self._settings.ulysses

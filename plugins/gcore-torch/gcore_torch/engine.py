@@ -114,6 +114,8 @@ class TorchEngine:
         """
         config = self._config
         policy = self._load(path, lora)
+        if self._sharing is not None:
+            policy = self._sharing.share(policy)
         model = policy.model
         adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
@@ -134,7 +136,7 @@ class TorchEngine:
                 tolerance=1e-4 if exact else 5e-2,
             )
             if self._sharing is not None:
-                policy = self._sharing.share(policy, tolerance=1e-4 if exact else 5e-2)
+                self._sharing.check(policy, tolerance=1e-4 if exact else 5e-2)
         self._shard(policy, set(model._no_split_modules or ()))
         return policy
 
