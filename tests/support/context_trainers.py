@@ -33,9 +33,6 @@ MORE_CASES: dict[str, dict[str, Any]] = {
     "ring 2, ulysses 2": {"context": {"ring": 2, "ulysses": 2}},
     "ring 4, checkpointing": {"context": {"ring": 4}, "gradient_checkpointing": True},
 }
-BFLOAT16: dict[str, dict[str, Any]] = {
-    "bfloat16": {"context": {"ring": 2, "ulysses": 2}, "dtype": "bfloat16"},
-}
 _STEPS = 2
 
 
@@ -136,7 +133,7 @@ def _weights(trainer: TorchTrainer) -> dict[str, list[float]]:
 
 def main(rank: int, ranks: int, model: Path, work: Path, names: list[str]) -> None:
     for name in names:
-        settings = {**CASES, **MORE_CASES, **BFLOAT16}[name]
+        settings = {**CASES, **MORE_CASES}[name]
         resume = work / "alone" / "state"
         numbers = run(rank, ranks, model, work / name, resume=resume, **settings)
         if rank == 0:

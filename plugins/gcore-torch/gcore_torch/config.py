@@ -51,6 +51,11 @@ def _check_shared(config: TorchTrainerConfig) -> None:
         f"must be auto with context, which has an attention of its own, is "
         f"{config.attn_implementation}",
     )
+    require(
+        config.dtype == "float32",
+        "dtype",
+        f"must be float32 with context: gradients of {config.dtype} have not been found the same",
+    )
     require(not config.lora.on, "lora", "does not go with context: adapters are not tested there")
 
 

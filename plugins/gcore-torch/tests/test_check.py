@@ -81,6 +81,7 @@ def test_a_deterministic_run_and_shared_contexts_are_refused_together() -> None:
         {"packing": "padded"},
         {"packing": "shared_prompt"},
         {"attn_implementation": "eager"},
+        {"dtype": "bfloat16"},
         {"lora": LoraSettings(rank=2)},
     ],
     ids=lambda setting: next(iter(setting)),

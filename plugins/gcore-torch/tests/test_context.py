@@ -48,12 +48,10 @@ def furthest(one: dict[str, Any], other: dict[str, Any]) -> float:
     return float(max(gaps))
 
 
-def assert_same_gradients(
-    alone: dict[str, Any], shared: dict[str, Any], tolerance: float = _GRADIENT
-) -> None:
+def assert_same_gradients(alone: dict[str, Any], shared: dict[str, Any]) -> None:
     # each update after the first begins from weights that differ by rounding
     assert len(alone["gradients"]) == len(shared["gradients"]) == 8
-    assert furthest(alone, shared) <= tolerance
+    assert furthest(alone, shared) <= _GRADIENT
 
 
 def assert_same_training(alone: dict[str, Any], other: dict[str, Any]) -> None:
@@ -84,18 +82,10 @@ def test_a_state_of_slots_that_share_records_is_gone_on_from_by_one_slot(
 
 
 @pytest.mark.slow
-def test_other_meshes_checkpointing_and_bfloat16_train_as_one_slot(
+def test_other_meshes_and_gradient_checkpointing_train_as_one_slot(
     work: Path, model_dirs: dict[str, Path]
 ) -> None:
-    run_cases(work, model_dirs, *context_trainers.MORE_CASES, *context_trainers.BFLOAT16)
+    run_cases(work, model_dirs, *context_trainers.MORE_CASES)
     for case in context_trainers.MORE_CASES:
         assert_same_gradients(numbers_of(work, "alone"), numbers_of(work, case))
         assert_same_training(numbers_of(work, "alone"), numbers_of(work, case))
-    exact = numbers_of(work, "alone")
-    alone = context_trainers.run(
-        0, 1, model_dirs["qwen2"], work / "alone in bfloat16", dtype="bfloat16"
-    )
-    # one slot's own rounding is the measure of what bfloat16 may change
-    rounding = furthest(exact, alone)
-    assert rounding > 10 * _GRADIENT
-    assert_same_gradients(alone, numbers_of(work, "bfloat16"), 2 * rounding)
