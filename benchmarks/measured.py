@@ -25,6 +25,7 @@ PLACEMENT = "plugins/gcore-placement/gcore_placement"
 QUEUEING = "plugins/gcore-queueing/gcore_queueing"
 SIM = "plugins/gcore-sim/gcore_sim"
 SENTINEL = "plugins/gcore-sentinel/gcore_sentinel"
+CONTEXT = "plugins/gcore-context/gcore_context"
 MUSEUM = "plugins/gcore-museum/gcore_museum"
 TEACHER = "plugins/gcore-teacher/gcore_teacher"
 NODES = "plugins/gcore-nodes/gcore_nodes"
@@ -398,6 +399,19 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts sleep",),
         minutes=4,
+    ),
+    Benchmark(
+        name="large_context",
+        of="large",
+        measures=(
+            CONTEXT,
+            "plugins/gcore-language/gcore_language/policy.py",
+            "plugins/gcore-language/gcore_language/packing.py",
+            "benchmarks/anonymous_memory.py",
+            "benchmarks/large_context.py",
+        ),
+        commands=(f"{SCRIPT} --parts context",),
+        minutes=8,
     ),
 )
 

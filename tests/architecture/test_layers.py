@@ -165,7 +165,7 @@ def test_help_imports_only_the_standard_library() -> None:
 
 
 #: Not plugins, so plugins may import them.
-LIBRARIES = {"gcore_core", "gcore_language", "gcore_queueing"}
+LIBRARIES = {"gcore_context", "gcore_core", "gcore_language", "gcore_queueing"}
 
 
 def is_plugin(folder: Path) -> bool:

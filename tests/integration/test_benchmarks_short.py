@@ -324,6 +324,12 @@ SMALL = (
             slow=True,
         ),
         short(
+            "large_context",
+            *("--parts", "context", "--context-tokens", "512", "--context-rounds", "1"),
+            fact=lambda values: values["cp_logprob_gap_max_float64"] <= 1e-10,
+            slow=True,
+        ),
+        short(
             "roles_refined",
             *("--parts", "refined", "--seeds", "0", "--refined-steps", "2"),
             # groups as large as two waves need
@@ -436,6 +442,7 @@ NOT_MEASURED_YET = {
     "large_logprobs",
     "large_plan",
     "large_sleep",
+    "large_context",
     "machines",
     "proved_engines",
     "roles_refined",

@@ -265,6 +265,30 @@ def build(
     return aligned(batch) if steady else batch
 
 
+def in_one_row(samples: Sequence[Sample], device: torch.device) -> Batch:
+    """Returns a batch of whole records, one after another in a single row.
+
+    Positions, int64[1, N], begin anew with each record, which is how attention knows where one
+    ends. No layout: the attention of a model as it is would see the records before.
+    """
+    rows = [[sample] for sample in samples]
+    sizes = _Sizes.of(rows)
+    lengths = sizes.prompt + sizes.fed
+    first = np.cumsum(lengths) - sizes.fed
+    parts = [part for s in samples for part in (s.prompt, s.columns["action_ids"][:-1])]
+    ids = np.concatenate(parts).astype(np.int64)[None]
+    positions = ragged(np.zeros_like(lengths), lengths)[None]
+    return _batch(
+        rows,
+        sizes,
+        first - 1,
+        first,
+        device,
+        ids=torch.from_numpy(ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+    )
+
+
 def stand_in(device: torch.device) -> Batch:
     """Returns a batch of one action, for ranks that have no batch where other ranks have one.
 

@@ -29,7 +29,8 @@ class Ranks:
     count: how many workers there are.
     device: where collectives run.
     speaks: whether this worker's numbers count in sums. It is False on workers whose numbers only
-        repeat another's, such as all but the first tensor-parallel rank of a replica.
+        repeat another's, such as all but the first tensor-parallel rank of a replica, or all but
+        the first of the ranks that share each record's tokens.
     """
 
     def __init__(
@@ -71,8 +72,13 @@ class Ranks:
         """Sums element by element over the ranks that speak."""
         if self.count == 1:
             return values
-        counted = values if self.speaks else [0.0] * len(values)
-        total = torch.tensor(counted, dtype=torch.float64, device=self.device)
+        return self.sum_parts(values if self.speaks else [0.0] * len(values))
+
+    def sum_parts(self, values: list[float]) -> list[float]:
+        """Sums element by element over all ranks: of what each holds a part, such as weights."""
+        if self.count == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         sums: list[float] = total.tolist()
         return sums

@@ -71,7 +71,7 @@ def check_same(
     first, second: this rank's parts, in one order of names on all ranks.
     """
     apart, size = _squares(first, second), _squares(first, {})
-    sums = np.array(ranks.sum([*apart.values(), *size.values()]), np.float64).reshape(2, -1)
+    sums = np.array(ranks.sum_parts([*apart.values(), *size.values()]), np.float64).reshape(2, -1)
     total_apart, total_size = np.sqrt(sums.sum(1))
     gap = float(total_apart / total_size) if total_size > 0 else float(total_apart > 0)
     if gap <= tolerance:

@@ -192,6 +192,19 @@ class ScoresTokens(Protocol):
         """
 
 
+@runtime_checkable
+class PacksRecords(Protocol):
+    """An engine that packs records in a way of its own, such as over ranks that share tokens."""
+
+    def packed(
+        self, samples: Sequence[Sample], budget_tokens: int, *, whole_groups: bool
+    ) -> list[Batch] | None:
+        """Returns the micro-batches of one minibatch; None for the layouts of ``packing``.
+
+        budget_tokens, whole_groups: as in ``micro_batches``.
+        """
+
+
 @dataclass(kw_only=True)
 class _Prepared:
     """The records of a step, packed. Log-probs and advantages join the columns when computed.
@@ -375,10 +388,14 @@ class LanguageTrainer:
         if self._engine.sums_exactly:
             tile_of = {place: record.tile for part in minibatches for place, record in part}
             return [self._packed_by_tile(part, tile_of) for part in parts]
-        layout = self._layout([sample for part in parts for sample in part])
         budget = self._settings.budget_tokens
         engine = self._engine
         whole = self._whole_groups
+        if isinstance(engine, PacksRecords):
+            packed = [engine.packed(part, budget, whole_groups=whole) for part in parts]
+            if None not in packed:
+                return [part for part in packed if part is not None]
+        layout = self._layout([sample for part in parts for sample in part])
         # rows of the flat layout are short, so that micro-batches are all nearly full
         if engine.ranks.count == 1 or layout == "flat" or whole:
             return [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import GeneratorSettings, require
 
@@ -17,14 +18,45 @@ class TorchTrainerConfig(LoraTrainerSettings):
     """Attention of transformers: auto is its own choice for the model; flash_attention_2 goes only
     with packing: padded.
     """
+    context: ContextSettings = field(default_factory=ContextSettings)
+    """Slots that share each micro-batch, for long contexts; ``context: {ulysses: 2, ring: 4}`` has
+    eight of them share it. ``budget_tokens`` is then the tokens of one slot.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.context.degree > 1:
+            _check_shared(self)
         require(
             self.attn_implementation != "flash_attention_2" or self.packing == "padded",
             "attn_implementation",
             "flash_attention_2 takes no mask, so it needs packing: padded",
         )
+
+    def replica_slots(self) -> int:
+        """Returns how many slots get the same records."""
+        return self.context.degree
+
+
+def _check_shared(config: TorchTrainerConfig) -> None:
+    """Raises ConfigError for what has not been tested with slots that share a micro-batch."""
+    require(
+        config.packing == "auto",
+        "packing",
+        f"must be auto with context: slots share whole records in one row, is {config.packing}",
+    )
+    require(
+        config.attn_implementation == "auto",
+        "attn_implementation",
+        f"must be auto with context, which has an attention of its own, is "
+        f"{config.attn_implementation}",
+    )
+    require(
+        config.dtype == "float32",
+        "dtype",
+        f"must be float32 with context: gradients of {config.dtype} have not been found the same",
+    )
+    require(not config.lora.on, "lora", "does not go with context: adapters are not tested there")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_context.sharing import make_sharing
 from gcore_language.alignment import align
 from gcore_language.device_clock import DeviceClock
 from gcore_language.lora import (
@@ -36,7 +37,7 @@ from gcore_language.models import (
     save_model,
 )
 from gcore_language.own_rows import OwnRows
-from gcore_language.packing import Batch, stand_in
+from gcore_language.packing import Batch, Sample, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
@@ -76,6 +77,7 @@ class TorchEngine:
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
         self.ranks = Ranks(context, self.device)
+        self._sharing = make_sharing(config.context, context, self.ranks, self.device)
         self.clock = DeviceClock(self.device)
         self._mesh = (
             dist.init_device_mesh(self.device.type, (self.ranks.count,))
@@ -125,6 +127,8 @@ class TorchEngine:
             # its tensors are made of the files' in a way that only transformers knows
             rows = None
             policy = self._load(path, lora, empty=False)
+        if self._sharing is not None:
+            policy = self._sharing.share(policy)
         model = policy.model
         adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
@@ -156,6 +160,8 @@ class TorchEngine:
                 may_flat=exact and self.device.type == "cpu" and config.packing != "padded",
                 tolerance=1e-4 if exact else 5e-2,
             )
+            if self._sharing is not None:
+                self._sharing.check(policy, tolerance=1e-4 if exact else 5e-2)
 
     def _load(self, path: str, lora: LoraSettings | None, *, empty: bool) -> Policy:
         """Loads a model onto this device; with a value head where the objective requires values.
@@ -247,6 +253,16 @@ class TorchEngine:
                 stand_in(self.device) if batch is None else batch, entropy, tokens
             )
         return parts
+
+    def packed(
+        self, samples: Sequence[Sample], budget_tokens: int, *, whole_groups: bool
+    ) -> list[Batch] | None:
+        """See ``PacksRecords``."""
+        if self._sharing is None:
+            return None
+        return self._sharing.packed(
+            samples, budget_tokens, self.hidden_size, whole_groups=whole_groups
+        )
 
     # -- a step ------------------------------------------------------------------------------------
 

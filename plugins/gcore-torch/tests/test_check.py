@@ -1,11 +1,19 @@
-"""Trainer and generator of one policy have one dtype, which is checked before anything starts."""
+"""Two dtypes of one policy, and contexts that slots cannot share, are refused before a start."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_context.settings import ContextSettings
+from gcore_language.lora_settings import LoraSettings
 from gcore_torch import gcore_check
+from gcore_torch.config import TorchTrainerConfig
+
+from gcore_core.contract.abilities import replica_slots
+from gcore_core.contract.errors import ConfigError
 
 
 def plan(policy: dict[str, Any], rollout: dict[str, Any], use: str = "torch") -> dict[str, Any]:
@@ -36,3 +44,62 @@ def test_two_dtypes_are_refused_with_the_key_to_set() -> None:
 )
 def test_what_may_fit_passes(fits: dict[str, Any]) -> None:
     assert list(gcore_check(fits)) == []
+
+
+def sharing(context: dict[str, Any], path: Path | None = None, **run: Any) -> dict[str, Any]:
+    model = {"path": str(path)} if path else {}
+    role = {"use": "torch", "config": {"context": context}, "model": model}
+    return {"roles": {"policy": role}, "run": run}
+
+
+def test_heads_that_cannot_be_divided_among_slots_are_refused_before_a_start(
+    tmp_path: Path,
+) -> None:
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(heads))
+    for ulysses, problem in (
+        (8, "12 query heads cannot be divided among 8 slots"),
+        (6, "4 key-value heads can be neither divided among 6 slots nor repeated"),
+    ):
+        assert list(gcore_check(sharing({"ulysses": ulysses}, tmp_path))) == [
+            f"roles.policy.config.context.ulysses: {problem}; take more ring and less ulysses."
+        ]
+    for ulysses in (1, 2, 4, 12):
+        assert list(gcore_check(sharing({"ulysses": ulysses, "ring": 3}, tmp_path))) == []
+
+
+def test_a_deterministic_run_and_shared_contexts_are_refused_together() -> None:
+    (problem,) = gcore_check(sharing({"ring": 2}, deterministic=True))
+    assert problem.startswith("roles.policy.config.context: ")
+    assert "run.deterministic" in problem
+    assert list(gcore_check(sharing({"ring": 1}, deterministic=True))) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"packing": "padded"},
+        {"packing": "shared_prompt"},
+        {"attn_implementation": "eager"},
+        {"dtype": "bfloat16"},
+        {"lora": LoraSettings(rank=2)},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_is_not_tested_with_shared_contexts_is_refused(setting: dict[str, Any]) -> None:
+    TorchTrainerConfig(**setting)
+    with pytest.raises(ConfigError, match="context") as caught:
+        TorchTrainerConfig(**setting, context=ContextSettings(ring=2))
+    assert caught.value.where == next(iter(setting))
+
+
+def test_sizes_below_one_are_refused() -> None:
+    for name in ("ulysses", "ring"):
+        with pytest.raises(ConfigError, match="at least 1, is 0"):
+            ContextSettings(**{name: 0})
+
+
+def test_slots_that_share_contexts_are_one_replica() -> None:
+    assert replica_slots(TorchTrainerConfig()) == 1
+    shared = TorchTrainerConfig(context=ContextSettings(ulysses=2, ring=4))
+    assert replica_slots(shared) == 8
