@@ -30,6 +30,7 @@ from gcore_core.contract.trainer import TrainRecord
 from gcore_language import flat
 from gcore_language.packing import Batch
 from gcore_language.policy import Entropy, Policy
+from gcore_language.routing import ROUTING
 
 
 def trains_values(context: WorkerContext) -> bool:
@@ -75,7 +76,8 @@ def with_end(record: TrainRecord) -> TrainRecord:
     """Returns a record with one more action, for the state after the last one.
 
     The action is not trained on, and neither its token nor its log-prob mean anything. Columns that
-    other roles gave stay as they are.
+    other roles gave stay as they are. The experts of the policy's tokens are left out: this model
+    is another one.
     """
     columns = record.columns
     end = {
@@ -83,7 +85,8 @@ def with_end(record: TrainRecord) -> TrainRecord:
         "action_mask": np.append(columns["action_mask"], np.uint8(0)),
         "logp": np.append(columns["logp"], np.float32(0)),
     }
-    return replace(record, columns={**columns, **end})
+    kept = {name: column for name, column in columns.items() if name != ROUTING}
+    return replace(record, columns={**kept, **end})
 
 
 def is_end(batch: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +19,27 @@ class TorchTrainerConfig(LoraTrainerSettings):
     with packing: padded.
     """
 
+    router_replay: Literal["auto", "on", "off"] = "auto"
+    """Whether a mixture of experts takes the experts by which a record was sampled, in place of
+    those that its own routers choose: auto where records have them; on refuses a generator that
+    does not give them; off never.
+    """
+    router_aux_loss: float = 0.0
+    """Coefficient of the load-balancing loss of a mixture of experts, at least 0; 0 adds none. The
+    loss is 1 where all experts of a layer get equally many tokens.
+    """
+
+    def needs_routing(self) -> bool:
+        """Returns whether a run is refused whose generator does not give the column ``routing``."""
+        return self.router_replay == "on"
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            0 <= self.router_aux_loss < math.inf,
+            "router_aux_loss",
+            f"must not be negative, is {self.router_aux_loss}",
+        )
         require(
             self.attn_implementation != "flash_attention_2" or self.packing == "padded",
             "attn_implementation",
@@ -42,6 +62,16 @@ class TorchGeneratorConfig(GeneratorSettings):
     """What a sleep does with the weights: keep moves them from an accelerator to host memory;
     discard drops them, on a CPU too, and after the wake a push must bring them.
     """
+
+    routing: Literal["auto", "off"] = "auto"
+    """Whether records of a mixture of experts say which experts computed each token: auto says it,
+    one or two bytes for each token, layer and expert of the token; off leaves it out, and then no
+    trainer can replay it.
+    """
+
+    def gives_routing(self) -> bool:
+        """Returns whether records of a mixture of experts have the column ``routing``."""
+        return self.routing == "auto"
 
     def keeps_weights(self) -> bool:
         """Returns whether the weights are valid after a sleep without a push."""
