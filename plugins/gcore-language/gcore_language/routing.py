@@ -24,13 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gcore_core.contract.columns import ROUTING
 from gcore_core.contract.errors import ContractError, DataError
 from gcore_core.contract.lineage import name_of
 from gcore_core.contract.trainer import TrainRecord
 from gcore_language.experts import expert_names
-
-#: The column of a record: uint8 or uint16 [P + A - 1, L, k].
-ROUTING = "routing"
 
 
 def has_experts(config: Any) -> bool:
