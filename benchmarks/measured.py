@@ -355,6 +355,13 @@ BENCHMARKS = (
         ),
         minutes=8,
     ),
+    Benchmark(
+        name="large_moe",
+        of="large",
+        measures=(*TORCH, "benchmarks/large_moe.py"),
+        commands=(f"{SCRIPT} --parts moe",),
+        minutes=4,
+    ),
 )
 
 

@@ -270,6 +270,12 @@ SMALL = (
             slow=True,
         ),
         short(
+            "large_moe",
+            *("--parts", "moe", "--moe-prompts", "2"),
+            fact=lambda values: values["moe_logprob_gap_with_replay"] <= 1e-4,
+            slow=True,
+        ),
+        short(
             "roles_lora",
             *("--parts", "lora", "--seeds", "0", "--lora-steps", "2"),
             fact=lambda values: values["lora_push_bytes_over_full"] < 0.05,
@@ -408,7 +414,13 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 
 #: benchmarks without a committed result
-NOT_MEASURED_YET = {"machines", "proved_engines", "roles_refined", "roles_reward_model"}
+NOT_MEASURED_YET = {
+    "large_moe",
+    "machines",
+    "proved_engines",
+    "roles_refined",
+    "roles_reward_model",
+}
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {

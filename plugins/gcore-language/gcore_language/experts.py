@@ -20,7 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gcore_language.weights import named_tensors
+from gcore_core.contract.errors import ConfigError
+from gcore_language.weights import full, named_tensors
 
 _GATE_UP = ".experts.gate_up_proj"
 _DOWN = ".experts.down_proj"
@@ -87,7 +88,8 @@ class CheckpointTensors(Mapping[str, Tensor]):
     """The tensors of a model under the names of its checkpoint, as views of what it holds now.
 
     A view is made when it is asked for, so it is right also after the model's tensors have been
-    moved. Sharded tensors are not cut: use ``cut`` on whole ones.
+    moved. Of sharded tensors the whole is made for each piece anew: use ``cut`` where all are
+    wanted.
 
     held: name of transformers -> tensor.
     """
@@ -102,7 +104,7 @@ class CheckpointTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         piece = self._pieces[name]
-        return piece.part(self._held[piece.source].detach())
+        return piece.part(full(self._held[piece.source]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pieces)
@@ -129,3 +131,16 @@ def cut(name: str, whole: Tensor, names: ExpertNames | None) -> Iterator[tuple[s
         return
     for own, piece in _pieces(name, whole, names):
         yield own, piece.part(whole)
+
+
+def refuse_experts(config: Any, role: str) -> None:
+    """Raises ConfigError for a mixture of experts, in a trainer that has none.
+
+    config: of a Hugging Face model.
+    """
+    if expert_names(config) is not None:
+        raise ConfigError(
+            f"this trainer has no experts, and the model is a {config.model_type}.",
+            where=f"roles.{role}.use",
+            todo="Take the trainer torch.",
+        )

@@ -355,6 +355,11 @@ class TorchEngine:
         """See ``ShowsWeights.weights``."""
         return self._tensors
 
+    def weights_by_export(self) -> Mapping[str, Tensor]:
+        """See ``NamesExports.weights_by_export``."""
+        names = self._names
+        return self._tensors if names is None else CheckpointTensors(self._tensors, names)
+
     def discard(self) -> None:
         """Drops the gradients."""
         self._gradients.discard()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_language.experts import refuse_experts
 from gcore_language.router_books import RouterBooks
 from gcore_language.routing import ROUTING, Routers, routers_of
 from gcore_language.tiny import EXPERT_CONFIGS, save_model
@@ -18,7 +19,7 @@ from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.trainer import TorchTrainer
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
@@ -457,6 +458,24 @@ def test_experts_of_another_number_of_tokens_are_refused(
     short = {**records[0].columns, ROUTING: records[0].columns[ROUTING][1:]}
     with pytest.raises(ContractError, match="has the experts of"):
         open_trainer().prepare([replace(records[0], columns=short)], frozenset())
+
+
+def test_an_export_of_other_experts_is_found(
+    open_trainer: Callable[..., TorchTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = open_trainer("mixtral")
+    right = [(spec, array.copy()) for spec, array in trainer.export_weights()]
+    wrong = "model.layers.1.block_sparse_moe.experts.5.w3.weight"
+    exported = [(spec, array + (spec.name == wrong)) for spec, array in right]
+    monkeypatch.setattr(trainer._engine, "export_weights", lambda: iter(exported))
+    (finding,) = trainer.diagnose_export()
+    assert wrong in finding.text and f"1 of {len(right)} tensors" in finding.text
+
+
+def test_a_trainer_without_experts_refuses_a_mixture(expert_dirs: dict[str, Path]) -> None:
+    config = AutoConfig.from_pretrained(expert_dirs["mixtral"])
+    with pytest.raises(ConfigError, match="has no experts, and the model is a mixtral"):
+        refuse_experts(config, "policy")
 
 
 def test_books_of_no_step_are_empty(expert_dirs: dict[str, Path]) -> None:
