@@ -363,6 +363,23 @@ def test_metrics_say_how_often_the_trainer_would_choose_others(
     assert 1 / (LAYERS * tokens) <= share <= len(sampled[0].columns[ROUTING]) / tokens
 
 
+def test_in_bfloat16_a_pair_trains_with_replay(
+    open_trainer: Callable[..., TorchTrainer], open_generator: Callable[..., TorchGenerator]
+) -> None:
+    generator = open_generator(dtype="bfloat16")
+    generator.submit(tiny.make_requests())
+    sampled = [
+        TrainRecord(ordinal=i, sample=0, minibatch=0, columns=record.columns)
+        for i, record in enumerate(tiny.drain(generator))
+    ]
+    trainer = open_trainer(dtype="bfloat16", router_replay="on", router_aux_loss=0.1)
+    trainer.prepare(sampled, frozenset())
+    metrics = trainer.train(0, tiny.make_advantages(sampled), 1, 1)
+    # logits of size 2 have an eighth bit of 0.008; a few such roundings add up
+    assert 0 < metrics["logprob_gap_mean"] < 0.05
+    assert metrics["grad_norm"] > 0
+
+
 def test_gradients_are_the_same_with_layers_computed_again(
     open_trainer: Callable[..., TorchTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
