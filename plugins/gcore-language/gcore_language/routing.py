@@ -54,8 +54,8 @@ class Routers:
         routers = routers_of(model)
         self.replays = replays
         self.layers = len(routers)
-        self.experts = int(routers[0].num_experts)  # type: ignore[arg-type]
-        self.top_k = int(routers[0].top_k)  # type: ignore[arg-type]
+        self.experts = int(routers[0].num_experts)
+        self.top_k = int(routers[0].top_k)
         self.logits: list[Tensor | None] = [None] * self.layers
         self.chosen: list[Tensor | None] = [None] * self.layers
         self._replayed: Tensor | None = None
