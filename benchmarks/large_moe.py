@@ -135,7 +135,7 @@ def compare(model: Path, dtype: Dtype, prompts: int) -> dict[str, dict[str, floa
     )
     sampled = sample(TorchGenerator(settings, context), prompts)
     found: dict[str, dict[str, float]] = {}
-    for name, replay in (("with", "on"), ("without", "off")):
+    for name, replay in (("with", "always"), ("without", "never")):
         trainer = TorchTrainer(
             TorchTrainerConfig(dtype=dtype, router_replay=replay, budget_tokens=4096), context
         )

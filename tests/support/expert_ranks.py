@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from gcore_language.routing import ROUTING
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
 
+from gcore_core.contract.columns import ROUTING
 from gcore_core.contract.trainer import TrainRecord
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 

@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import ROUTING, Columns
 from gcore_language.alignment import aligned
 from gcore_language.flat import Block, FlatLayout
 from gcore_language.images import Images
-from gcore_language.routing import ROUTING, lay_routing
+from gcore_language.routing import lay_routing
 
 Layout = Literal["flat", "shared", "padded"]
 
@@ -420,14 +420,15 @@ def _batch(
             np.concatenate([s.columns[name] for s in samples]).astype(dtype)
         ).to(device)
 
-    if "flat" not in layout:
+    ids = layout["ids"]
+    if "flat" not in layout and isinstance(ids, Tensor):
         prompts = sizes.prompt[sizes.group]
         places = ragged(
             np.stack([last_prompt - prompts + 1, completion], 1).reshape(-1),
             np.stack([prompts, sizes.fed], 1).reshape(-1),
         )
         experts = [s.columns.get(ROUTING) for s in samples]
-        layout |= lay_routing(experts, places, width=layout["ids"].numel(), device=device)
+        layout |= lay_routing(experts, places, width=ids.numel(), device=device)
     group = np.unique([s.ordinal for s in samples], return_inverse=True)[1]
     columns = {
         "record": torch.from_numpy(np.repeat(np.arange(len(samples)), actions)).to(device),

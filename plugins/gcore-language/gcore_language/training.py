@@ -963,8 +963,9 @@ class LanguageTrainer:
             return []
         bound = adamw_bound(self._settings.betas, max(1, self._updates))
         step = self._last_rate * bound
-        renamed = isinstance(engine, NamesExports)
-        weights = engine.weights_by_export() if renamed else engine.weights()
+        weights = engine.weights()
+        if isinstance(engine, NamesExports):
+            weights = engine.weights_by_export()
         findings: list[Finding] = diagnose_export(engine.export_weights(), weights, step)
         return findings
 

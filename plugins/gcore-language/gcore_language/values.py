@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gcore_core.contract.columns import ROUTING
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_language import flat
 from gcore_language.packing import Batch
 from gcore_language.policy import Entropy, Policy
-from gcore_language.routing import ROUTING
 
 
 def trains_values(context: WorkerContext) -> bool:

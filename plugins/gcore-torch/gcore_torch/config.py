@@ -19,10 +19,10 @@ class TorchTrainerConfig(LoraTrainerSettings):
     with packing: padded.
     """
 
-    router_replay: Literal["auto", "on", "off"] = "auto"
+    router_replay: Literal["auto", "always", "never"] = "auto"
     """Whether a mixture of experts takes the experts by which a record was sampled, in place of
-    those that its own routers choose: auto where records have them; on refuses a generator that
-    does not give them; off never.
+    those that its own routers choose: auto where records have them; always refuses a generator that
+    does not give them; never leaves the choice to the routers.
     """
     router_aux_loss: float = 0.0
     """Coefficient of the load-balancing loss of a mixture of experts, at least 0; 0 adds none. The
@@ -31,7 +31,7 @@ class TorchTrainerConfig(LoraTrainerSettings):
 
     def needs_routing(self) -> bool:
         """Returns whether a run is refused whose generator does not give the column ``routing``."""
-        return self.router_replay == "on"
+        return self.router_replay == "always"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,9 +63,9 @@ class TorchGeneratorConfig(GeneratorSettings):
     discard drops them, on a CPU too, and after the wake a push must bring them.
     """
 
-    routing: Literal["auto", "off"] = "auto"
+    routing: Literal["auto", "never"] = "auto"
     """Whether records of a mixture of experts say which experts computed each token: auto says it,
-    one or two bytes for each token, layer and expert of the token; off leaves it out, and then no
+    one or two bytes for each token, layer and expert of the token; never leaves it out, and then no
     trainer can replay it.
     """
 

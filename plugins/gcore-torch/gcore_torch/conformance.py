@@ -141,7 +141,7 @@ class TestQwen2TrainerWithGenerator(OnQwen2, TrainerWithGeneratorContract):
 
 class TestQwen3MoeTrainerWithGenerator(OnQwen3Moe, TrainerWithGeneratorContract):
     provider = "torch"
-    config = {**_TRAINER, "router_replay": "on"}
+    config = {**_TRAINER, "router_replay": "always"}
     adapter_config = _ADAPTER
     generator_config = _GENERATOR
 

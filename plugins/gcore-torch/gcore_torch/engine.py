@@ -118,7 +118,7 @@ class TorchEngine:
         config = self._config
         policy = self._load(path, lora)
         model = policy.model
-        policy.routers = Routers.of(model, replays=config.router_replay != "off")
+        policy.routers = Routers.of(model, replays=config.router_replay != "never")
         adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
             align(model)
@@ -231,7 +231,7 @@ class TorchEngine:
             return RouterBooks(self._policy.routers, self.ranks, config.router_aux_loss)
         for setting, default in (("router_replay", "auto"), ("router_aux_loss", 0.0)):
             value = getattr(config, setting)
-            if value not in (default, "off"):
+            if value not in (default, "never"):
                 raise ConfigError(
                     f"{setting} is {value}, and the model has no experts that are known here.",
                     where=f"roles.{self._context.role}.config.{setting}",

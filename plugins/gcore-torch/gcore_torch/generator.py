@@ -29,10 +29,10 @@ from gcore_language.models import choose_device, load_model, refuse_engine
 from gcore_language.packing import Sample, is_steady, micro_batches
 from gcore_language.policy import Policy, check_layouts
 from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer, refuse_images
-from gcore_language.routing import ROUTING, Routers, has_experts
+from gcore_language.routing import Routers, has_experts
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import ROUTING, Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
@@ -361,8 +361,9 @@ class TorchGenerator:
         Nothing where the model has none, or where the settings do not want them.
         """
         decoder = self._decoder
-        wanted = self._config.gives_routing() and isinstance(decoder, TransformersDecoder)
-        return decoder.routed if wanted else []
+        if self._config.gives_routing() and isinstance(decoder, TransformersDecoder):
+            return decoder.routed
+        return []
 
     def _advance(self) -> torch.Tensor:
         """Feeds each running sample's last token; returns the logits [B, V] of the next one."""

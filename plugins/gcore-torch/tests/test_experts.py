@@ -13,7 +13,7 @@ import pytest
 import torch
 from gcore_language.experts import refuse_experts
 from gcore_language.router_books import RouterBooks
-from gcore_language.routing import ROUTING, Routers, routers_of
+from gcore_language.routing import Routers, routers_of
 from gcore_language.tiny import EXPERT_CONFIGS, save_model
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.generator import TorchGenerator
@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from gcore_core.contract.columns import ROUTING
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import TrainRecord
@@ -227,8 +228,8 @@ def test_samples_that_go_on_under_new_weights_keep_the_experts_that_sampled_them
         np.testing.assert_array_equal(routing[: len(early)], early)
 
 
-def test_routing_off_leaves_the_column_out(open_generator: Callable[..., TorchGenerator]) -> None:
-    generator = open_generator(routing="off")
+def test_routing_never_leaves_the_column_out(open_generator: Callable[..., TorchGenerator]) -> None:
+    generator = open_generator(routing="never")
     generator.submit(tiny.make_requests(groups=1))
     assert all(ROUTING not in record.columns for record in tiny.drain(generator))
 
@@ -293,7 +294,7 @@ def test_the_balance_of_chosen_experts_is_that_of_transformers(
     expert_dirs: dict[str, Path], open_trainer: Callable[..., TorchTrainer]
 ) -> None:
     """Without replay; transformers counts k choices of a token as k, this as one."""
-    trainer = open_trainer(router_aux_loss=0.1, router_replay="off")
+    trainer = open_trainer(router_aux_loss=0.1, router_replay="never")
     records = tiny.make_records(groups=1)
     trainer.prepare(records, frozenset())
     metrics = trainer.train(0, tiny.make_advantages(records), 1, 1)
@@ -325,8 +326,8 @@ def test_replaying_what_routers_choose_changes_nothing(
     generator = open_generator(family)
     generator.submit(tiny.make_requests())
     records = [record.columns for record in tiny.drain(generator)]
-    own = open_trainer(family, router_replay="off").logprobs(records)
-    replayed = open_trainer(family, router_replay="on").logprobs(records)
+    own = open_trainer(family, router_replay="never").logprobs(records)
+    replayed = open_trainer(family, router_replay="always").logprobs(records)
     for one, other in zip(own, replayed, strict=True):
         # the two weights of a token may come in the other order, and their sum is rounded
         np.testing.assert_allclose(one, other, atol=2e-6)
@@ -372,7 +373,7 @@ def test_in_bfloat16_a_pair_trains_with_replay(
         TrainRecord(ordinal=i, sample=0, minibatch=0, columns=record.columns)
         for i, record in enumerate(tiny.drain(generator))
     ]
-    trainer = open_trainer(dtype="bfloat16", router_replay="on", router_aux_loss=0.1)
+    trainer = open_trainer(dtype="bfloat16", router_replay="always", router_aux_loss=0.1)
     trainer.prepare(sampled, frozenset())
     metrics = trainer.train(0, tiny.make_advantages(sampled), 1, 1)
     # logits of size 2 have an eighth bit of 0.008; a few such roundings add up
@@ -446,7 +447,7 @@ def test_the_fused_decoder_is_refused(open_generator: Callable[..., TorchGenerat
         open_generator(decoder="fused")
 
 
-@pytest.mark.parametrize("setting", [{"router_replay": "on"}, {"router_aux_loss": 0.1}])
+@pytest.mark.parametrize("setting", [{"router_replay": "always"}, {"router_aux_loss": 0.1}])
 def test_settings_of_experts_are_refused_for_a_dense_model(
     setting: dict[str, Any], model_dirs: dict[str, Path]
 ) -> None:
@@ -460,10 +461,10 @@ def test_a_negative_coefficient_is_refused() -> None:
         TorchTrainerConfig(router_aux_loss=-1.0)
 
 
-def test_replay_on_refuses_records_without_experts(
+def test_replay_always_refuses_records_without_experts(
     open_trainer: Callable[..., TorchTrainer],
 ) -> None:
-    trainer = open_trainer(router_replay="on")
+    trainer = open_trainer(router_replay="always")
     with pytest.raises(DataError, match="has no column 'routing'"):
         trainer.prepare(tiny.make_records(groups=1), frozenset())
 

@@ -44,7 +44,7 @@ def write_job(directory: Path, family: str, steps: int, **rollout: Any) -> Path:
                 "model": {"path": str(directory / "model")},
                 "config": {
                     "learning_rate": 3e-3,
-                    "router_replay": "on",
+                    "router_replay": "always",
                     "router_aux_loss": 0.01,
                 },
             },
@@ -88,7 +88,7 @@ def test_a_mixture_of_experts_learns_with_replayed_routers(tmp_path: Path) -> No
 def test_a_rollout_that_says_nothing_of_experts_is_refused_where_they_are_replayed(
     tmp_path: Path,
 ) -> None:
-    file = write_job(tmp_path, "mixtral", 1, routing="off")
+    file = write_job(tmp_path, "mixtral", 1, routing="never")
     with pytest.raises(ConfigError) as caught:
         load_plan(file, [])
     assert str(caught.value) == (
