@@ -413,6 +413,13 @@ BENCHMARKS = (
         commands=(f"{SCRIPT} --parts context",),
         minutes=8,
     ),
+    Benchmark(
+        name="large_moe",
+        of="large",
+        measures=(*TORCH, "benchmarks/large_moe.py"),
+        commands=(f"{SCRIPT} --parts moe",),
+        minutes=4,
+    ),
 )
 
 

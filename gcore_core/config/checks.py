@@ -19,6 +19,8 @@ from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import (
     adapts,
     column_widths,
+    gives_routing,
+    needs_routing,
     replica_slots,
     required_by,
     rewards_read_by,
@@ -117,6 +119,7 @@ def run(
     for path in ("advantage", *_objectives(settings, provided)):
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
     problems += _token_logprobs(objects.get("objective"), provided)
+    problems += _routing(provided, objects)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -524,6 +527,25 @@ def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterato
         f"{policy.reference}, which roles.{POLICY} uses, does not compute them; take a trainer "
         "with the capability logprobs.tokens, such as torch, or an objective that needs none."
     )
+
+
+def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+    """A trainer that needs the experts by which records were sampled has a generator of them."""
+    rollout = provided.get(f"roles.{ROLLOUT}")
+    if rollout is None or not needs_routing(objects.get(f"roles.{POLICY}")):
+        return
+    policy = f"{provided[f'roles.{POLICY}'].reference}, which roles.{POLICY} uses"
+    if "routing" not in rollout.spec.capabilities:
+        yield (
+            f"roles.{ROLLOUT}.use: {rollout.reference} does not say which experts computed a "
+            f"token, and {policy}, is to replay them; take a generator with the capability "
+            "routing, such as torch, or set roles.policy.config not to need them."
+        )
+    elif not gives_routing(objects.get(f"roles.{ROLLOUT}")):
+        yield (
+            f"roles.{ROLLOUT}.config: under these settings {rollout.reference} does not say which "
+            f"experts computed a token, and {policy}, is to replay them; have it say so."
+        )
 
 
 def _objectives(settings: JobSettings, provided: Mapping[str, Provided]) -> dict[str, str]:

@@ -154,6 +154,28 @@ class TakesAdapters(Protocol):
 
 
 @runtime_checkable
+class GivesRouting(Protocol):
+    """Says whether a generator with the capability "routing" has it with these settings."""
+
+    def gives_routing(self) -> bool:
+        """Returns whether records of a mixture of experts have the column "routing".
+
+        Without the method: True.
+        """
+
+
+@runtime_checkable
+class NeedsRouting(Protocol):
+    """Says that a trainer cannot do without the experts by which a record was sampled."""
+
+    def needs_routing(self) -> bool:
+        """Returns whether a run is refused whose generator does not give the column "routing".
+
+        Without the method: False.
+        """
+
+
+@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -269,6 +291,16 @@ def takes_adapters(config: Any) -> bool:
     return config.takes_adapters() if isinstance(config, TakesAdapters) else True
 
 
+def gives_routing(config: Any) -> bool:
+    """Returns whether a generator that claims "routing" has it with these settings."""
+    return config.gives_routing() if isinstance(config, GivesRouting) else True
+
+
+def needs_routing(config: Any) -> bool:
+    """Returns whether a trainer needs the experts by which records were sampled."""
+    return isinstance(config, NeedsRouting) and config.needs_routing()
+
+
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -338,6 +370,8 @@ ABILITIES = (
     _ability(KeepsWeights, "generator"),
     _ability(SaysWidths, "annotator"),
     _ability(TakesAdapters, "generator"),
+    _ability(GivesRouting, "generator"),
+    _ability(NeedsRouting, "trainer"),
     _ability(ShowsImages, "dataset", "reward"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),

@@ -16,6 +16,8 @@ Columns = Mapping[str, np.ndarray]
 
 #: What a column of a role may be made of.
 COLUMN_DTYPES = ("float32", "int32")
+#: The column that says which experts of a mixture computed each token; see ``routing_problem``.
+ROUTING = "routing"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -64,3 +66,26 @@ class ColumnSpec:
         if self.k:
             problems.append(f"column {self.name!r}: k is said by the backend's settings")
         return problems
+
+
+def routing_problem(column: np.ndarray, prompt: int, actions: int) -> str:
+    """Returns what is wrong with a record's column ``ROUTING``; empty when nothing is.
+
+    It is uint8, or uint16 where a layer has more than 256 experts, of the shape [P + A - 1, L, k]:
+    for each token that was read, of each layer with experts the k that computed it, numbered from
+    0, in any order. A record's last action is never read.
+
+    prompt, actions: P and A; A is at least 1.
+    """
+    if column.dtype not in (np.uint8, np.uint16):
+        return f"column {ROUTING!r} is {column.dtype}, it must be uint8 or uint16"
+    tokens = prompt + actions - 1
+    if column.ndim != 3 or len(column) != tokens:
+        return (
+            f"column {ROUTING!r} has the shape {list(column.shape)}, it must be [{tokens}, L, k]: "
+            f"{prompt} tokens of the prompt and {actions} actions, without the last"
+        )
+    ordered = np.sort(column, -1)
+    if (ordered[..., 1:] == ordered[..., :-1]).any():
+        return f"column {ROUTING!r} names an expert twice for one token and layer"
+    return ""

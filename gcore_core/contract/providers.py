@@ -58,6 +58,8 @@ CAPABILITIES = frozenset(
         "logprobs.tokens",  # column names ("logp@COLUMN" of Objective)
         # a trainer that shows an objective its steps and saves its state (AdaptsToSteps)
         "objective.adapts",
+        # a generator whose records of a mixture of experts say which experts computed each token
+        "routing",  # (column "routing", GivesRouting)
         # a trainer that trains on while its state is written (SavesInBackground)
         "save.background",
         "sharding",  # a trainer that takes more than one slot
@@ -241,7 +243,7 @@ class GeneratorProvider(Provider):
         ``("label",)``. An objective may require those of the role rollout.
 
     Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``,
-    ``takes_adapters``.
+    ``takes_adapters``, ``gives_routing``.
     """
 
     columns: tuple[str, ...] = ()
@@ -255,7 +257,7 @@ class GeneratorProvider(Provider):
 class TrainerProvider(Provider):
     """Describes a backend that holds, updates and exports policy weights.
 
-    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``.
+    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``needs_routing``.
     """
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from gcore_core.contract.columns import ROUTING, routing_problem
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, Generator, SampleRequest, ScoresLogprobs
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
@@ -50,7 +51,8 @@ class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
     samples: number of samples for each prompt.
     steps_limit: number of calls of ``step`` within which a batch must end.
 
-    A generator that claims weights.push and has no model directory also needs the fixture
+    One that claims routing needs the fixture ``expert_generator``, unless ``generator`` has
+    experts. A generator that claims weights.push and has no model directory also needs the fixture
     ``weights``. One that claims sleep and is not on CUDA needs the fixture ``memory``.
     """
 
@@ -68,6 +70,11 @@ class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
     @pytest.fixture
     def generator(self, context: WorkerContext) -> Iterator[Any]:
         yield from closing(self.build(context))
+
+    @pytest.fixture
+    def expert_generator(self, generator: Any) -> Any:
+        """Gives a generator of a mixture of experts, for the claim "routing"."""
+        return generator
 
     @pytest.fixture
     def prompts(self) -> list[Prompt]:
@@ -283,6 +290,21 @@ class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
             np.testing.assert_allclose(
                 logp[:shared], record.columns["logp"][:shared], atol=self.tolerance, rtol=0
             )
+
+    @claims("routing")
+    def test_records_say_which_experts_computed_their_tokens(
+        self, expert_generator: Any, requests: list[SampleRequest]
+    ) -> None:
+        """Each record says it of all tokens that were read, and of the same layers."""
+        layers = set()
+        for record in self.run(expert_generator, requests).values():
+            columns = record.columns
+            assert ROUTING in columns, f"column {ROUTING} is missing"
+            routing = columns[ROUTING]
+            problem = routing_problem(routing, len(columns["prompt_ids"]), len(columns["logp"]))
+            assert not problem, problem
+            layers.add(routing.shape[1:])
+        assert len(layers) == 1, f"layers and experts of a token differ between records: {layers}"
 
     @claims("abort")
     def test_abort_returns_what_there_is(

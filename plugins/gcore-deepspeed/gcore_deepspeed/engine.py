@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from gcore_language.device_clock import DeviceClock
+from gcore_language.experts import refuse_experts
 from gcore_language.lora import (
     ADAPTER,
     NUMBERS,
@@ -120,6 +121,7 @@ class DeepSpeedEngine:
         self._tokenizer = load_tokenizer(
             self._path, embedded, threads=config.threads, trust_remote_code=trust
         )
+        refuse_experts(policy.model.config, context.role)
         whole = self._adapters.base() if self._adapters else named_tensors(policy.model)
         self._exported = whole
         self._specs = [

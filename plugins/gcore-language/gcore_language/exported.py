@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,6 +12,18 @@ from torch import Tensor
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.sentinel import Finding
 from gcore_language.weights import from_bytes, full
+
+
+@runtime_checkable
+class NamesExports(Protocol):
+    """An engine that exports its weights under other names than it trains them."""
+
+    def weights_by_export(self) -> Mapping[str, Tensor]:
+        """Returns the weights that are trained, by the names and in the parts of the export.
+
+        All ranks look at them in the same order.
+        """
+
 
 #: Bytes leave no doubt: no explanation of log-probs comes before them.
 _CERTAIN = 2.0

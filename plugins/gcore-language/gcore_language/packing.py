@@ -27,10 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import ROUTING, Columns
 from gcore_language.alignment import aligned
 from gcore_language.flat import Block, FlatLayout
 from gcore_language.images import Images
+from gcore_language.routing import lay_routing
 
 Layout = Literal["flat", "shared", "padded"]
 
@@ -89,6 +90,10 @@ class Batch:
     positions: int64[rows, W], if shared; otherwise the model counts them itself.
     mask: float32[rows, 1, W, W], if shared: 0 where a token sees another, else the least float.
     images: of each record, in order; empty when none has any.
+    uses: float32[rows W], how many records each place serves: a prompt's token those of its row, a
+        completion's 1, padding 0. None if flat.
+    routing: int16[rows W, L, k], the experts of each place; None unless every record has the
+        column, or if flat. See ``gcore_language.routing``.
     """
 
     ids: Tensor
@@ -101,6 +106,8 @@ class Batch:
     positions: Tensor | None = None
     mask: Tensor | None = None
     images: tuple[Images | None, ...] = ()
+    uses: Tensor | None = None
+    routing: Tensor | None = None
 
 
 def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -116,11 +123,16 @@ def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Splits samples into runs of neighbours that have the same ordinal and the same prompt."""
+    """Splits samples into runs of neighbours that have the same ordinal and the same prompt.
+
+    Where records have the experts of their tokens, the prompt's are the same too.
+    """
     groups: list[list[Sample]] = []
-    last: tuple[int, bytes] | None = None
+    last: tuple[int, bytes, bytes] | None = None
     for sample in samples:
-        key = (sample.ordinal, sample.prompt.tobytes())
+        experts = sample.columns.get(ROUTING)
+        of_prompt = b"" if experts is None else experts[: len(sample.prompt)].tobytes()
+        key = (sample.ordinal, sample.prompt.tobytes(), of_prompt)
         if key != last:
             groups.append([])
             last = key
@@ -432,6 +444,15 @@ def _batch(
             np.concatenate([s.columns[name] for s in samples]).astype(dtype)
         ).to(device)
 
+    ids = layout["ids"]
+    if "flat" not in layout and isinstance(ids, Tensor):
+        prompts = sizes.prompt[sizes.group]
+        places = ragged(
+            np.stack([last_prompt - prompts + 1, completion], 1).reshape(-1),
+            np.stack([prompts, sizes.fed], 1).reshape(-1),
+        )
+        experts = [s.columns.get(ROUTING) for s in samples]
+        layout |= lay_routing(experts, places, width=ids.numel(), device=device)
     group = np.unique([s.ordinal for s in samples], return_inverse=True)[1]
     columns = {
         "record": torch.from_numpy(np.repeat(np.arange(len(samples)), actions)).to(device),

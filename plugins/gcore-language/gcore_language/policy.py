@@ -15,6 +15,7 @@ from gcore_language import flat
 from gcore_language.image_text import hidden_states
 from gcore_language.images import takes_images
 from gcore_language.packing import Batch, Layout, Sample, micro_batches
+from gcore_language.routing import Routers
 
 Entropy = Literal["none", "metric", "gradient"]
 
@@ -30,6 +31,8 @@ class Policy(nn.Module):
     layouts: the packings with which the model gives the right log-probs; see ``check_layouts``.
     head_apart: whether the logits are the output embedding of the last hidden state and nothing
         more. Then only positions that predict actions go through the output embedding.
+    routers: of a mixture of experts; they take the experts of a batch's records. None: there are
+        none, or nobody watches them.
     takes_images: whether the model takes images. Such models are known to have their head apart
         and to be right when padded, so that they need no trial.
     """
@@ -40,6 +43,7 @@ class Policy(nn.Module):
         self.layouts: frozenset[Layout] = frozenset({"padded"})
         self.takes_images = takes_images(model.config)
         self.head_apart = self.takes_images
+        self.routers: Routers | None = None
 
     def forward(
         self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
@@ -146,6 +150,8 @@ class Policy(nn.Module):
 
     def _transformers(self, module: Any, batch: Batch) -> Any:
         """Calls a module of transformers on the batch's rows, with mask and positions if any."""
+        if self.routers is not None:
+            self.routers.begin(batch.routing)
         extra = (
             {}
             if batch.mask is None

@@ -16,9 +16,11 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 CHARACTERS = "0123456789+=,-*?yn:"
@@ -61,6 +63,30 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
+    ),
+}
+#: Mixtures of experts: 8 experts, of which 2 compute each token.
+EXPERT_CONFIGS: dict[str, Callable[[], Any]] = {
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_SIZES,
+        **_IDS,
+        **_GROUPED,
+        head_dim=32,
+        moe_intermediate_size=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        mlp_only_layers=[],
+    ),
+    "mixtral": lambda: MixtralConfig(
+        **_SIZES,
+        **_IDS,
+        hidden_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=None,
     ),
 }
 
@@ -163,7 +189,8 @@ def save_model(directory: Path, family: str, seed: int = 0, scale: float = 3.0) 
 
     Its weights are larger than usual, so that log-probs differ by more than rounding.
     """
-    _save_random(AutoModelForCausalLM, CONFIGS[family](), directory, seed, scale)
+    config = (CONFIGS | EXPERT_CONFIGS)[family]()
+    _save_random(AutoModelForCausalLM, config, directory, seed, scale)
     save_tokenizer(directory)
 
 

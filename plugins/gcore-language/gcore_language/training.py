@@ -41,7 +41,7 @@ from gcore_language import objective_state
 from gcore_language.action_advantages import per_action
 from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
-from gcore_language.exported import diagnose_export
+from gcore_language.exported import NamesExports, diagnose_export
 from gcore_language.images import GRID, Images
 from gcore_language.lineage import check_terms
 from gcore_language.lockstep import sizes_in_lockstep
@@ -980,7 +980,10 @@ class LanguageTrainer:
             return []
         bound = adamw_bound(self._settings.betas, max(1, self._updates))
         step = self._last_rate * bound
-        findings: list[Finding] = diagnose_export(engine.export_weights(), engine.weights(), step)
+        weights = engine.weights()
+        if isinstance(engine, NamesExports):
+            weights = engine.weights_by_export()
+        findings: list[Finding] = diagnose_export(engine.export_weights(), weights, step)
         return findings
 
     def numbers(self) -> dict[str, Any]:

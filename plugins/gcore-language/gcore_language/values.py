@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gcore_core.contract.columns import ROUTING
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.trainer import TrainRecord
@@ -78,7 +79,8 @@ def with_end(record: TrainRecord) -> TrainRecord:
     """Returns a record with one more action, for the state after the last one.
 
     The action is not trained on, and neither its token nor its log-prob mean anything. Columns that
-    other roles gave stay as they are.
+    other roles gave stay as they are. The experts of the policy's tokens are left out: this model
+    is another one.
     """
     columns = record.columns
     end = {
@@ -86,7 +88,8 @@ def with_end(record: TrainRecord) -> TrainRecord:
         "action_mask": np.append(columns["action_mask"], np.uint8(0)),
         "logp": np.append(columns["logp"], np.float32(0)),
     }
-    return replace(record, columns={**columns, **end})
+    kept = {name: column for name, column in columns.items() if name != ROUTING}
+    return replace(record, columns={**kept, **end})
 
 
 def is_end(batch: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,11 +23,29 @@ class TorchTrainerConfig(LoraTrainerSettings):
     """Slots that share each micro-batch, for long contexts; ``context: {ulysses: 2, ring: 4}`` has
     eight of them share it. ``budget_tokens`` is then the tokens of one slot.
     """
+    router_replay: Literal["auto", "always", "never"] = "auto"
+    """Whether a mixture of experts takes the experts by which a record was sampled, in place of
+    those that its own routers choose: auto where records have them; always refuses a generator that
+    does not give them; never leaves the choice to the routers.
+    """
+    router_aux_loss: float = 0.0
+    """Coefficient of the load-balancing loss of a mixture of experts, at least 0; 0 adds none. The
+    loss is 1 where all experts of a layer get equally many tokens.
+    """
+
+    def needs_routing(self) -> bool:
+        """Returns whether a run is refused whose generator does not give the column ``routing``."""
+        return self.router_replay == "always"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.context.degree > 1:
             _check_shared(self)
+        require(
+            0 <= self.router_aux_loss < math.inf,
+            "router_aux_loss",
+            f"must not be negative, is {self.router_aux_loss}",
+        )
         require(
             self.attn_implementation != "flash_attention_2" or self.packing == "padded",
             "attn_implementation",
@@ -74,6 +93,16 @@ class TorchGeneratorConfig(GeneratorSettings):
     """What a sleep does with the weights: keep moves them from an accelerator to host memory;
     discard drops them, on a CPU too, and after the wake a push must bring them.
     """
+
+    routing: Literal["auto", "never"] = "auto"
+    """Whether records of a mixture of experts say which experts computed each token: auto says it,
+    one or two bytes for each token, layer and expert of the token; never leaves it out, and then no
+    trainer can replay it.
+    """
+
+    def gives_routing(self) -> bool:
+        """Returns whether records of a mixture of experts have the column ``routing``."""
+        return self.routing == "auto"
 
     def keeps_weights(self) -> bool:
         """Returns whether the weights are valid after a sleep without a push."""

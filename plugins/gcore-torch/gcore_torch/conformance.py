@@ -5,13 +5,15 @@ The models are tiny and random.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gcore_language.tiny import save_image_model, save_model
 
+from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import Prompt
 from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
 
@@ -39,6 +41,12 @@ class OnQwen2(OnLlama):
     """Has a model with grouped heads, biases and tied embeddings."""
 
     family = "qwen2"
+
+
+class OnQwen3Moe(OnLlama):
+    """Has a mixture of experts."""
+
+    family = "qwen3_moe"
 
 
 class OnQwen2VL(OnLlama):
@@ -81,6 +89,15 @@ class OnDevice(GeneratorContract):
         """
         return lambda: generator.memory_bytes
 
+    @pytest.fixture
+    def expert_generator(self, context: WorkerContext, tmp_path: Path) -> Iterator[Any]:
+        """Gives a generator of a mixture of experts, whatever model the others have."""
+        save_model(tmp_path / "experts", "qwen3_moe")
+        model = {"path": str(tmp_path / "experts")}
+        generator = self.build(replace(context, model=model))
+        yield generator
+        generator.close()
+
 
 class TestLlamaGenerator(OnLlama, OnDevice):
     config = _GENERATOR
@@ -88,6 +105,10 @@ class TestLlamaGenerator(OnLlama, OnDevice):
 
 class TestQwen2Generator(OnQwen2, OnDevice):
     config = {**_GENERATOR, "temperature": 0.7}
+
+
+class TestQwen3MoeGenerator(OnQwen3Moe, OnDevice):
+    config = _GENERATOR
 
 
 class SleepingTrainer(TrainerContract):
@@ -124,6 +145,13 @@ class TestQwen2TrainerWithGenerator(OnQwen2, TrainerWithGeneratorContract):
     config = _TRAINER
     adapter_config = _ADAPTER
     generator_config = {**_GENERATOR, "temperature": 0.7}
+
+
+class TestQwen3MoeTrainerWithGenerator(OnQwen3Moe, TrainerWithGeneratorContract):
+    provider = "torch"
+    config = {**_TRAINER, "router_replay": "always"}
+    adapter_config = _ADAPTER
+    generator_config = _GENERATOR
 
 
 class TestQwen2VLTrainerWithGenerator(OnQwen2VL, TrainerWithGeneratorContract):

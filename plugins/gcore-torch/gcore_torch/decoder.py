@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from gcore_language.flat import family_supported
 from gcore_language.image_text import show
 from gcore_language.images import Images, takes_images
+from gcore_language.routing import Routers, small
 from torch import Tensor
 
 #: Most tokens, padding included, of one forward pass over prompts.
@@ -456,10 +457,16 @@ class TransformersDecoder:
     Neighbours whose prompts have the same length run together. So there is no padding and no mask,
     and any causal language model gives right results; but prompts of many lengths make many small
     batches.
+
+    routers: of a mixture of experts, once the generator has set them.
+    routed: of the latest call, for each row that it read uint8 or uint16 [T, L, k]: the experts of
+        the T tokens that it read. Empty without routers.
     """
 
     def __init__(self, model: Any) -> None:
         self.rows = 0
+        self.routers: Routers | None = None
+        self.routed: list[np.ndarray] = []
         self._model = model
         self._parts: list[_Part] = []
 
@@ -476,12 +483,18 @@ class TransformersDecoder:
         same = sum(1 for _ in takewhile(lambda p: len(p) == len(prompts[0]), prompts))
         if same < len(prompts):
             first = self.prefill(prompts[:same], repeats[:same], images[:same])
-            return torch.cat([first, self.prefill(prompts[same:], repeats[same:], images[same:])])
+            routed = self.routed
+            others = self.prefill(prompts[same:], repeats[same:], images[same:])
+            self.routed = routed + self.routed
+            return torch.cat([first, others])
         ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(device)
         expand = torch.repeat_interleave(
             torch.arange(len(prompts)), torch.tensor(list(repeats))
         ).to(device)
+        self._begin()
         logits, part = self._read(ids, images)
+        routed = self._routed(*ids.shape)
+        self.routed = [routed[row] for row in expand.tolist()] if routed else []
         part.take(expand)
         self._parts.append(part)
         self.rows += len(expand)
@@ -502,11 +515,28 @@ class TransformersDecoder:
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Tensor:
         logits = []
+        routed: list[np.ndarray] = []
         start = 0
         for part in self._parts:
+            self._begin()
             logits.append(self._feed(part, tokens[start : start + part.rows, None]))
+            routed += self._routed(part.rows, 1)
             start += part.rows
+        self.routed = routed
         return torch.cat(logits)
+
+    def _begin(self) -> None:
+        """Has routers choose for themselves in the next forward pass."""
+        if self.routers is not None:
+            self.routers.begin(None)
+
+    def _routed(self, rows: int, width: int) -> list[np.ndarray]:
+        """Returns the experts [width, L, k] of each row of the latest forward pass."""
+        if self.routers is None:
+            return []
+        experts = small(self.routers.own(), self.routers.experts)
+        self.routers.forget()
+        return list(experts.reshape(rows, width, *experts.shape[1:]))
 
     def drop(self, removed: np.ndarray) -> np.ndarray:
         """See ``Decoder.drop``. The rows that stay keep their order."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from gcore_context.sharing import make_sharing
 from gcore_language.alignment import align
 from gcore_language.device_clock import DeviceClock
+from gcore_language.experts import FAMILIES, CheckpointTensors, cut, expert_names
 from gcore_language.lora import (
     ADAPTER,
     NUMBERS,
@@ -41,6 +42,8 @@ from gcore_language.packing import Batch, Sample, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
+from gcore_language.router_books import RouterBooks
+from gcore_language.routing import Routers
 from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference
@@ -109,6 +112,8 @@ class TorchEngine:
         self._parameters = [t for t in self._tensors.values() if t.requires_grad]
         self._optimizer = self._make_optimizer()
         self._gradients = self._add_gradients()
+        self._names = expert_names(model.config)
+        self._router_books = self._open_books()
         self.staging = Staging()
         self.bed = Bed(context.role, context.rank, context.directory)
 
@@ -130,6 +135,7 @@ class TorchEngine:
         if self._sharing is not None:
             policy = self._sharing.share(policy)
         model = policy.model
+        policy.routers = Routers.of(model, replays=config.router_replay != "never")
         adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
             align(model)
@@ -227,6 +233,29 @@ class TorchEngine:
             return ShardedExactGradients(self._policy, self.ranks, self._context.role)
         return ExactGradients(self._parameters, self.ranks)
 
+    def _open_books(self) -> RouterBooks | None:
+        """Returns the books of the policy's routers; None for a model without experts.
+
+        Raises ConfigError for such a model where the settings are of a mixture of experts.
+        """
+        config = self._config
+        if self._policy.routers is not None:
+            return RouterBooks(self._policy.routers, self.ranks, config.router_aux_loss)
+        for setting, default in (("router_replay", "auto"), ("router_aux_loss", 0.0)):
+            value = getattr(config, setting)
+            if value not in (default, "never"):
+                raise ConfigError(
+                    f"{setting} is {value}, and the model has no experts that are known here.",
+                    where=f"roles.{self._context.role}.config.{setting}",
+                    why=f"Known are {', '.join(sorted(FAMILIES))}.",
+                    todo=f"Leave {setting} out.",
+                )
+        return None
+
+    def router_metrics(self) -> dict[str, float]:
+        """Returns the metrics of a step's routers, over all ranks; none without experts."""
+        return {} if self._router_books is None else self._router_books.metrics()
+
     def _autocast(self) -> AbstractContextManager[Any]:
         """Returns the context in which forward passes run: bfloat16 where the settings ask for
         it.
@@ -302,10 +331,15 @@ class TorchEngine:
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
     ) -> None:
+        books = self._router_books
+        if books is not None:
+            books.begin(batches, lambda batch: self._forward(self._policy, batch, "none"))
         for place, batch in enumerate(batches):
             last = place == len(batches) - 1
             logp, entropies = self._forward(self._policy, batch, entropy, ids)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
+            if books is not None and batch is not None:
+                value = value + books.loss(batch)
             with self.clock.running():
                 self._gradients.expect(last=last)
                 value.backward()
@@ -344,6 +378,11 @@ class TorchEngine:
         """See ``ShowsWeights.weights``."""
         return self._tensors
 
+    def weights_by_export(self) -> Mapping[str, Tensor]:
+        """See ``NamesExports.weights_by_export``."""
+        names = self._names
+        return self._tensors if names is None else CheckpointTensors(self._tensors, names)
+
     def discard(self) -> None:
         """Drops the gradients."""
         self._gradients.discard()
@@ -352,7 +391,13 @@ class TorchEngine:
     # -- weights -----------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
-        tensors = self._adapters.base() if self._adapters else self._tensors
+        tensors: Mapping[str, Tensor] = self._adapters.base() if self._adapters else self._tensors
+        if self._names is not None:
+            shapes = {
+                name: torch.empty(t.shape, dtype=t.dtype, device="meta")
+                for name, t in tensors.items()
+            }
+            tensors = CheckpointTensors(shapes, self._names)
         return [
             spec_of(name, tensor, DTYPES[self._config.dtype]) for name, tensor in tensors.items()
         ]
@@ -361,10 +406,12 @@ class TorchEngine:
         """Yields every tensor of the whole weights, in the order of ``weight_specs``."""
         self.bed.check_awake()
         if self._adapters is None:
-            yield from map(full, self._tensors.values())
-            return
-        for _, tensor in self._adapters.whole(full):
-            yield tensor
+            whole = ((name, full(tensor)) for name, tensor in self._tensors.items())
+        else:
+            whole = self._adapters.whole(full)
+        for name, tensor in whole:
+            for _, piece in cut(name, tensor, self._names):
+                yield piece
 
     def export_weights(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         """Yields every tensor of a push with its bytes, uint8[nbytes]; ranks besides 0 yield no

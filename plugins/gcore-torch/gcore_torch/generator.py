@@ -20,6 +20,7 @@ import torch
 from gcore_language.adapter_push import AdapterInbox
 from gcore_language.alignment import align
 from gcore_language.device_push import DeviceReader, offers_of
+from gcore_language.experts import checkpoint_tensors
 from gcore_language.explain import Score, explain
 from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
@@ -28,9 +29,10 @@ from gcore_language.models import choose_device, load_model, refuse_engine
 from gcore_language.packing import Sample, is_steady, micro_batches
 from gcore_language.policy import Policy, check_layouts
 from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer, refuse_images
+from gcore_language.routing import Routers, has_experts
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import ROUTING, Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
@@ -38,7 +40,7 @@ from gcore_core.contract.records import ABORTED, FINISHED, TRUNCATED, TensorSpec
 from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
-from gcore_torch.decoder import Decoder, FusedDecoder, make_decoder
+from gcore_torch.decoder import Decoder, FusedDecoder, TransformersDecoder, make_decoder
 from gcore_torch.other_heads import changed_head, heads
 from gcore_torch.sampling import choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
@@ -78,6 +80,8 @@ class _Rows:
     seed: uint64[capacity].
     greedy: bool[capacity].
     version: int64[capacity], of the weights that sampled the first action.
+    routing: of each running sample the experts of what was read of it so far, in pieces [T, L, k];
+        empty lists unless the model has experts.
     """
 
     def __init__(self, capacity: int, actions: int) -> None:
@@ -90,6 +94,7 @@ class _Rows:
         self.seed = np.zeros(capacity, np.uint64)
         self.greedy = np.zeros(capacity, np.bool_)
         self.version = np.zeros(capacity, np.int64)
+        self.routing: list[list[np.ndarray]] = []
 
     def add(self, rows: Sequence[_Waiting], version: int) -> None:
         """Adds samples without actions behind the others."""
@@ -100,6 +105,7 @@ class _Rows:
         self.greedy[fresh] = [row.request.greedy for row in rows]
         self.version[fresh] = version
         self.waiting += rows
+        self.routing += [[] for _ in rows]
         self.count += len(rows)
 
     def append(self, tokens: np.ndarray, logp: np.ndarray) -> None:
@@ -109,6 +115,11 @@ class _Rows:
         self.tokens[row, at] = tokens
         self.logp[row, at] = logp
         self.length[: self.count] += 1
+
+    def routed(self, experts: Sequence[np.ndarray]) -> None:
+        """Adds the experts of what was just read of the last rows, [T, L, k] of each."""
+        for pieces, piece in zip(self.routing[self.count - len(experts) :], experts, strict=True):
+            pieces.append(piece)
 
     def reorder(self, order: np.ndarray) -> None:
         """Keeps the rows with the numbers ``order``, int64, in that order."""
@@ -127,6 +138,7 @@ class _Rows:
         ):
             column[to] = column[source]
         self.waiting = [self.waiting[i] for i in order.tolist()]
+        self.routing = [self.routing[i] for i in order.tolist()]
         self.count = len(order)
 
 
@@ -162,6 +174,13 @@ class TorchGenerator:
                     "fused is not for models that take images.", where=where, todo="Use auto."
                 )
             self._reader = ImageReader(path, self._model.config, trust_remote_code=trust)
+        if has_experts(self._model.config) and config.decoder == "fused":
+            raise ConfigError(
+                "the fused decoder computes no experts.",
+                where=f"roles.{context.role}.config.decoder",
+                why=f"{path} is a mixture of experts.",
+                todo="Use auto.",
+            )
         # whether a token ends a sample, for each token of the vocabulary
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
         token_sources = (self._model.generation_config, text_config, self._tokenizer)
@@ -179,7 +198,10 @@ class TorchGenerator:
         self._usual = make_decoder(self._model, config.decoder, config.max_batch, tolerance)
         self._exact = self._make_exact()  # decodes with the trainer's bits, short records alone
         self._decoder: Decoder = self._usual  # of the samples that run
-        self._tensors = named_tensors(self._model)
+        self._routers = Routers.of(self._model, replays=True)
+        if isinstance(self._usual, TransformersDecoder):
+            self._usual.routers = self._routers
+        self._tensors = checkpoint_tensors(self._model)
         self._rows = _Rows(config.max_batch, config.max_new_tokens)
         self._queue: list[_Waiting] = []
         self._to_return: list[Finished] = []  # what the next ``step`` returns
@@ -188,7 +210,10 @@ class TorchGenerator:
         self._inbox = WeightInbox(context.role, shapes)
         self._adapter = AdapterInbox(context.role, directory, self._tensors, self._open_again)
         self._weights = SleepingWeights(
-            context.role, self._tensors, discard=config.sleep == "discard"
+            context.role,
+            named_tensors(self._model),
+            discard=config.sleep == "discard",
+            pushed=self._tensors,
         )
         self._scorer: Policy | None = None
 
@@ -322,18 +347,32 @@ class TorchGenerator:
             fed = max(waiting.limit for waiting in joining) - 1
             self._decoder = self._exact if is_steady(prompt, fed) else self._usual
         self._rows.add([waiting for group in groups for waiting in group], self.version)
-        return self._decoder.prefill(
+        logits = self._decoder.prefill(
             [group[0].prompt for group in groups],
             [len(group) for group in groups],
             [group[0].images for group in groups],
         )
+        self._rows.routed(self._read_experts())
+        return logits
+
+    def _read_experts(self) -> list[np.ndarray]:
+        """Returns the experts [T, L, k] of what the decoder just read of each row.
+
+        Nothing where the model has none, or where the settings do not want them.
+        """
+        decoder = self._decoder
+        if self._config.gives_routing() and isinstance(decoder, TransformersDecoder):
+            return decoder.routed
+        return []
 
     def _advance(self) -> torch.Tensor:
         """Feeds each running sample's last token; returns the logits [B, V] of the next one."""
         rows = self._rows
         if not self._stale:
             last = rows.tokens[np.arange(rows.count), rows.length[: rows.count] - 1]
-            return self._decoder.advance(torch.from_numpy(last.astype(np.int64)).to(self._device))
+            logits = self._decoder.advance(torch.from_numpy(last.astype(np.int64)).to(self._device))
+            rows.routed(self._read_experts())
+            return logits
         # the weights are new or the cache was dropped: prompts and actions so far are read again
         self._stale = False
         self._decoder.clear()
@@ -341,9 +380,12 @@ class TorchGenerator:
             np.concatenate([waiting.prompt, rows.tokens[i, : rows.length[i]]])
             for i, waiting in enumerate(rows.waiting)
         ]
-        return self._decoder.prefill(
+        logits = self._decoder.prefill(
             so_far, [1] * rows.count, [waiting.images for waiting in rows.waiting]
         )
+        # what was read before keeps the experts by which its actions were sampled
+        rows.routed([experts[-1:] for experts in self._read_experts()])
+        return logits
 
     def _sample(self, logits: torch.Tensor) -> None:
         """Draws the next action of every row from logits [B, V] and appends it."""
@@ -453,6 +495,7 @@ class TorchGenerator:
                     "text": np.frombuffer(text.encode(), np.uint8),
                 }
                 | _grid(rows.waiting[i])
+                | _experts(rows.routing[i])
             )
         return columns
 
@@ -557,8 +600,10 @@ class TorchGenerator:
         config = self._config
         path = str(open_model_files(self._context).directory)
         trust = config.trust_remote_code
-        return named_tensors(
-            load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True)
+        return dict(
+            checkpoint_tensors(
+                load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True)
+            )
         )
 
     def _check_tables(self, version: int) -> None:
@@ -653,6 +698,7 @@ class TorchGenerator:
             )
         if self._scorer is None:
             self._scorer = Policy(self._model)
+            self._scorer.routers = self._routers
             check_layouts(self._scorer, self._device, may_flat=False, tolerance=1e-3)
         logprobs = [np.zeros(len(record["action_ids"]), np.float32) for record in records]
         samples = [
@@ -679,6 +725,11 @@ def _empty(waiting: _Waiting) -> Columns:
         "temperature": np.array(np.float32(1)),
         "text": np.zeros(0, np.uint8),
     } | _grid(waiting)
+
+
+def _experts(pieces: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the column that records of a mixture of experts have besides the others."""
+    return {ROUTING: np.concatenate(pieces)} if pieces else {}
 
 
 def _grid(waiting: _Waiting) -> dict[str, np.ndarray]:

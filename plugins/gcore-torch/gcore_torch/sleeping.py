@@ -25,13 +25,22 @@ class SleepingWeights:
     role: the generator's role, for errors.
     tensors: name -> tensor; the tensors' storage is replaced in place.
     discard: whether a sleep drops the weights.
+    pushed: the same weights as pushes name them; None: as ``tensors``.
     """
 
-    def __init__(self, role: str, tensors: Mapping[str, Tensor], *, discard: bool) -> None:
+    def __init__(
+        self,
+        role: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        discard: bool,
+        pushed: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.asleep = False
         self.lacking = False
         self._role = role
         self._tensors = tensors
+        self._pushed = tensors if pushed is None else pushed
         self._discard = discard
         # version and hashes of the weights that fell asleep
         self._version = 0
@@ -42,8 +51,8 @@ class SleepingWeights:
     def fingerprint(self) -> dict[str, int]:
         """Returns name -> xxh3-64 of the tensor's bytes."""
         return {
-            name: xxhash.xxh3_64_intdigest(to_bytes(self._tensors[name]).data)
-            for name in sorted(self._tensors)
+            name: xxhash.xxh3_64_intdigest(to_bytes(self._pushed[name]).data)
+            for name in sorted(self._pushed)
         }
 
     @property

@@ -26,6 +26,7 @@ import torch
 from gcore_language.images import takes_images
 from gcore_language.packing import Batch, Sample, steady_batches
 from gcore_language.policy import Policy, check_layouts
+from gcore_language.routing import has_experts
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.errors import ContractError
@@ -129,7 +130,8 @@ def can_be_steady(model: torch.nn.Module, config: TorchGeneratorConfig, device: 
     """Returns whether a ``SteadyScorer`` is known to have the trainer's bits here.
 
     It is for text models in float32 on a CPU, without top_p or top_k, whose edges lie elsewhere.
+    Experts have other bits in another batch.
     """
     plain = config.top_p == 1 and config.top_k == 0
-    text = not takes_images(model.config)
+    text = not takes_images(model.config) and not has_experts(model.config)
     return text and plain and config.dtype == "float32" and device == "cpu"

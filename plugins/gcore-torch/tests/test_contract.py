@@ -10,6 +10,8 @@ from gcore_torch.conformance import (
     TestQwen2Trainer,
     TestQwen2TrainerWithGenerator,
     TestQwen2VLTrainerWithGenerator,
+    TestQwen3MoeGenerator,
+    TestQwen3MoeTrainerWithGenerator,
 )
 
 from gcore_core.testing import PluginContract
@@ -22,6 +24,8 @@ __all__ = [
     "TestQwen2Trainer",
     "TestQwen2TrainerWithGenerator",
     "TestQwen2VLTrainerWithGenerator",
+    "TestQwen3MoeGenerator",
+    "TestQwen3MoeTrainerWithGenerator",
 ]
 
 

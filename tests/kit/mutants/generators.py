@@ -539,3 +539,50 @@ class ConstantFingerprint(Clean):
     class Backend(FakeGenerator):
         def fingerprint(self) -> dict[str, int]:
             return {name: xxhash.xxh3_64_intdigest(b"") for name in super().fingerprint()}
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+
+def routed(record: Finished, tokens: int) -> Finished:
+    """Adds experts of so many tokens: two of four, in three layers."""
+    experts = np.tile(np.array([1, 3], np.uint8), (tokens, 3, 1))
+    return with_columns(record, routing=experts)
+
+
+class CleanRouting(Clean):
+    capabilities = next(iter(fake.gcore_generators())).capabilities | {"routing"}
+
+    class Backend(FakeGenerator):
+        """Says of each token that was read which experts computed it."""
+
+        def step(self) -> list[Finished]:
+            return [routed(record, self.read(record)) for record in super().step()]
+
+        def read(self, record: Finished) -> int:
+            return len(record.columns["prompt_ids"]) + len(record.columns["action_ids"]) - 1
+
+
+class RoutingIsMissing(CleanRouting):
+    caught_by = ("test_records_say_which_experts_computed_their_tokens",)
+
+    Backend = FakeGenerator
+
+
+class RoutingLeavesThePromptOut(CleanRouting):
+    caught_by = ("test_records_say_which_experts_computed_their_tokens",)
+
+    class Backend(CleanRouting.Backend):
+        def read(self, record: Finished) -> int:
+            return len(record.columns["action_ids"]) - 1
+
+
+class RoutingNamesAnExpertTwice(CleanRouting):
+    caught_by = ("test_records_say_which_experts_computed_their_tokens",)
+
+    class Backend(CleanRouting.Backend):
+        def step(self) -> list[Finished]:
+            return [
+                with_columns(record, routing=np.zeros_like(record.columns["routing"]))
+                for record in super().step()
+            ]
