@@ -162,10 +162,15 @@ class RunningWindow(Window):
 
         That are all finished records of the window. The others are drawn again.
         """
+        deadlines = self._deadlines
+        self._metrics |= {
+            "window/groups": float(deadlines.in_flight + deadlines.finished),
+            "window/in_flight": float(deadlines.in_flight),
+        }
         return replace(
             taken,
             carried=self._subsets.held_records(),
-            oldest=self._deadlines.oldest,
+            oldest=deadlines.oldest,
             state=self._present_state(),
         )
 
@@ -185,8 +190,9 @@ class RunningWindow(Window):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of the step that was taken last, over all shards; every shard has the same, but for
-        the seconds, which are its own.
+        """Those of the step that was taken last, over all shards; the seconds are this shard's.
+
+        The window's are as of ``seal``.
         """
         return self._metrics
 
@@ -382,13 +388,7 @@ class RunningWindow(Window):
 
     def _note_metrics(self, step: int, membership: Membership) -> None:
         self._note_idle()
-        deadlines = self._deadlines
-        self._metrics = {
-            "window/groups": float(deadlines.in_flight + deadlines.finished),
-            "window/finished": float(deadlines.finished),
-            "window/in_flight": float(deadlines.in_flight),
-            "seconds/no_draws": self._idle_s,
-        }
+        self._metrics = {"seconds/no_draws": self._idle_s}
         self._idle_s = 0.0
         trained = membership.trained
         if trained:
