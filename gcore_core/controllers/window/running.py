@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.records import QUARANTINED, TRAINED, Header
+from gcore_core.contract.records import QUARANTINED, TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard

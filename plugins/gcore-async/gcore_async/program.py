@@ -67,7 +67,7 @@ def _refuse(config: AsyncConfig, context: ControllerContext) -> None:
             "async cannot move devices between roles: its generators always have samples in "
             "flight.",
             where="placement.use",
-            todo="leave placement.use out",
+            todo="set placement.use: core/even",
         )
     if facts.run.deterministic and config.ahead and config.midway != "wait":
         raise ConfigError(

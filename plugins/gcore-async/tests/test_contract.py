@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import pytest
-
 from gcore_core.testing import ControllerContract, PluginContract
-from gcore_core.testing.simulation import Outcome
 
 
 class TestPlugin(PluginContract):
