@@ -270,6 +270,14 @@ SMALL = (
             slow=True,
         ),
         short(
+            "asynchronous_quickstart",
+            *("--parts", "quickstart", "--seeds", "0", "--async-steps", "3"),
+            fact=lambda values: (
+                values["age_max_over_promised"] <= 1 and not values["dropped_for_age"]
+            ),
+            slow=True,
+        ),
+        short(
             "roles_lora",
             *("--parts", "lora", "--seeds", "0", "--lora-steps", "2"),
             fact=lambda values: values["lora_push_bytes_over_full"] < 0.05,
@@ -408,7 +416,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 
 #: benchmarks without a committed result
-NOT_MEASURED_YET = {"machines", "proved_engines", "roles_refined", "roles_reward_model"}
+NOT_MEASURED_YET = {"asynchronous_quickstart", "machines", "proved_engines", "roles_refined", "roles_reward_model"}
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {

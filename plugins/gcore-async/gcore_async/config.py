@@ -17,13 +17,13 @@ class AsyncConfig(SyncConfig):
         at least ``ahead``. Equal to it, steps take groups nearly in order and wait for slow ones.
         Above it, a slow group may be taken by a later step, up to this age.
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
-        version. "go-on": they pause, the generator reads again what they have so far under the new
+        version. "recompute": they pause, the generator reads again what they have so far under the new
         weights, and they go on; a sample may have several versions.
     """
 
     ahead: int = 1
     age: int = 4
-    midway: Literal["wait", "go-on"] = "wait"
+    midway: Literal["wait", "recompute"] = "wait"
 
     def __post_init__(self) -> None:
         super().__post_init__()

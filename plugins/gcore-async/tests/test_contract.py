@@ -34,7 +34,7 @@ class TestTwoAhead(ControllerContract):
         "push_bucket_bytes": 1,
         "ahead": 2,
         "age": 4,
-        "midway": "go-on",
+        "midway": "recompute",
     }
     takes_stale = True
     resumes_exactly = False

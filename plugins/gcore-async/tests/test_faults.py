@@ -31,7 +31,7 @@ JOB = SimulatedJob(
     takes_stale=True,
     filter="gcore_core.builtin.filters:Varied",
 )
-WINDOWS = [(1, 1, "wait"), (1, 4, "go-on"), (2, 4, "go-on"), (2, 2, "wait")]
+WINDOWS = [(1, 1, "wait"), (1, 4, "recompute"), (2, 4, "recompute"), (2, 2, "wait")]
 
 
 def program(ahead: int, age: int, midway: str) -> Program:
@@ -81,7 +81,7 @@ def test_the_rules_hold_when_messages_are_lost_and_processes_killed(
     assert largest >= ahead, "nothing ran ahead"
 
 
-@pytest.mark.parametrize("midway", ["wait", "go-on"])
+@pytest.mark.parametrize("midway", ["wait", "recompute"])
 def test_only_a_push_that_goes_on_cuts_samples(midway: str, tmp_path: Path) -> None:
     shares = []
     for seed in range(4):
@@ -91,7 +91,7 @@ def test_only_a_push_that_goes_on_cuts_samples(midway: str, tmp_path: Path) -> N
             simulate(job, tmp_path / str(seed), Faults(seed, rate=0.0, kills=0.0), made)
         )
         shares += [report.metrics["age/spanning_share"] for report in outcome.reports[1:]]
-    assert (max(shares) > 0) == (midway == "go-on")
+    assert (max(shares) > 0) == (midway == "recompute")
 
 
 def test_with_nothing_ahead_it_trains_as_the_synchronous_program(tmp_path: Path) -> None:

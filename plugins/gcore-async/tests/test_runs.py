@@ -134,7 +134,7 @@ def test_thirty_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
         job = config(
             1,
             4,
-            "go-on",
+            "recompute",
             run={"steps": 8},
             checkpoint={"every": 1, "restarts": 9},
             roles={"policy": {"use": "versions/writes"}},
@@ -195,7 +195,7 @@ def check(directory: Path, job: dict[str, Any]) -> str:
         (
             {
                 "run": {"deterministic": True},
-                "controller": {"config": {"ahead": 1, "midway": "go-on"}},
+                "controller": {"config": {"ahead": 1, "midway": "recompute"}},
             },
             "controller.config.midway: a deterministic run cannot",
         ),
