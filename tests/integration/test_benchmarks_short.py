@@ -416,7 +416,13 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 
 #: benchmarks without a committed result
-NOT_MEASURED_YET = {"asynchronous_quickstart", "machines", "proved_engines", "roles_refined", "roles_reward_model"}
+NOT_MEASURED_YET = {
+    "asynchronous_quickstart",
+    "machines",
+    "proved_engines",
+    "roles_refined",
+    "roles_reward_model",
+}
 
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {

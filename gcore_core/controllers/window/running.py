@@ -203,7 +203,7 @@ class RunningWindow(Window):
             self._take_if_there()
             self._begin_groups()
             self._note_quiet()
-            await self._wait()
+            await self._rest()
 
     async def _look(self) -> None:
         """Has all shards tell what has ended, and which version and step each is at."""
@@ -318,7 +318,7 @@ class RunningWindow(Window):
         deadlines = self._deadlines
         return deadlines.version < self._version or deadlines.wanted < self._wanted
 
-    async def _wait(self) -> None:
+    async def _rest(self) -> None:
         """Waits until it is worth while to look; raises what failed in drawing.
 
         A look waits for the slowest shard. A shard that has drawn everything, or that is further

@@ -17,8 +17,8 @@ class AsyncConfig(SyncConfig):
         at least ``ahead``. Equal to it, steps take groups nearly in order and wait for slow ones.
         Above it, a slow group may be taken by a later step, up to this age.
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
-        version. "recompute": they pause, the generator reads again what they have so far under the new
-        weights, and they go on; a sample may have several versions.
+        version. "recompute": they pause, the generator reads again what they have so far under the
+        new weights, and they go on; a sample may have several versions.
     """
 
     ahead: int = 1
