@@ -24,6 +24,7 @@ class AsynchronousController(StepProgram):
     def __init__(self, config: AsyncConfig, context: ControllerContext) -> None:
         _refuse(config, context)
         self._waits_at_push = config.midway == "wait"
+        self._updates = config.updates_per_step() if config.ahead else 1
         super().__init__(config, context)
 
     def make_window(self, config: SyncConfig) -> RunningWindow:
@@ -51,6 +52,16 @@ class AsynchronousController(StepProgram):
         watch.lap("drain")
         taken = self.window.seal(taken)
         return await self.end(step, taken, trained | self.window.metrics, watch)
+
+    def _notes(self, step: int) -> list[str]:
+        """Adds what a person should know of several updates a step."""
+        notes = super()._notes(step)
+        if step == self.context.facts.start_step and self._updates > 1:
+            notes.append(
+                f"{self._updates} updates a step: at the last of them records are further from the "
+                "weights than their age says (controller.config.minibatches, epochs)"
+            )
+        return notes
 
 
 def _refuse(config: AsyncConfig, context: ControllerContext) -> None:
