@@ -213,3 +213,33 @@ def test_check_accepts_recomputed_log_probs_with_a_correction(tmp_path: Path) ->
     corrected = {"old_logprobs": "recompute", "correction": {"kind": "truncate"}}
     answer = check(tmp_path, config(1, 4, objective={"config": corrected}))
     assert answer.startswith("0 "), answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ahead", "age", "midway"), [(1, 1, "wait"), (1, 4, "recompute")], ids=["one", "four"]
+)
+def test_the_quickstart_learns_with_generation_ahead(
+    ahead: int, age: int, midway: str, tmp_path: Path
+) -> None:
+    """As many steps as core/sync takes; most held-out problems are solved in the end."""
+    pytest.importorskip("gcore_torch")
+    recipe = runs.REPOSITORY / "recipes" / "quickstart.yaml"
+    words = ["run", str(recipe), f"run.dir={tmp_path / 'run'}", "controller.use=async"]
+    settings = {"ahead": ahead, "age": age, "midway": midway}
+    words += [f"controller.config.{name}={value}" for name, value in settings.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "gcore_core", *words, "evaluation.every=0"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[0]["evaluation"]["greedy/exact"] < 0.45
+    assert rows[-1]["evaluation"]["greedy/exact"] >= 0.9
+    assert max(row["metrics"]["age/largest"] for row in rows[1:]) <= age
