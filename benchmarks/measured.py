@@ -103,6 +103,19 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark(name="house", measures=(CORE, "plugins"), minutes=0.5),
     Benchmark(
+        name="asynchronous_quickstart",
+        of="asynchronous",
+        measures=(
+            CORE,
+            *QUICKSTART,
+            QUICKSTART_RUNS,
+            "benchmarks/asynchronous_quickstart.py",
+            "plugins/gcore-async/gcore_async",
+        ),
+        commands=(f"{SCRIPT} --parts quickstart",),
+        minutes=30,
+    ),
+    Benchmark(
         name="roles_lora",
         of="roles",
         measures=(CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_lora.py"),

@@ -40,7 +40,7 @@ class StepProgram(ABC):
     def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
         self.context = context
         self.placement = PlacementShard(context)
-        self.window = Window(context, config, self.placement)
+        self.window = self.make_window(config)
         self.training = Training(context, config)
         publishing = Publishing if self.pushes else Releasing
         self.publishing = publishing(context, config, self.placement)
@@ -49,6 +49,10 @@ class StepProgram(ABC):
         self.skipped = int(context.facts.state.get("skipped", 0))
         self._max_skipped = config.max_skipped_steps
         self.checkpointing = Checkpointing(context, self.state())
+
+    def make_window(self, config: SyncConfig) -> Window:
+        """Returns what produces the groups; by default one step at a time."""
+        return Window(self.context, config, self.placement)
 
     def make_evaluation(self) -> Evaluates:
         """Returns what evaluates weights; by default on records that generators draw of them."""

@@ -30,6 +30,8 @@ _NUMBERS = (  # metric, label, format
     ("logprob_gap_max", "gap", "{:.1e}"),
     ("actions_per_s", "actions/s", "{:,.0f}"),
     ("placement/idle_share", "idle", "{:.0%}"),
+    ("age/mean", "age", "{:.1f}"),
+    ("age/largest", "oldest", "{:.0f}"),
 )
 
 

@@ -299,6 +299,14 @@ SMALL = (
             slow=True,
         ),
         short(
+            "asynchronous_quickstart",
+            *("--parts", "quickstart", "--seeds", "0", "--async-steps", "3"),
+            fact=lambda values: (
+                values["age_max_over_promised"] <= 1 and not values["dropped_for_age"]
+            ),
+            slow=True,
+        ),
+        short(
             "roles_lora",
             *("--parts", "lora", "--seeds", "0", "--lora-steps", "2"),
             fact=lambda values: values["lora_push_bytes_over_full"] < 0.05,
@@ -444,6 +452,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 #: benchmarks without a committed result
 NOT_MEASURED_YET = {
+    "asynchronous_quickstart",
     "large_context",
     "large_load",
     "large_logprobs",

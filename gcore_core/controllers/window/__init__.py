@@ -12,9 +12,16 @@ each group its verdict; a step program takes the groups of a step. The parts:
     scoring           requests to scorers
     verdicts          what becomes of a group that is drawn and scored
     window            the loop that joins them
+
+``RunningWindow`` does the same without a break, for steps ahead of the one that is trained:
+
+    deadlines         which groups are begun when, and which a step takes, so that none gets too old
+    subsets           a ledger whose steps take any of its groups
+    running           the loop
 """
 
 from gcore_core.controllers.window.drawing import Drawing, Round
+from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.controllers.window.window import Taken, Window
 
-__all__ = ["Drawing", "Round", "Taken", "Window"]
+__all__ = ["Drawing", "Round", "RunningWindow", "Taken", "Window"]

@@ -1,0 +1,53 @@
+"""The plugin ``async``: generation runs ahead of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gcore_async.config import AsyncConfig
+from gcore_core import hookimpl
+from gcore_core.contract.providers import CALLS, PARTS, ControllerProvider
+
+
+@hookimpl
+def gcore_controllers() -> Iterable[ControllerProvider]:
+    yield ControllerProvider(
+        summary="generates the next steps' records while it trains, and bounds their age",
+        factory="gcore_async.program:AsynchronousController",
+        config=AsyncConfig,
+        calls={**CALLS, "generator": frozenset({"generate", "push"})},
+        parts=PARTS,
+        trains_on_stale=True,
+    )
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a problem for what a run cannot do while generation goes on."""
+    controller = plan["controller"]
+    if controller["use"].partition("/")[0] != "async":
+        return
+    if plan["placement"]["sleep_in_training"] == "always":
+        yield (
+            "placement.sleep_in_training: async generates while it trains, so generators cannot "
+            "sleep; set it to never."
+        )
+    if not plan["placement"]["use"].startswith("core/"):
+        yield (
+            "placement.use: async cannot move devices between roles, since its generators always "
+            "have samples in flight; set it to core/even."
+        )
+    settings = controller.get("config") or {}
+    if plan["run"]["deterministic"] and settings.get("midway", "wait") != "wait":
+        yield (
+            "controller.config.midway: a deterministic run cannot push weights into samples that "
+            "run, since the clock says when a push comes; set it to wait."
+        )
+    objective = (plan.get("objective") or {}).get("config") or {}
+    kind = (objective.get("correction") or {}).get("kind", "none")
+    if objective.get("old_logprobs") == "recompute" and kind == "none":
+        yield (
+            "objective.config: recomputed log-probs alone do not correct for older weights; set "
+            "objective.config.correction.kind: truncate, or old_logprobs: rollout."
+        )

@@ -1,0 +1,119 @@
+"""Whole runs in virtual time, with the core's own shells: lost, late and doubled messages, killed
+processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from gcore_async.config import AsyncConfig
+from gcore_async.program import AsynchronousController
+
+from gcore_core.contract.records import TRAINED
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.testing.faults import FAULTS, Faults
+from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
+
+JOB = SimulatedJob(
+    shards=2,
+    replicas=3,
+    ranks=2,
+    judges=1,
+    prompts=4,
+    samples=2,
+    steps=5,
+    evaluate_prompts=2,
+    evaluate_every=2,
+    takes_stale=True,
+    filter="gcore_core.builtin.filters:Varied",
+)
+WINDOWS = [(1, 1, "wait"), (1, 4, "recompute"), (2, 4, "recompute"), (2, 2, "wait")]
+
+
+def program(ahead: int, age: int, midway: str) -> Program:
+    def made(config: SyncConfig, context: ControllerContext) -> AsynchronousController:
+        settings = asdict(config) | {"ahead": ahead, "age": age, "midway": midway}
+        return AsynchronousController(AsyncConfig(**settings), context)
+
+    return made
+
+
+def broken_rules(outcome: Outcome, job: SimulatedJob, age: int) -> list[str]:
+    """Returns the rules that a run broke, of those that hold in any weather."""
+    batches = [sorted({key[0] for key in batch}) for batch in outcome.batches]
+    verdicts = outcome.verdicts
+    committed = sorted(ordinal for _, ordinal in verdicts)
+    trained = sorted(o for (_, o), given in verdicts.items() if given == [TRAINED])
+    base = outcome.ledger["next_ordinal"]
+    steps = [report.metrics for report in outcome.reports[1:]]
+    holds = {
+        "every ordinal has one verdict": len(set(committed)) == len(committed)
+        and max(map(len, verdicts.values())) == 1,
+        "every ordinal below the base has its verdict": committed[:base] == list(range(base)),
+        "what is trained has that verdict": trained == sorted(itertools.chain(*batches)),
+        "steps are full": [len(step) for step in batches] == [job.prompts] * job.steps,
+        "every step reports once": [report.step for report in outcome.reports]
+        == list(range(job.steps + 1)),
+        "no record is older than promised": max(step["age/largest"] for step in steps) <= age,
+    }
+    return [name for name, is_kept in holds.items() if not is_kept]
+
+
+@pytest.mark.parametrize(("ahead", "age", "midway"), WINDOWS)
+def test_the_rules_hold_when_messages_are_lost_and_processes_killed(
+    ahead: int, age: int, midway: str, tmp_path: Path
+) -> None:
+    hit = set()
+    largest = 0.0
+    for seed in range(30_000, 30_006):
+        job = replace(JOB, shards=1 + seed % 3)
+        weather = Faults(seed)
+        made = program(ahead, age, midway)
+        outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
+        assert not broken_rules(outcome, job, age), f"seed {seed}"
+        assert sum("2 updates a step" in note for note in outcome.notes) == 1
+        hit |= {fault for _, _, fault in weather.hits}
+        largest = max(largest, *(report.metrics["age/largest"] for report in outcome.reports[1:]))
+    assert len(hit) >= len(FAULTS) - 1
+    assert largest >= ahead, "nothing ran ahead"
+
+
+@pytest.mark.parametrize("midway", ["wait", "recompute"])
+def test_only_a_push_that_goes_on_cuts_samples(midway: str, tmp_path: Path) -> None:
+    shares = []
+    for seed in range(4):
+        job = replace(JOB, steps=6, max_new_tokens=24, judges=0)
+        made = program(1, 4, midway)
+        outcome = run_virtual(
+            simulate(job, tmp_path / str(seed), Faults(seed, rate=0.0, kills=0.0), made)
+        )
+        shares += [report.metrics["age/spanning_share"] for report in outcome.reports[1:]]
+    assert (max(shares) > 0) == (midway == "recompute")
+
+
+def test_with_nothing_ahead_it_trains_as_the_synchronous_program(tmp_path: Path) -> None:
+    """The same records in the same steps, the same weights and the same digests."""
+    for seed in range(6):
+        job = replace(JOB, shards=1 + seed % 3, seed=seed, deterministic=True)
+        sync = run_virtual(simulate(job, tmp_path / f"{seed}s", Faults(seed)))
+        made = program(0, 0, "wait")
+        found = run_virtual(simulate(job, tmp_path / f"{seed}a", Faults(seed), made))
+        assert found.batches == sync.batches
+        assert found.logits == sync.logits
+        assert found.ledger == sync.ledger
+        digests = [[report.digests for report in run.reports] for run in (found, sync)]
+        assert digests[0] == digests[1]
+
+
+def test_a_deterministic_run_ahead_does_not_depend_on_shards_or_weather(tmp_path: Path) -> None:
+    found = []
+    for seed in range(4):
+        job = replace(JOB, shards=1 + seed % 3, deterministic=True)
+        made = program(1, 2, "wait")
+        outcome = run_virtual(simulate(job, tmp_path / str(seed), Faults(seed), made))
+        found.append((outcome.batches, outcome.logits, outcome.ledger))
+    assert all(one == found[0] for one in found)
