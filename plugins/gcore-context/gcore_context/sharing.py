@@ -39,6 +39,8 @@ class Sharing:
         Raises ConfigError for a model of which ranks cannot share rows.
         """
         where = f"roles.{self._role}.config.context"
+        if policy.routers is not None:
+            raise ConfigError("slots cannot share records of a mixture of experts.", where=where)
         if policy.takes_images:
             raise ConfigError("slots cannot share records that may have images.", where=where)
         text = policy.model.config.get_text_config()

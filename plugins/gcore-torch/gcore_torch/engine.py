@@ -132,10 +132,10 @@ class TorchEngine:
             # its tensors are made of the files' in a way that only transformers knows
             rows = None
             policy = self._load(path, lora, empty=False)
-        if self._sharing is not None:
-            policy = self._sharing.share(policy)
         model = policy.model
         policy.routers = Routers.of(model, replays=config.router_replay != "never")
+        if self._sharing is not None:
+            policy = self._sharing.share(policy)
         adapters = self._adapters if lora is not None else None
         if self.sums_exactly:
             align(model)
