@@ -57,6 +57,7 @@ from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_o
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
 from gcore_torch.bed import Bed, held_bytes
 from gcore_torch.config import TorchTrainerConfig
