@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
+from gcore_core.controllers.lost_nodes import LostNodes
 from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.retry import insist, is_gone
 
 ANSWER_S = 2.0  # deadline for a replica to say that it is alive
 Replica = tuple[str, int]  # role, number of the replica
@@ -27,8 +28,14 @@ class Sleepers:
     """
 
     def __init__(
-        self, peers: Mapping[str, Sequence[Peer]], able: Collection[str], resting: Collection[str]
+        self,
+        peers: Mapping[str, Sequence[Peer]],
+        able: Collection[str],
+        resting: Collection[str],
+        lost_nodes: LostNodes | None = None,
     ) -> None:
+        """lost_nodes: machines whose replicas are asked nothing any more."""
+        self._lost_nodes = lost_nodes or LostNodes()
         self._peers = peers
         self._able = set(able)
         self._resting = set(resting)
@@ -102,9 +109,23 @@ class Sleepers:
     ) -> int:
         """Sends a request to the replicas that can sleep and are not lost; returns their number."""
         peers = [self._peers[role][i] for role, i in self._askable(replicas)]
-        await asyncio.gather(*(insist(peer, endpoint, request) for peer in peers))
+
+        async def send(peer: Peer) -> None:
+            try:
+                await insist(peer, endpoint, request)
+            except WorkerDied as error:
+                if not is_gone(error):
+                    raise
+
+        await asyncio.gather(*map(send, peers))
         return len(peers)
 
     def _askable(self, replicas: Collection[Replica]) -> list[Replica]:
         """Returns those of the replicas that can sleep and are not lost."""
-        return [one for one in replicas if one[0] in self._able and one not in self.lost]
+        return [
+            (role, i)
+            for role, i in replicas
+            if role in self._able
+            and (role, i) not in self.lost
+            and not self._lost_nodes.has(self._peers[role][i].name)
+        ]
