@@ -152,8 +152,11 @@ class _LosablePeer:
                 async for item in stream:
                     came.put_nowait([item])
 
+        async def read_unless_lost() -> None:
+            await self._lost.unless_lost(self._node, read(), self.name)
+
         # One task reads from the beginning to the end: what is beneath may belong to a task.
-        reading = asyncio.ensure_future(self._lost.unless_lost(self._node, read(), self.name))
+        reading = asyncio.ensure_future(read_unless_lost())
         reading.add_done_callback(lambda _: came.put_nowait([]))
         try:
             while items := await came.get():

@@ -23,6 +23,7 @@ from gcore_core.testing.faults import Faults, LastingService, Life, MortalServic
 
 SECRET = b"secret of a simulated run"
 HOME = "node0"
+_READ_S = 3.0  # the longest that a content is on its way
 _TOLD_S = 15.0  # after which, at the latest, a controller hears of a lost machine
 
 
@@ -50,6 +51,7 @@ def replicas_of_nodes(job: NodesOfJob) -> dict[str, list[str]]:
 class SimulatedNodes:
     """The stores of a simulated run.
 
+    seed: of the job.
     slabs: node -> its store.
     lost: the machine that was lost; "" before.
     """
@@ -58,6 +60,7 @@ class SimulatedNodes:
         """store: the directory of the first node's store; others lie beside it."""
         self._network = network
         self._job = job
+        self.seed = job.seed
         self._replicas = replicas_of_nodes(job)
         self._node_of = {name: node for node, names in self._replicas.items() for name in names}
         self._directories = {HOME: store}
@@ -144,11 +147,12 @@ class _Bulk:
 
     def __init__(self, nodes: SimulatedNodes) -> None:
         self._nodes = nodes
+        self._dice = random.Random(nodes.seed)
 
     async def read(
         self, node: str, what: What, memory: memoryview, progress: Callable[[], None]
     ) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(self._dice.uniform(0, _READ_S))
         if node == self._nodes.lost:
             raise WorkerDied("its machine is lost", where=node, process=node)
         region = self._nodes.slabs[node]._find(what)
