@@ -460,16 +460,16 @@ class Supervisor:
         replicas are left.
         """
         site = self._site
-        host = self._job.placed.host(node)
-        if site is None or self._is_idle(node):
+        if site is None:
+            return False
+        if self._is_idle(node):
             self._lost_nodes.add(node)
             self._display.note(f"{node} is lost, and nothing of the run is there")
             return True
-        lost = {*self._lost_nodes, node}
-        least = self._job.plan.settings.roles[ROLLOUT].least if node in self._expendable else 0
         if node not in self._expendable or not self._ready.is_set():
             return False
-        if replicas_left(site.where, lost) < (least or 1):
+        least = self._job.plan.settings.roles[ROLLOUT].least or 1
+        if replicas_left(site.where, {*self._lost_nodes, node}) < least:
             return False
         self._lost_nodes.add(node)
         if self._homecoming is not None:
@@ -479,6 +479,7 @@ class Supervisor:
         if not all(answers):
             self._lost_nodes.discard(node)
             return False
+        host = self._job.placed.host(node)
         processes = ", ".join(self._expendable[node])
         self._display.note(f"{host} is lost with {processes}; the step goes on without it")
         self._end_lost(site, node)
