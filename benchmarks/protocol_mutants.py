@@ -192,7 +192,7 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
     "nobody stands in for a lost generator": (
         Drawing,
         "_work_off",
-        "self._context.lost.stand_in(replicas, number)",
+        "lost_nodes.stand_in(replicas, number, self._placement.replicas)",
         "replicas[number]",
     ),
     "weights are pushed to a lost generator": (

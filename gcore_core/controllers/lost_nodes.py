@@ -105,14 +105,17 @@ class LostNodes:
         peer = network.peer(process)
         return peer if node is None else _LosablePeer(peer, self, node)
 
-    def stand_in(self, peers: Sequence[Peer], index: int) -> Peer:
+    def stand_in(self, peers: Sequence[Peer], index: int, others: Sequence[Peer] = ()) -> Peer:
         """Returns the peer of that number, or another one that is not lost in its place.
 
         Raises its error where all are lost.
+
+        others: asked only where all of ``peers`` are lost.
         """
         if not self.has(peers[index].name):
             return peers[index]
         left = [peer for peer in peers if not self.has(peer.name)]
+        left = left or [peer for peer in others if not self.has(peer.name)]
         if not left:
             raise gone(peers[index].name)
         return left[index % len(left)]

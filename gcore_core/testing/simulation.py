@@ -13,9 +13,10 @@ import random
 import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -66,6 +67,7 @@ from gcore_core.testing.faults import Faults, LastingService, Life, MortalServic
 from gcore_core.testing.simulated_nodes import SECRET, SimulatedNodes, replicas_of_nodes
 
 T = TypeVar("T")
+_Ts = TypeVarTuple("_Ts")
 Program = Callable[[SyncConfig, ControllerContext], Controller]
 #: A role that gives a column, and the column.
 TEACHER = "teacher"
@@ -87,9 +89,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now_s
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Ts], T], *args: *_Ts
+    ) -> asyncio.Future[T]:
         """Runs a thread's work at once: nobody waits for a thread in virtual time."""
-        done = self.create_future()
+        done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
         except Exception as error:  # isolation point: it is raised where the work is awaited

@@ -214,6 +214,19 @@ def test_another_scorer_stands_in_for_a_lost_one() -> None:
     run_virtual(main())
 
 
+def test_a_shard_that_has_lost_its_own_generators_asks_those_of_others() -> None:
+    lost = LostNodes({"node1": ["rollout.0", "rollout.1"]})
+    lost.survivable = True
+    own: list[Any] = [_Silent("rollout.0"), _Silent("rollout.1")]
+    others: list[Any] = [*own, _Silent("rollout.2")]
+    assert lost.stand_in(own, 1, others) is own[1]
+    lost.lose("node1")
+    assert lost.stand_in(own, 1, others) is others[2]
+    with pytest.raises(WorkerDied) as error:
+        lost.stand_in(own, 1)
+    assert is_gone(error.value)
+
+
 def test_a_machine_is_lost_for_good_only_where_the_program_goes_on_without_it() -> None:
     lost = LostNodes({"node1": ["rollout.0"]})
     assert not lost.lose("node1")  # such as a program that draws in waves

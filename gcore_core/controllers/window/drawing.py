@@ -134,9 +134,10 @@ class Drawing:
         waiting: the lane's queue of parts, which other lanes may share.
         pace: is told of every record that has come.
         """
+        lost_nodes = self._context.lost
         lost = 0
         while waiting:
-            replica = self._context.lost.stand_in(replicas, number)
+            replica = lost_nodes.stand_in(replicas, number, self._placement.replicas)
             leases = waiting.popleft()
             try:
                 await self._draw_part(ledger, replica, round_, leases, scoring, pace)

@@ -43,6 +43,8 @@ class Keeping:
 
         step: up to which the copies are needed.
         """
+        if not self._context.keepers:
+            return
         at_risk = [h for h in headers if any(self._lost.may_lose(ref) for ref in refs_of(h))]
         wanted: dict[tuple[int, str], dict[Ref, None]] = defaultdict(dict)
         for header in at_risk:
