@@ -12,8 +12,16 @@ from tests.support.machines import Machine, machines
 from tests.support.node_runs import Watched, alone, hash_of, left_on, on, wait_until, watched
 
 STEPS = 12
-#: The first host has the trainer and a replica, the second two replicas.
-JOB = (f"run.steps={STEPS}", "roles.rollout.slots=3", "checkpoint.every=0", "checkpoint.restarts=0")
+#: The first host has the trainer, a replica and a scorer, the second two replicas and a scorer.
+JOB = (
+    f"run.steps={STEPS}",
+    "roles.rollout.slots=3",
+    "rewards.exact.workers=2",
+    "rewards.worked.workers=2",
+    "checkpoint.every=0",
+    "checkpoint.restarts=0",
+)
+LOST = r"10\.77\.0\.2 is lost with rollout\.1, rollout\.2, scorer\.1; the step goes on without it"
 
 
 def _kill(second: Machine) -> None:
@@ -45,7 +53,7 @@ def test_a_step_goes_on_without_a_machine_of_generators(
     with watched(first, tmp_path / "lost", *on(two), "launcher.config.devices=2", *JOB) as run:
         run.step(after=3)
         disturb(second)
-        run.line(r"10\.77\.0\.2 is lost with rollout\.1, rollout\.2; the step goes on without it")
+        run.line(LOST)
         output = run.ends()
         lost_at = _lost_at(run)
     assert "goes on from step" not in output
