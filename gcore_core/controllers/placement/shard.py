@@ -46,7 +46,7 @@ class PlacementShard:
         self.awake = Awake(version=0, replicas=everybody, in_turns=False)
         resting = context.facts.resting
         able = resting if self._facts is None else self._facts.sleeps
-        self._sleepers = Sleepers(self._peers, able, resting, context.lost)
+        self._sleepers = Sleepers(self._peers, able, resting)
         moves = self._facts is not None and self._agree.lead
         self._mover = Mover(context, everybody, self._sleepers) if moves else None
         self._gauge = self._make_gauge(context) if moves else None

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
-from gcore_core.controllers.lost_nodes import LostNodes
 from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
 from gcore_core.runtime.rpc.retry import insist, is_gone
 
@@ -28,14 +27,8 @@ class Sleepers:
     """
 
     def __init__(
-        self,
-        peers: Mapping[str, Sequence[Peer]],
-        able: Collection[str],
-        resting: Collection[str],
-        lost_nodes: LostNodes | None = None,
+        self, peers: Mapping[str, Sequence[Peer]], able: Collection[str], resting: Collection[str]
     ) -> None:
-        """lost_nodes: machines whose replicas are asked nothing any more."""
-        self._lost_nodes = lost_nodes or LostNodes()
         self._peers = peers
         self._able = set(able)
         self._resting = set(resting)
@@ -107,7 +100,10 @@ class Sleepers:
     async def _send_to_able(
         self, replicas: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
-        """Sends a request to the replicas that can sleep and are not lost; returns their number."""
+        """Sends a request to the replicas that can sleep and are not lost; returns their number.
+
+        A replica that is lost with its machine has no memory to give.
+        """
         peers = [self._peers[role][i] for role, i in self._askable(replicas)]
 
         async def send(peer: Peer) -> None:
@@ -122,10 +118,4 @@ class Sleepers:
 
     def _askable(self, replicas: Collection[Replica]) -> list[Replica]:
         """Returns those of the replicas that can sleep and are not lost."""
-        return [
-            (role, i)
-            for role, i in replicas
-            if role in self._able
-            and (role, i) not in self.lost
-            and not self._lost_nodes.has(self._peers[role][i].name)
-        ]
+        return [one for one in replicas if one[0] in self._able and one not in self.lost]
