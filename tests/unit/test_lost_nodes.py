@@ -68,6 +68,18 @@ def test_whenever_a_machine_is_lost_the_run_is_the_calm_one(
         assert _lost_at(job, calm, tmp_path, float(share))[1] == []
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [{"rests": True}, {"owns_replicas": True}, {"annotators": 2}, {"pushes": False}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_a_machine_is_lost_in_runs_of_other_kinds(setting: dict[str, Any], tmp_path: Path) -> None:
+    job = replace(JOB, **setting)
+    calm = _calm(job, tmp_path)
+    for share in (0.35, 0.85):
+        assert _lost_at(job, calm, tmp_path, share)[1] == []
+
+
 def test_a_machine_is_lost_in_any_weather(tmp_path: Path) -> None:
     """Also where groups are dropped, and the surplus is carried to the next step."""
     varied = replace(JOB, filter="gcore_core.builtin.filters:Varied")
