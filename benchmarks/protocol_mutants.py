@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.training import Training
 from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.controllers.window.dynamic_sampling import Quota
@@ -181,6 +182,30 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
         "_work_off",
         "waiting.append(unfinished)",
         "pass",
+    ),
+    "what was lost with its machine is not drawn again": (
+        Ledger,
+        "forget",
+        "return self.unfinished(lost)",
+        "return []",
+    ),
+    "nobody stands in for a lost generator": (
+        Drawing,
+        "_work_off",
+        "lost_nodes.stand_in(replicas, number, self._placement.replicas)",
+        "replicas[number]",
+    ),
+    "weights are pushed to a lost generator": (
+        PlacementShard,
+        "replicas",
+        "if not self._lost.has(peer.name)",
+        "",
+    ),
+    "lost records are sent to scorers": (
+        Scoring,
+        "_present",
+        "if not lost:",
+        "if True:",
     ),
     "duplicates are scored as fresh": (
         Drawing,

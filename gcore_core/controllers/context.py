@@ -23,6 +23,7 @@ from gcore_core.controllers.algorithm_answers import (
     filter_code,
     sampling_code,
 )
+from gcore_core.controllers.lost_nodes import LostNodes, StandInPeer
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
@@ -51,6 +52,9 @@ class ControllerContext:
     agents: the nodes' agents by name, where they read how long devices are in use.
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
+    lost: which machines of generators are lost, in this attempt.
+    keepers: agents of the nodes that keep records of machines that may be lost; none where no
+        machine may.
     """
 
     facts: JobFacts
@@ -72,6 +76,8 @@ class ControllerContext:
     agents: Mapping[str, Peer] = field(default_factory=dict)
     sentinel: Sentinel | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: LostNodes = field(default_factory=LostNodes)
+    keepers: list[Peer] = field(default_factory=list)
 
     @property
     def advantage(self) -> Advantage | ActionAdvantage:
@@ -123,15 +129,19 @@ def make_context(
     """
     supervisor = network.peer("supervisor")
     placed = facts.placement
+    lost = LostNodes(facts.expendable)
     return ControllerContext(
         facts=facts,
         traffic=network.traffic,
         trace=Trace(facts.trace, facts.shard),
         agree=Agreements(supervisor, facts.shard, facts.shards, insist),
         supervisor=supervisor,
-        replicas=[network.peer(name) for name in facts.replicas],
+        replicas=[lost.peer(network, name) for name in facts.replicas],
         ranks=[[network.peer(name) for name in rank] for rank in facts.ranks],
-        scorers=[(network.peer(name), rewards) for name, rewards in facts.scorers.items()],
+        scorers=[
+            (_scorer(network, lost, name, facts), rewards)
+            for name, rewards in facts.scorers.items()
+        ],
         chosen_advantage=build(factories["advantage"]) if "advantage" in factories else None,
         filter=build(factories["filter"]),
         balancer=build(factories["balance"]),
@@ -153,4 +163,14 @@ def make_context(
             for name in names
         },
         sentinel=build(factories["sentinel"], facts.sentinel) if facts.sentinel else None,
+        lost=lost,
+        keepers=[network.peer(name) for name in facts.keepers],
     )
+
+
+def _scorer(network: Network, lost: LostNodes, name: str, facts: JobFacts) -> Peer:
+    """Returns a scorer, for which another stands in when its machine is lost."""
+    others = facts.stand_ins.get(name)
+    if not others:
+        return network.peer(name)
+    return StandInPeer([lost.peer(network, one) for one in (name, *others)], lost)

@@ -14,6 +14,7 @@ from gcore_core.controllers.annotating import release_annotations
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.keeping import release_kept
 from gcore_core.runtime.messages import (
     PUBLISHED,
     PUSH_BEGIN,
@@ -27,7 +28,7 @@ from gcore_core.runtime.messages import (
     ReleaseSteps,
     SaveWeights,
 )
-from gcore_core.runtime.rpc.retry import PUSHES, insist
+from gcore_core.runtime.rpc.retry import PUSHES, insist, is_gone
 
 
 class Publishing:
@@ -72,11 +73,22 @@ class Publishing:
         overwritten by then (WeightMismatch), so the whole push begins anew.
         """
         lost = (WorkerDied, ContractError, WeightMismatch)
-        await PUSHES.run(partial(self._push_once, version, release_before), lost)
+        first = 0
+        while True:
+            try:
+                push = partial(self._push_once, version, release_before, first)
+                await PUSHES.run(push, lost)
+                break
+            except WorkerDied as error:
+                if not is_gone(error) or not self._placement.replicas:
+                    raise
+                first += PUSHES.tries  # a push without that replica, and another one's attempts
         await release_annotations(self._context, release_before)
+        await release_kept(self._context, release_before)
         await insist(self._context.supervisor, PUBLISHED, Published(version))
 
-    async def _push_once(self, version: int, release_before: int, attempt: int) -> None:
+    async def _push_once(self, version: int, release_before: int, first: int, tried: int) -> None:
+        attempt = first + tried
         ranks = self._context.trainers
         replicas = self._placement.replicas
         configured = self._config.push_transport
@@ -128,9 +140,17 @@ class Releasing(Publishing):
 
     async def _push_until_whole(self, version: int, release_before: int) -> None:
         await release_annotations(self._context, release_before)
+        await release_kept(self._context, release_before)
         request = ReleaseSteps(release_before)
-        replicas = self._context.replicas
-        await asyncio.gather(*(insist(peer, RELEASE_STEPS, request) for peer in replicas))
+
+        async def release(replica: Peer) -> None:
+            try:
+                await insist(replica, RELEASE_STEPS, request)
+            except WorkerDied as error:
+                if not is_gone(error):
+                    raise
+
+        await asyncio.gather(*map(release, self._context.replicas))
 
 
 @contextmanager

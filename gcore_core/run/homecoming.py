@@ -129,6 +129,16 @@ class Homecoming:
         """Whether there is a disk that is not home's."""
         return bool(self._disks)
 
+    def lose(self, node: str) -> None:
+        """Notes that a node is lost: nobody asks for what is on a disk that no other node sees."""
+        disks = []
+        for disk in self._disks:
+            disk.nodes = disk.nodes - {node}
+            if disk.nodes:
+                disk.node = min(disk.nodes) if disk.node == node else disk.node
+                disks.append(disk)
+        self._disks = disks
+
     def _agent(self, node: str) -> Peer:
         return self._site.nodes[node].agent
 

@@ -35,6 +35,7 @@ from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
+from gcore_core.run.lost_nodes import expendable_nodes, keeping_nodes, stand_ins
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.worker_settings import (
@@ -101,16 +102,41 @@ class Job:
 
         A role's worker runs where its devices are. Scorers and controllers have none, so they take
         the nodes in turn: those of the same number, which speak with each other, are on one node.
+        Nodes with nothing but generators come last, and get no controller: the run can lose them.
         """
+        roles = self.plan.settings.roles
         nodes = self.placed.node_names
+        of_roles = {
+            name: self.placed.node_of(role, int(number))
+            for name in self.names()
+            for role, _, number in [name.rpartition(".")]
+            if role in roles
+        }
+        lasting = nodes
+        if self.may_lose_nodes:
+            others = {node for name, node in of_roles.items() if not name.startswith(f"{ROLLOUT}.")}
+            lasting = [node for node in nodes if node in others] or nodes
+            nodes = [*lasting, *(node for node in nodes if node not in lasting)]
         where: dict[str, str] = {}
         for name in self.names():
             role, _, number = name.rpartition(".")
-            if role in self.plan.settings.roles:
-                where[name] = self.placed.node_of(role, int(number))
-            else:
-                where[name] = nodes[int(number) % len(nodes)]
+            choice = lasting if role == "controller" else nodes
+            where[name] = of_roles.get(name) or choice[int(number) % len(choice)]
         return where
+
+    @property
+    def may_lose_nodes(self) -> bool:
+        """Whether a step may go on without a machine that has nothing but generators.
+
+        Then no controller is placed on such a machine.
+        """
+        return ROLLOUT in self.plan.settings.roles and not self.placed.moves
+
+    def expendable(self, site: Site) -> dict[str, list[str]]:
+        """Returns node -> the processes on it, of each node that the run can lose in a step."""
+        if not self.may_lose_nodes:
+            return {}
+        return expendable_nodes(site.where, site.home, self.scorers())
 
     def workers(self, role: str) -> list[str]:
         """Returns the names of a role's processes."""
@@ -285,10 +311,10 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     watches = ["sentinel"] if _sentinel(job) else []
     factories = _chosen(job, "controller", *ALGORITHMS, *moves, *watches)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
-    return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, shard))
+    return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, site, shard))
 
 
-def _facts(job: Job, shard: int) -> JobFacts:
+def _facts(job: Job, site: Site, shard: int) -> JobFacts:
     """Returns the settings of one shard's controller."""
     settings = job.plan.settings
     controller = job.plan.objects["controller"]
@@ -296,6 +322,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
     judges = {reward.role: None for reward in settings.rewards.values()}  # each once, in order
     resumed = job.resumed
     state = resumed.state if resumed else {}
+    expendable = job.expendable(site)
     return JobFacts(
         run=settings.run,
         shards=job.shards,
@@ -336,6 +363,9 @@ def _facts(job: Job, shard: int) -> JobFacts:
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
         carried=resumed.carried if resumed else [],
+        expendable=expendable,
+        keepers=keeping_nodes(site.where, expendable),
+        stand_ins=stand_ins(site.where, expendable),
     )
 
 

@@ -260,7 +260,8 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
                         display.note(str(error))  # first: to clear up after a lost node takes long
                         works = False
                         # A machine that was lost is taken back only when a site is opened.
-                        keeps = not job.missing and not place.has_agent(error.where)
+                        keeps = not job.missing and not supervisor.has_lost_nodes
+                        keeps = keeps and not place.has_agent(error.where)
                         is_open = await place.clear(is_kept=keeps)
                         job = _resumed(job, display)
                         if not is_open:

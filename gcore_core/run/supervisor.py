@@ -24,7 +24,7 @@ from gcore_core.contract import run_files
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied, WorkerError
 from gcore_core.contract.factories import build
-from gcore_core.contract.job_settings import POLICY
+from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.run import directory as run_directory
@@ -36,6 +36,7 @@ from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
+from gcore_core.run.lost_nodes import replicas_left
 from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
 from gcore_core.runtime.agreements import AgreementService
@@ -46,6 +47,7 @@ from gcore_core.runtime.messages import (
     HELLO,
     HUNG,
     KILL,
+    LOSE_NODE,
     PUBLISHED,
     RESTART_EXIT_CODE,
     SPAWN,
@@ -58,6 +60,7 @@ from gcore_core.runtime.messages import (
     Hello,
     Hung,
     KillRequest,
+    LostNode,
     Nothing,
     Published,
     SpawnRequest,
@@ -68,6 +71,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc.gathering import Gathering
+from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
 from gcore_core.runtime.store.client import StoreReader
 
@@ -122,7 +126,9 @@ class Supervisor:
         self._stopping: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None  # held, or it could be collected
         self._restarts = Restarts()
-        self._lost_nodes = set[str]()  # on which nothing ran
+        self._lost_nodes = set[str]()  # without which the attempt goes on
+        self._expendable: dict[str, list[str]] = {}  # node -> processes, see ``Job.expendable``
+        self._ending = set[asyncio.Future[None]]()  # held, or they could be collected
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -205,6 +211,7 @@ class Supervisor:
         """Has every node have the job's files, restores a resumed run's state, and has the node
         agents start every worker.
         """
+        self._expendable = self._job.expendable(site)
         await provide(self._job, site, self._display.phase)
         resumed = await self._keeper.enter(
             site, self._job.resumed, self._job.shards, self._homecoming
@@ -276,7 +283,7 @@ class Supervisor:
     async def _ask_agents(self, endpoint: Endpoint[Nothing, Reply]) -> list[Reply]:
         """Asks the agents of all nodes at once, and returns what each answered.
 
-        A node on which nothing runs may be lost meanwhile.
+        A node without which the run goes on may be lost meanwhile.
         """
         if self._site is None:
             return []
@@ -289,14 +296,29 @@ class Supervisor:
         for name, answer in zip(nodes, answers, strict=True):
             if not isinstance(answer, BaseException):
                 heard.append(answer)
-            elif not (isinstance(answer, WorkerDied) and self._is_idle(name)):
+            elif not (isinstance(answer, WorkerDied) and self._is_expendable(name)):
                 raise answer
         return heard
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """Whether a node is lost without which the attempt went on."""
+        return bool(self._lost_nodes)
 
     def _is_idle(self, node: str) -> bool:
         """Whether nothing of the run is on a node but its agent."""
         site = self._site
         return site is not None and node != site.home and node not in site.where.values()
+
+    def _is_expendable(self, node: str) -> bool:
+        """Whether the attempt may go on without a node."""
+        return self._is_idle(node) or node in self._expendable
+
+    def _is_lost(self, process: str) -> bool:
+        """Whether a process, or an agent, is of a node without which the attempt goes on."""
+        site = self._site
+        node = process if site is None else site.where.get(process, process)
+        return node in self._lost_nodes
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         """Notes the error that ends a worker."""
@@ -308,6 +330,8 @@ class Supervisor:
 
         From then on it is handled like any process that was lost.
         """
+        if self._is_lost(request.name):
+            return Nothing()
         log_file = run_files.log_path(self._job.directory, request.name)
         self._restarts.hung(request.name, request.waiter, request.what)
         self._display.note(
@@ -359,6 +383,8 @@ class Supervisor:
         report = request.report
         site = self._site
         await self._add_usage(site, report)
+        if lost := self._lost_nodes.intersection(self._expendable):
+            report.metrics["nodes/lost"] = float(len(lost))
         news = self._metrics.unwritten(report)
         if news is not None:
             self._metrics.append(news)
@@ -366,8 +392,9 @@ class Supervisor:
         if report.samples and self._evaluated is not None:
             home = site.home_node
             reader = StoreReader(home.store, site.home, site.secret, home.agent)
-            rows = await shown_rows(report.samples, reader, self._evaluated)
-            run_directory.write_samples(self._job.directory, report.step, rows)
+            with self._without_lost():
+                rows = await shown_rows(report.samples, reader, self._evaluated)
+                run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             run_directory.write_position(
                 self._job.directory, {"step": report.step, **request.ledger}
@@ -382,6 +409,16 @@ class Supervisor:
             self._display.note(f"step {report.step}: {note}")
         if news is not None:
             self._observers.step_end(self._run, news)
+
+    @contextlib.contextmanager
+    def _without_lost(self) -> Iterator[None]:
+        """Goes on without samples that were on a machine without which the attempt goes on."""
+        try:
+            yield
+        except WorkerDied as error:
+            if not self._is_expendable(str(error.facts.get("process"))):
+                raise
+            log.warning("no samples are shown: %s", error)
 
     async def _add_usage(self, site: Site, report: StepReport) -> None:
         """Adds the CPU time and memory that every process of every node has used to the metrics."""
@@ -409,14 +446,60 @@ class Supervisor:
             async for exited in agent.stream(EXITS, Nothing()):
                 await self._exited(exited)
         except WorkerDied as error:
-            if error.where == agent.name and self._is_idle(agent.name):
-                self._lost_nodes.add(agent.name)
-                self._display.note(f"{agent.name} is lost, and nothing of the run is there")
+            if error.where == agent.name and await self._goes_on_without(agent.name):
                 return
             if error.where == agent.name:
                 error.why = "the workers of its node end with it, and so does the store"
                 error.todo = f"its log: {run_files.log_path(self._job.directory, agent.name)}"
             raise
+
+    async def _goes_on_without(self, node: str) -> bool:
+        """Whether the attempt goes on without a lost node; sees to it, and says so.
+
+        A node with nothing but generators is such a one when the controllers go on, and enough
+        replicas are left.
+        """
+        site = self._site
+        if site is None:
+            return False
+        if self._is_idle(node):
+            self._lost_nodes.add(node)
+            self._display.note(f"{node} is lost, and nothing of the run is there")
+            return True
+        if node not in self._expendable or not self._ready.is_set():
+            return False
+        least = self._job.plan.settings.roles[ROLLOUT].least or 1
+        if replicas_left(site.where, {*self._lost_nodes, node}) < least:
+            return False
+        self._lost_nodes.add(node)
+        if self._homecoming is not None:
+            self._homecoming.lose(node)
+        names = sorted(self._controllers)
+        answers = await asyncio.gather(*(self._tell_lost(site, name, node) for name in names))
+        if not all(answers):
+            self._lost_nodes.discard(node)
+            return False
+        host = self._job.placed.host(node)
+        processes = ", ".join(self._expendable[node])
+        self._display.note(f"{host} is lost with {processes}; the step goes on without it")
+        self._end_lost(site, node)
+        return True
+
+    async def _tell_lost(self, site: Site, controller: str, node: str) -> bool:
+        """Tells a controller of a lost node; returns whether it goes on without it."""
+        try:
+            peer = site.network.peer(controller)
+            return (await insist(peer, LOSE_NODE, LostNode(node))).goes_on
+        except WorkerDied:
+            return controller not in self._controllers  # it has ended, as it should
+
+    def _end_lost(self, site: Site, node: str) -> None:
+        """Ends what leads to a lost node, and so its agent, if that lives on somewhere."""
+        end_agent = site.nodes[node].end_agent
+        if end_agent is not None:
+            ending = asyncio.ensure_future(end_agent())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def _look_after(self, site: Site, name: str) -> None:
         """Calls one process again and again, and kills it when it no longer answers.
@@ -431,7 +514,7 @@ class Supervisor:
         patience_s = site.network.deadlines.seconds(wait)
         if not is_agent:
             await self._ready.wait()
-        while True:
+        while not self._is_lost(name):
             try:
                 await site.network.peer(name).call(ALIVE, None, deadline_s=patience_s)
             except DeadlineExceeded as error:

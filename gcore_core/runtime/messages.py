@@ -796,6 +796,21 @@ class Hung(Message):
     what: str
 
 
+class LostNode(Message):
+    """Says that a machine is lost which had nothing of the run but generators and scorers.
+
+    name: of its node agent.
+    """
+
+    name: str
+
+
+class LostNodeReply(Message):
+    """Says whether a step program goes on without a lost machine."""
+
+    goes_on: bool
+
+
 class KillRequest(Message):
     name: str
 
@@ -894,6 +909,8 @@ METER = Endpoint("meter", MeterRequest, MeterReply)
 KILL = Endpoint("kill", KillRequest, Nothing)
 # of the lead
 STOP_RUN = Endpoint("stop_run", Nothing, Nothing)
+# of every controller
+LOSE_NODE = Endpoint("lose_node", LostNode, LostNodeReply)
 
 
 # -- files of nodes --------------------------------------------------------------------------------
@@ -1077,6 +1094,18 @@ class BlobRequest(Message):
     refs: list[Ref]
 
 
+class KeepRequest(Message):
+    """Asks a node to copy what other nodes have, and to keep the copies.
+
+    held: shard -> step of the records that have it. A copy stays until these shards need no record
+        of that step any more.
+    refs: what is copied.
+    """
+
+    held: dict[int, int]
+    refs: list[Ref]
+
+
 class MirrorRequest(Message):
     """Asks a receiver's own agent to bring a bucket of a push from another node.
 
@@ -1105,4 +1134,5 @@ SLAB = Endpoint("slab", SlabRequest, str)
 RELEASE = Endpoint("release", ReleaseRequest, Nothing)
 BLOB = Endpoint("blob", BlobRequest, list[Ref])
 FETCH = Endpoint("fetch", Ref, Ref)
+KEEP = Endpoint("keep", KeepRequest, list[Ref], Wait.WORK)
 MIRROR = Endpoint("mirror", MirrorRequest, str)

@@ -13,9 +13,10 @@ import random
 import selectors
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -58,15 +59,16 @@ from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.store.server import SlabService
 from gcore_core.runtime.worker_settings import GeneratorSettings, JobFacts, PlacementFacts
 from gcore_core.testing import fake
 from gcore_core.testing.fake_judge import FakeAsker
 from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
+from gcore_core.testing.simulated_nodes import SECRET, SimulatedNodes, replicas_of_nodes
 
 T = TypeVar("T")
+_Ts = TypeVarTuple("_Ts")
 Program = Callable[[SyncConfig, ControllerContext], Controller]
-SECRET = b"secret of a simulated run"
 #: A role that gives a column, and the column.
 TEACHER = "teacher"
 TEACHER_COLUMN = "teacher_logp"
@@ -86,6 +88,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now_s
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Ts], T], *args: *_Ts
+    ) -> asyncio.Future[T]:
+        """Runs a thread's work at once: nobody waits for a thread in virtual time."""
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:  # isolation point: it is raised where the work is awaited
+            done.set_exception(error)
+        return done
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -192,6 +205,9 @@ class SimulatedJob:
     pushes: whether generators get the policy's weights.
     stop_after: the lead is told to stop when this step has been reported; -1: never.
     resumed: the checkpoint that the run goes on from.
+    generator_nodes: machines that the replicas are on, each with a store of its own; 0: they are on
+        that of everybody else.
+    loses_s: when one of these machines is lost, in virtual time; below 0: never.
     """
 
     shards: int = 4
@@ -223,6 +239,8 @@ class SimulatedJob:
     evaluate_every: int = 0
     stop_after: int = -1
     resumed: CommitCheckpoint | None = None
+    generator_nodes: int = 0
+    loses_s: float = -1.0
 
 
 @dataclass
@@ -259,6 +277,7 @@ class Outcome:
     published: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for a person
     checkpoints: list[CommitCheckpoint] = field(default_factory=list)
+    lost: str = ""  # the machine that was lost
 
 
 class _RecordingTrainer(fake.FakeTrainer):
@@ -347,11 +366,8 @@ async def simulate(
     """
     network = InlineNetwork(weather)
     outcome = Outcome()
-    spill = store.with_name(f"{store.name}-spill")
-    spec = StoreSpec(
-        node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes
-    )
-    slabs = SlabService(spec, SECRET)
+    nodes = SimulatedNodes(network, job, store)
+    slabs = nodes.slabs["node0"]
     stopping = asyncio.Event()
     await _serve_supervisor(network, job, outcome, slabs, store, stopping)
     policy = WorkerContext(role="policy", given=(TEACHER_COLUMN,) if job.annotators else ())
@@ -359,10 +375,11 @@ async def simulate(
     if job.resumed is not None:
         for rank in ranks:
             rank.load(_saved(store, job.resumed.step))
-    births = _births(network, job, store, outcome)
+    births = _births(network, job, store, outcome, nodes)
     await _serve_ranks(network, job, store, ranks)
+    await nodes.serve()
     if isinstance(weather, Faults):
-        await weather.begin(network, births, lambda life: slabs.ended(f"{life.name}-{life.number}"))
+        await weather.begin(network, births, nodes.buried)
     for name, birth in births.items():
         await network.view(name).serve(name, birth(Life(name, 0)))
     contexts = [_context(network, job, shard) for shard in range(job.shards)]
@@ -371,7 +388,10 @@ async def simulate(
     for controller in controllers:
         if isinstance(controller, StepProgram):
             _witness(controller, outcome)
+    losing = asyncio.ensure_future(nodes.lose_one(contexts, weather))
     await _run_all(controllers, lead_stops, stopping)
+    losing.cancel()
+    outcome.lost = nodes.lost
     outcome.logits = [float(value) for rank in ranks for value in rank._logits]
     outcome.virtual_s = asyncio.get_running_loop().time()
     return outcome
@@ -475,7 +495,11 @@ def _datasets() -> dict[str, Any]:
 
 
 def _births(
-    network: InlineNetwork, job: SimulatedJob, store: Path, outcome: Outcome
+    network: InlineNetwork,
+    job: SimulatedJob,
+    store: Path,
+    outcome: Outcome,
+    nodes: SimulatedNodes,
 ) -> dict[str, Callable[[Life], MortalService]]:
     """Returns process -> a function that makes its service anew, without any earlier state."""
     datasets = _datasets()
@@ -483,11 +507,11 @@ def _births(
     processes = itertools.count(1)
     for i in range(job.replicas):
         born[f"rollout.{i}"] = lambda life: _generator(
-            network, job, store, life, next(processes), outcome
+            network, job, nodes, life, next(processes), outcome
         )
     for i in range(job.judges):
         born[f"judge.{i}"] = lambda life: _generator(
-            network, job, store, life, next(processes), outcome
+            network, job, nodes, life, next(processes), outcome
         )
     for i in range(job.scorers):
 
@@ -497,7 +521,7 @@ def _births(
             return ScorerShell(
                 [reward],
                 datasets,
-                StoreReader(store, "node0", SECRET),
+                _reader(network, f"scorer{i}.0", store),
                 TimedCompute(200 + i),
                 _never,
             )
@@ -513,7 +537,7 @@ def _births(
             backend = FakeAsker(None, WorkerContext(role="asker", sampler=sampler))
             reward = NamedScorer(name="asked", scorer=backend, timeout_s=60.0, sampler=sampler)
             return ScorerShell(
-                [reward], datasets, StoreReader(store, "node0", SECRET), TimedCompute(290), _never
+                [reward], datasets, _reader(network, "asker.0", store), TimedCompute(290), _never
             )
 
         born["asker.0"] = asker
@@ -532,10 +556,15 @@ def _births(
     return {name: serving(birth) for name, birth in born.items()}
 
 
+def _reader(network: InlineNetwork, name: str, store: Path) -> StoreReader:
+    """Returns what a process of the first node reads with, also what other nodes have."""
+    return StoreReader(store, "node0", SECRET, network.view(name).peer("supervisor"))
+
+
 def _generator(
     network: InlineNetwork,
     job: SimulatedJob,
-    store: Path,
+    nodes: SimulatedNodes,
     life: Life,
     process: int,
     outcome: Outcome,
@@ -544,9 +573,7 @@ def _generator(
     role, _, number = life.name.partition(".")
     drawing = fake.FakeGeneratorConfig(max_new_tokens=job.max_new_tokens)
     backend = _RecordingGenerator(outcome, drawing, WorkerContext(role=role, rank=int(number)))
-    writer = StoreWriter(
-        store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
-    )
+    writer = nodes.writer(life)
     trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" and job.pushes else []
     settings = GeneratorSettings(
         run=Run(seed=job.seed), shards=job.shards, trainers=trainers, gather_s=0.05, batch_s=0.0
@@ -573,7 +600,7 @@ async def _serve_ranks(
     network: InlineNetwork, job: SimulatedJob, store: Path, ranks: Sequence[fake.FakeTrainer]
 ) -> None:
     for i, rank in enumerate(ranks):
-        reader = StoreReader(store, "node0", SECRET)
+        reader = _reader(network, f"policy.{i}", store)
         compute = TimedCompute(300 + i)
         view = network.view(f"policy.{i}")
         others = range(1, len(ranks)) if i == 0 else ()
@@ -617,6 +644,8 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         start_step=resumed.step if resumed else 0,
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
+        expendable=replicas_of_nodes(job),
+        keepers=["supervisor"] if job.generator_nodes else [],
     )
     factories = {
         "advantage": FactorySpec(

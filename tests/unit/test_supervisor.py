@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,8 @@ import pytest
 
 from gcore_core.contract.errors import DataError, GcoreError, WorkerDied, WorkerError
 from gcore_core.run.supervisor import Supervisor
-from gcore_core.runtime.messages import USAGE, WorkerExit
+from gcore_core.runtime.messages import USAGE, LostNodeReply, WorkerExit
+from gcore_core.runtime.rpc.retry import gone
 
 
 class Attempt:
@@ -114,19 +115,89 @@ class Watch:
     """
 
     _is_idle = Supervisor._is_idle
+    _is_expendable = Supervisor._is_expendable
+    _is_lost = Supervisor._is_lost
+    _goes_on_without = Supervisor._goes_on_without
+    _tell_lost = Supervisor._tell_lost
+    _end_lost = Supervisor._end_lost
     _watch = Supervisor._watch
     _ask_agents = Supervisor._ask_agents
 
     def __init__(self, busy: str, *agents: Agent) -> None:
         self._lost_nodes = set[str]()
+        self._expendable: dict[str, list[str]] = {}
+        self._homecoming = None
+        self._ready = asyncio.Event()
+        self._controllers = {"controller.0"}
         self.notes: list[str] = []
         self._display = SimpleNamespace(note=self.notes.append)
         self._job = SimpleNamespace(directory=Path("run"))
         self._site = SimpleNamespace(
             home="agent.0",
             where={"policy.0": "agent.0", "rollout.0": busy},
-            nodes={agent.name: SimpleNamespace(agent=agent) for agent in agents},
+            nodes={agent.name: SimpleNamespace(agent=agent, end_agent=None) for agent in agents},
         )
+
+
+class _Controller:
+    """Answers whether it goes on without a lost machine; None: it has ended."""
+
+    def __init__(self, answer: bool | None) -> None:
+        self._answer = answer
+
+    def peer(self, name: str) -> _Controller:
+        return self
+
+    async def call(self, endpoint: Any, request: Any, *, deadline_s: float | None = None) -> Any:
+        if self._answer is None:
+            raise gone("controller.0")
+        return LostNodeReply(self._answer)
+
+
+def _losing(answer: bool | None = True, *, least: int | None = None, elsewhere: int = 1) -> Any:
+    """Makes a supervisor whose machine agent.1 has one replica, and agent.0 ``elsewhere``."""
+    watch: Any = Watch("agent.1", Agent("agent.0", is_lost=False), Agent("agent.1", is_lost=True))
+    watch._site.where |= {f"rollout.{1 + i}": "agent.0" for i in range(elsewhere)}
+    watch._site.network = _Controller(answer)
+    watch._expendable = {"agent.1": ["rollout.0"]}
+    roles = {"rollout": SimpleNamespace(least=least)}
+    watch._job.plan = SimpleNamespace(settings=SimpleNamespace(roles=roles))
+    watch._job.placed = SimpleNamespace(host={"agent.1": "node2"}.get)
+    watch._ready.set()
+    return watch
+
+
+async def test_a_step_goes_on_without_a_lost_machine_of_generators() -> None:
+    losing = _losing()
+    assert await losing._ask_agents(USAGE) == [None]  # also before it is noticed
+    await losing._watch(losing._site.nodes["agent.1"].agent)
+    assert losing.notes == ["node2 is lost with rollout.0; the step goes on without it"]
+    assert losing._is_lost("rollout.0") and losing._is_lost("agent.1")
+    assert not losing._is_lost("policy.0")
+
+
+@pytest.mark.parametrize(
+    "losing",
+    [
+        pytest.param(lambda: _losing(False), id="its program does not go on"),
+        pytest.param(lambda: _losing(None), id="a controller is lost, too"),
+        pytest.param(lambda: _losing(elsewhere=0), id="no replica is left"),
+        pytest.param(lambda: _losing(least=2), id="too few are left"),
+    ],
+)
+async def test_an_attempt_ends_where_a_step_cannot_go_on(losing: Callable[[], Any]) -> None:
+    supervisor = losing()
+    with pytest.raises(WorkerDied) as error:
+        await supervisor._watch(supervisor._site.nodes["agent.1"].agent)
+    assert "the workers of its node end with it" in error.value.why
+    assert not supervisor._lost_nodes
+
+
+async def test_a_machine_that_is_lost_while_the_run_starts_ends_the_attempt() -> None:
+    starting = _losing()
+    starting._ready.clear()
+    with pytest.raises(WorkerDied):
+        await starting._watch(starting._site.nodes["agent.1"].agent)
 
 
 async def test_a_lost_machine_on_which_nothing_runs_costs_nothing() -> None:

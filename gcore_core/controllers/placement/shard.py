@@ -39,6 +39,7 @@ class PlacementShard:
 
     def __init__(self, context: ControllerContext) -> None:
         self._agree = context.agree.scope("placement")
+        self._lost = context.lost
         self._facts = context.facts.placement
         self._peers = {ROLLOUT: context.replicas, **context.judges}
         everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
@@ -73,7 +74,10 @@ class PlacementShard:
 
     @property
     def replicas(self) -> list[Peer]:
-        """The policy's generators that are awake, by number."""
+        """The policy's generators that are awake and not lost with their machine, by number."""
+        return [peer for peer in self._sampling() if not self._lost.has(peer.name)]
+
+    def _sampling(self) -> list[Peer]:
         return [self._peers[ROLLOUT][i] for i in self.awake.replicas[ROLLOUT]]
 
     def begin_rollout(self) -> None:
@@ -189,10 +193,13 @@ class PlacementShard:
     async def sampling(self) -> list[Peer]:
         """Returns the policy's generators, once they can be asked.
 
+        Those of a lost machine are among them: all shards deal out their leases over the same
+        generators, whatever each knows by then, and others stand in for the lost ones.
+
         In turns, it waits until all shards are here and then gives the cells to the policy.
         """
         await self._turn(False)
-        return self.replicas
+        return self._sampling()
 
     async def judging(self) -> None:
         """Says that all records of this shard are drawn; returns when judges can be asked.

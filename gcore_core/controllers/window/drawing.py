@@ -20,7 +20,7 @@ from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.controllers.window.waves import next_leases
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
 from gcore_core.runtime.rpc.resting import Pace, resting
-from gcore_core.runtime.rpc.retry import PATIENT
+from gcore_core.runtime.rpc.retry import PATIENT, gone, is_gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,28 +76,50 @@ class Drawing:
             shards = 1
         fixed = facts.run.deterministic or len(replicas) == 1
         scoring = Scoring(self._context, ledger, round_.purpose, self._placement)
-        pace = Pace(sum(len(lease.samples) for lease in leases))
         lanes = deal(leases, len(replicas), shard, shards, fixed)
+        ordinals = [lease.ordinal for lease in leases]
+        try:
+            await self._work_off_all(ledger, replicas, round_, lanes, scoring)
+            await self._placement.judging()
+            await scoring.finish()
+            while lost := ledger.forget(self._context.lost.holds, ordinals):
+                # Every replica has its part of the round, so none waits for another shard's.
+                lanes = deal(lost, len(replicas), shard, shards, False)
+                await self._work_off_all(ledger, replicas, round_, lanes, scoring)
+                await scoring.finish()
+        finally:
+            scoring.cancel()
+
+    async def _work_off_all(
+        self,
+        ledger: Ledger,
+        replicas: list[Peer],
+        round_: Round,
+        lanes: list[tuple[int, deque[list[Lease]]]],
+        scoring: Scoring,
+    ) -> None:
+        """Works off all lanes at once; the first failure ends all."""
+        queues = {id(waiting): waiting for _, waiting in lanes}.values()
+        parts = [leases for waiting in queues for leases in waiting]
+        pace = Pace(sum(len(lease.samples) for leases in parts for lease in leases))
         tasks = [
             asyncio.ensure_future(
-                self._work_off(ledger, replicas[replica], round_, waiting, scoring, pace)
+                self._work_off(ledger, replicas, replica, round_, waiting, scoring, pace)
             )
             for replica, waiting in lanes
         ]
         try:
             with resting(pace):
-                await asyncio.gather(*tasks)  # the first failure ends all
-            await self._placement.judging()
-            await scoring.finish()
+                await asyncio.gather(*tasks)
         finally:
-            scoring.cancel()
             for task in tasks:
                 task.cancel()
 
     async def _work_off(
         self,
         ledger: Ledger,
-        replica: Peer,
+        replicas: list[Peer],
+        number: int,
         round_: Round,
         waiting: deque[list[Lease]],
         scoring: Scoring,
@@ -105,19 +127,25 @@ class Drawing:
     ) -> None:
         """Works off one lane: gives the replica one part after the other.
 
-        What the replica does not finish goes back into the queue.
+        What the replica does not finish goes back into the queue. Where its machine is lost,
+        another replica stands in for it.
 
+        number: of the lane's replica, among ``replicas``.
         waiting: the lane's queue of parts, which other lanes may share.
         pace: is told of every record that has come.
         """
+        lost_nodes = self._context.lost
         lost = 0
         while waiting:
+            replica = lost_nodes.stand_in(replicas, number, self._placement.replicas)
             leases = waiting.popleft()
             try:
                 await self._draw_part(ledger, replica, round_, leases, scoring, pace)
-            except (WorkerDied, DeadlineExceeded):
+            except (WorkerDied, DeadlineExceeded) as error:
                 if unfinished := ledger.lost(leases):
                     waiting.append(unfinished)
+                if is_gone(error):
+                    continue
                 lost += 1
                 if lost == PATIENT.tries:
                     raise
@@ -136,8 +164,10 @@ class Drawing:
     ) -> None:
         """Draws one part.
 
-        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way.
+        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way, or has been lost
+        with what it drew.
         """
+        is_lost = self._context.lost.holds
         facts = self._context.facts
         request = GenerateRequest(
             round_.step, round_.number, facts.shard, round_.purpose, leases, round_.least
@@ -145,7 +175,10 @@ class Drawing:
         sent_s = asyncio.get_running_loop().time()
         stream = replica.stream(GENERATE, request)
         async with contextlib.aclosing(stream):
-            async for headers in stream:
+            async for came in stream:
+                headers = [header for header in came if not is_lost(header)]
+                if len(headers) < len(came):
+                    raise gone(replica.name)
                 check_versions(headers, round_, replica.name)
                 fresh = [header for header in headers if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)

@@ -11,7 +11,7 @@ taken once and an ordinal gets one verdict.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,6 +181,28 @@ class Ledger:
         )
         return [replace(lease, samples=samples) for lease, samples in missing if samples]
 
+    def forget(self, is_lost: Callable[[Header], bool], among: Iterable[int]) -> list[Lease]:
+        """Forgets records of open groups whose content is lost; returns the leases to draw again.
+
+        They have no verdict, so nothing counts twice; the same seeds are used.
+
+        among: ordinals to look at.
+        """
+        lost = set()
+        for ordinal in self._open.keys() & set(among):
+            group = self._open[ordinal]
+            samples = [sample for sample, header in group.records.items() if is_lost(header)]
+            if not samples:
+                continue
+            lost.add(ordinal)
+            group.attempt += 1
+            for sample in samples:
+                del group.records[sample]
+            group.scored.difference_update(samples)
+            if ordinal in self._ended:
+                self._ended.remove(ordinal)
+        return self.unfinished(lost)
+
     def finished(self, header: Header) -> bool:
         """Takes a finished record; returns whether it was awaited.
 
@@ -227,6 +249,13 @@ class Ledger:
         if group is None or len(group.records) < self._samples:
             return []
         return [group.records[sample] for sample in range(self._samples)]
+
+    def has(self, group: Sequence[Header]) -> bool:
+        """Whether just these records are those of an open group, which is complete."""
+        complete = self._open.get(group[0].ordinal)
+        if complete is None or len(complete.scored) < self._samples:
+            return False
+        return all(complete.records[header.sample] is header for header in group)
 
     def complete(self) -> list[list[Header]]:
         """Returns the open groups whose records are all finished and scored, ready for a verdict.
@@ -294,6 +323,14 @@ class Ledger:
             for ordinal in self.carried()
             for sample in range(self._samples)
         ]
+
+    def give_up_carried(self, is_lost: Callable[[Header], bool]) -> None:
+        """Forgets carried groups of which a record is lost: the next step draws them anew."""
+        self._carried = {
+            ordinal: group
+            for ordinal, group in self._carried.items()
+            if not any(map(is_lost, group.records.values()))
+        }
 
     def carry(self, headers: Iterable[Header]) -> None:
         """Carries records that a checkpoint holds; takes those of this shard's ordinals only."""

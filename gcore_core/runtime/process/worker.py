@@ -28,11 +28,14 @@ from gcore_core.runtime.messages import (
     FAILED,
     HELLO,
     HUNG,
+    LOSE_NODE,
     STOP_RUN,
     TIME_OF_DAY,
     Answered,
     Hello,
     Hung,
+    LostNode,
+    LostNodeReply,
     Nothing,
     WorkerSpec,
 )
@@ -133,7 +136,11 @@ class Worker:
             context.stopping.set()
             return request
 
+        async def lose_node(request: LostNode, call: Call) -> LostNodeReply:
+            return LostNodeReply(context.lost.lose(request.name))
+
         self._service.add(STOP_RUN, stop)
+        self._service.add(LOSE_NODE, lose_node)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
         context.trace.ahead_s = await self._time_of_day()

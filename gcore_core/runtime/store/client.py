@@ -56,6 +56,7 @@ from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 
 NOTHING_RELEASED = (0, 0)
+_COPY_TRIES = 20  # a copy of another node's content is fetched so often, where it is gone at once
 STAMP_BYTES = 8  # the digest of what comes behind it
 # copied past the caches, then hashed where the copy has left it in the core's own cache
 _PIECE_BYTES = STREAMED_BYTES
@@ -165,6 +166,10 @@ class MappedSlabs:
             self._mapped[name] = np.frombuffer(mapped, np.uint8)
         return self._mapped[name]
 
+    def has(self, name: str) -> bool:
+        """Returns whether the slab is there."""
+        return (self._directory / Path(name).name).exists()
+
     def in_memory(self, name: str) -> bool:
         """Returns whether the slab lies in memory: the store does, and this slab is no link to a
         disk.
@@ -223,8 +228,19 @@ class StoreReader:
     async def _open_of_any_node(self, ref: Ref | None) -> Any:
         if ref is None:
             raise DataError("a record without columns cannot be opened", where="store")
-        if ref.node != self._node and self._agent is not None:
-            ref = await self._copied(self._agent, ref)
+        if ref.node == self._node or self._agent is None:
+            return self._opened(ref)
+        for _ in range(_COPY_TRIES):
+            copy = await self._copied(self._agent, ref)
+            try:
+                return self._opened(copy)
+            except DataError:
+                # A copy that nobody holds may make room for another content before it is opened.
+                if self._slabs.has(copy.slab):
+                    raise
+        return self._opened(await self._copied(self._agent, ref))
+
+    def _opened(self, ref: Ref) -> Any:
         return self.open(ref) if ref.dtype == "columns" else self.open_array(ref)
 
     async def _copied(self, agent: Peer, ref: Ref) -> Ref:

@@ -24,8 +24,9 @@ An example, with shards 0 and 1 and two generators, g0 and g1:
 
 When the budget is used up, a writer waits until a slab is given back. When none was for
 ``patience_s``, slabs are made on disk; such a slab is removed when it is given back. Copies of
-other nodes' content are held by nobody: they lie among the free slabs as a cache, and nobody writes
-there again. How they come from there is the matter of ``bulk``.
+other nodes' content lie among the free slabs as a cache, and nobody writes there again. How they
+come from there is the matter of ``bulk``. A copy is held only where a shard has asked for that
+(``keep``), since the node that it is of may be lost.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ from gcore_core.contract.records import Ref
 from gcore_core.runtime.messages import (
     BLOB,
     FETCH,
+    KEEP,
     MIRROR,
     RELEASE,
     SLAB,
     BlobRequest,
+    KeepRequest,
     MirrorRequest,
     Nothing,
     Released,
@@ -187,6 +190,7 @@ class SlabService:
         service.add(RELEASE, self.release)
         service.add(BLOB, self.blob)
         service.add(FETCH, self.fetch)
+        service.add(KEEP, self.keep)
         service.add(MIRROR, self.mirror)
 
     def open(self) -> None:
@@ -355,8 +359,9 @@ class SlabService:
     def _sweep(self) -> None:
         """Gives back every slab that is released, see the head of this file."""
         for slab in list(self._slabs.values()):
-            announcer = "" if slab.owner in self._ended else slab.owner
-            if not slab.copy_of and is_over(self._released[announcer], slab.held):
+            announcer = "" if slab.owner in self._ended or slab.copy_of else slab.owner
+            is_coming = bool(slab.copy_of) and not slab.held
+            if not is_coming and is_over(self._released[announcer], slab.held):
                 self._give_back(slab)
 
     def _give_back(self, slab: _SlabFile) -> None:
@@ -366,6 +371,7 @@ class SlabService:
         if slab.spilled and not slab.copy_of:
             self._remove(slab)
             return
+        slab.held = {}
         self._free.append(slab)
         self._full_since_s = float("inf")
         self._given_back.set()
@@ -440,6 +446,34 @@ class SlabService:
             if pull.cancelled():
                 raise ContractError("the store was emptied", where=self._spec.node) from None
             raise
+
+    async def keep(self, request: KeepRequest, call: Call) -> list[Ref]:
+        """Returns the references of copies that stay here, see ``KeepRequest``.
+
+        Raises WorkerDied, with the node's name as ``process``, when a node that has one is gone.
+        """
+        copies = (self._keep(ref, request.held, call) for ref in request.refs)
+        return await asyncio.gather(*copies)
+
+    async def _keep(self, ref: Ref, held: Mapping[int, int], call: Call) -> Ref:
+        while True:
+            copy = await self.fetch(ref, call)
+            if self._hold_copy(copy.slab, held):
+                return copy
+            # It has made room for another slab in the moment since it came.
+
+    def _hold_copy(self, name: str, held: Mapping[int, int]) -> bool:
+        """Takes a copy from among the free slabs, for ``held``; False where it is there no more."""
+        slab = self._slabs.get(name)
+        if slab is None:
+            slab = next((free for free in self._free if free.name == name), None)
+            if slab is None:
+                return False
+            self._free.remove(slab)
+            self._slabs[name] = slab
+        for shard, step in held.items():
+            slab.held[shard] = max(step, slab.held.get(shard, 0))
+        return True
 
     async def _pull(self, ref: Ref) -> Ref:
         slab = await self._take_for_copy(ref)

@@ -1,0 +1,161 @@
+"""Simulates machines of generators, each with a store of its own, and the loss of one of them.
+
+Content goes from one store to another as between agents, with virtual time in place of sockets. The
+machine "node0" has everybody but the replicas; its agent is served by the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gcore_core.contract.errors import WorkerDied
+from gcore_core.contract.launching import Peer
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
+from gcore_core.runtime.store.bulk import What
+from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.testing.faults import Faults, LastingService, Life, MortalService, keep_lives
+
+SECRET = b"secret of a simulated run"
+HOME = "node0"
+_READ_S = 3.0  # the longest that a content is on its way
+_TOLD_S = 15.0  # after which, at the latest, a controller hears of a lost machine
+
+
+class NodesOfJob(Protocol):
+    """What ``SimulatedJob`` says of machines."""
+
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def generator_nodes(self) -> int: ...
+    @property
+    def loses_s(self) -> float: ...
+    @property
+    def store_bytes(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def replicas_of_nodes(job: NodesOfJob) -> dict[str, list[str]]:
+    """Returns node -> the replicas on it, for the machines of generators."""
+    n = job.generator_nodes
+    return {f"node{1 + k}": [f"rollout.{i}" for i in range(k, job.replicas, n)] for k in range(n)}
+
+
+class SimulatedNodes:
+    """The stores of a simulated run.
+
+    seed: of the job.
+    slabs: node -> its store.
+    lost: the machine that was lost; "" before.
+    """
+
+    def __init__(self, network: InlineNetwork, job: NodesOfJob, store: Path) -> None:
+        """store: the directory of the first node's store; others lie beside it."""
+        self._network = network
+        self._job = job
+        self.seed = job.seed
+        self._replicas = replicas_of_nodes(job)
+        self._node_of = {name: node for node, names in self._replicas.items() for name in names}
+        self._directories = {HOME: store}
+        self._directories |= {
+            node: store.with_name(f"{store.name}-{node}") for node in self._replicas
+        }
+        self.slabs = {node: self._slabs(node) for node in self._directories}
+        self.lost = ""
+
+    def _slabs(self, node: str) -> SlabService:
+        directory = self._directories[node]
+        spec = StoreSpec(
+            node=node,
+            directory=str(directory),
+            spill=f"{directory}-spill",
+            budget_bytes=self._job.store_bytes,
+        )
+        slabs = SlabService(spec, SECRET)
+        slabs._client = _Bulk(self)  # type: ignore[assignment]
+        return slabs
+
+    async def serve(self) -> None:
+        """Serves the agents of all machines but the first."""
+        for node in self._replicas:
+            service = LastingService(node)
+            self.slabs[node].register(service)
+            await self._network.view(node).serve(node, service)
+
+    def writer(self, life: Life) -> StoreWriter:
+        """Returns what a process writes into its machine's store with."""
+        node = self._node_of.get(life.name, HOME)
+        view = self._network.view(life.name)
+        home = view.peer("supervisor")
+        agent = home if node == HOME else view.peer(node)
+        owner = f"{life.name}-{life.number}"
+        return _Writer(self._directories[node], node, SECRET, agent, owner, home)
+
+    def buried(self, life: Life) -> None:
+        """A process has ended: nobody writes into its slabs any more."""
+        node = self._node_of.get(life.name, HOME)
+        self.slabs[node].ended(f"{life.name}-{life.number}")
+
+    async def lose_one(
+        self, contexts: Sequence[ControllerContext], weather: Weather | None
+    ) -> None:
+        """Loses a machine at its time, if the job says so; then each controller hears of it."""
+        if self._job.loses_s < 0:
+            return
+        keep_lives()
+        dice = random.Random(self._job.seed + round(1000 * self._job.loses_s))
+        await asyncio.sleep(self._job.loses_s)
+        self.lost = dice.choice(sorted(self._replicas))
+        for name in self._replicas[self.lost]:
+            if isinstance(weather, Faults):
+                weather.forget(name)
+            service = self._network.services.pop(name, None)
+            if isinstance(service, MortalService):
+                service.life.end()
+        self._network.services.pop(self.lost, None)
+
+        async def tell(context: ControllerContext) -> None:
+            await asyncio.sleep(dice.uniform(0, _TOLD_S))
+            assert context.lost.lose(self.lost)
+
+        await asyncio.gather(*map(tell, contexts))
+
+
+class _Writer(StoreWriter):
+    """A replica's writer. Its pushes come through the memory of the first machine."""
+
+    def __init__(
+        self, directory: Path, node: str, secret: bytes, agent: Peer, owner: str, home: Peer
+    ) -> None:
+        super().__init__(directory, node, secret, agent, owner)
+        self._home = home
+
+    @property
+    def place(self) -> tuple[str, Peer]:
+        return HOME, self._home
+
+
+class _Bulk:
+    """Reads what other machines have, in place of ``BulkClient``."""
+
+    def __init__(self, nodes: SimulatedNodes) -> None:
+        self._nodes = nodes
+        self._dice = random.Random(nodes.seed)
+
+    async def read(
+        self, node: str, what: What, memory: memoryview, progress: Callable[[], None]
+    ) -> None:
+        await asyncio.sleep(self._dice.uniform(0, _READ_S))
+        if node == self._nodes.lost:
+            raise WorkerDied("its machine is lost", where=node, process=node)
+        region = self._nodes.slabs[node]._find(what)
+        with region.path.open("rb") as file:
+            file.seek(region.offset)
+            file.readinto(memory)
