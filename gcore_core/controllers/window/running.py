@@ -90,6 +90,8 @@ class RunningWindow(Window):
             wanted=start - 1,
         )
         super().__init__(context, config, placement)
+        # Its records are copied nowhere, so a machine that is lost takes some of them with it.
+        context.lost.survivable = False
         self._subsets = SubsetLedger(
             self._group_has_ended,
             shard=facts.shard,
@@ -228,7 +230,8 @@ class RunningWindow(Window):
         self._latest = []
 
     def _settle_latest(self) -> None:
-        for one in self._settle():
+        for one in map(self._verdict, self._ledger.complete()):
+            self._ledger.settle(one.ordinal, one.verdict, one.reason)
             self._settled[one.ordinal] = one
             self._latest.append(one)
 
