@@ -334,6 +334,14 @@ def _parallel(target: str) -> Any:
     return apply
 
 
+def _offload(draft: Draft, value: Any) -> None:
+    """A trainer whose weights leave the device between its phases sleeps, with all that it has."""
+    if draft.get(f"{ACTOR}.strategy") == "megatron":
+        raise NoCounterpart("Megatron-Core's trainer does not sleep")
+    before = draft.job.get("placement", {}).get("sleep_in_rollout")
+    draft.set("placement.sleep_in_rollout", "always" if value or before == "always" else "never")
+
+
 # -- the generator ---------------------------------------------------------------------------------
 
 
@@ -724,8 +732,8 @@ _ALL: tuple[Rule, ...] = (
         _aggregation,
     ),
     to(f"{ACTOR}.policy_loss.loss_mode", "objective.use", convert=chosen(_OBJECTIVES, "objective")),
-    absent(f"{ACTOR}.fsdp_config.param_offload", _STAYS),
-    absent(f"{ACTOR}.fsdp_config.optimizer_offload", _STAYS),
+    by(f"{ACTOR}.fsdp_config.param_offload", ("placement.sleep_in_rollout",), _offload),
+    by(f"{ACTOR}.fsdp_config.optimizer_offload", ("placement.sleep_in_rollout",), _offload),
     absent(f"{ACTOR}.fsdp_config.fsdp_size", "the ranks of a role shard its model together"),
     absent(f"{ACTOR}.fsdp_config.offload_policy", _STAYS),
     absent(f"{ACTOR}.megatron.param_offload", _STAYS),
@@ -865,7 +873,7 @@ _ALL: tuple[Rule, ...] = (
         _parallel(f"{_TO}.pipeline_parallel"),
         "the reference is sharded as the policy is",
     ),
-    absent(f"{REF}.fsdp_config.param_offload", _STAYS),
+    by(f"{REF}.fsdp_config.param_offload", ("placement.sleep_in_rollout",), _offload),
     absent(f"{REF}.megatron.param_offload", _STAYS),
     # The critic.
     by("critic.model.path", ("roles.critic.model.path",), _of_critic("model.path", str)),
@@ -906,8 +914,8 @@ _ALL: tuple[Rule, ...] = (
         ("roles.critic.objective",),
         _of_critic("objective", lambda value: {"use": "critic", "config": {"clip": float(value)}}),
     ),
-    absent("critic.model.fsdp_config.param_offload", _STAYS),
-    absent("critic.model.fsdp_config.optimizer_offload", _STAYS),
+    by("critic.model.fsdp_config.param_offload", ("placement.sleep_in_rollout",), _offload),
+    by("critic.model.fsdp_config.optimizer_offload", ("placement.sleep_in_rollout",), _offload),
     absent("critic.model.tokenizer_path", "a critic reads the policy's tokens"),
     # Rewards.
     by(

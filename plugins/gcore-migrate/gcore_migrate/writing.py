@@ -20,6 +20,7 @@ _ORDER = (
     "filter",
     "roles",
     "rewards",
+    "placement",
     "cluster",
     "checkpoint",
     "plugins",

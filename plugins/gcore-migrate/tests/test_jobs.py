@@ -36,11 +36,10 @@ def drafted(trainer: str, name: str) -> tuple[Draft, list[Outcome]]:
 ALL = [("verl", name) for name in VERL] + [("trl", name) for name in TRL]
 
 
-#: What a job may lack where it is made: engines, files, variables of the environment. The last one
-#: is what Megatron-Core's trainer lacks. Anything else is a wrong job.
+#: What a job may lack where it is made: engines, files, variables of the environment. Anything else
+#: is a wrong job.
 LACKING = re.compile(
-    "has no (vLLM|SGLang|Megatron)|no venv|no such file|Environment variable"
-    "|megatron cannot compute advantages",
+    "has no (vLLM|SGLang|Megatron)|no venv|no such file|Environment variable",
     re.IGNORECASE,
 )
 
@@ -78,7 +77,7 @@ def test_every_key_is_taken_over_or_it_is_said_why_not(trainer: str, name: str) 
 
 def test_most_keys_are_taken_over() -> None:
     """Of TRL's commands more than of verl's scripts, some of which are for clusters of NPUs."""
-    for trainer, configurations, least in (("verl", VERL, 0.7), ("trl", TRL, 0.8)):
+    for trainer, configurations, least in (("verl", VERL, 0.75), ("trl", TRL, 0.8)):
         outcomes = [each for name in configurations for each in drafted(trainer, name)[1]]
         taken = sum(bool(outcome.targets) for outcome in outcomes)
         assert taken / len(outcomes) > least, f"{trainer}: {taken} of {len(outcomes)}"
