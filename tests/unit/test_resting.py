@@ -12,6 +12,7 @@ import pytest
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.launching import Endpoint
 from gcore_core.contract.records import Header, RecordScore
+from gcore_core.controllers.lost_nodes import LostNodes
 from gcore_core.controllers.window import scoring
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import WAIT_S, Scoring
@@ -151,6 +152,7 @@ def test_what_came_in_a_rest_is_scored_in_one_request_without_a_further_wait(
         facts=SimpleNamespace(rewards=["r"], of_groups=[]),
         scorers=[(Scorer(), ["r"])],
         trace=SimpleNamespace(scored=lambda scores: None),
+        lost=LostNodes(),
     )
     awake = SimpleNamespace(in_turns=False, version=0, judges=dict)
     ledger = Ledger(shard=0, shards=1, rows=8, seed=0, samples=1)

@@ -29,7 +29,7 @@ def programs(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     """The programs of a venv with what requirements.txt names, the quickstart's set."""
     text = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8")
     names = ["gcore_core", *(f"gcore_{name}" for name in re.findall(r"plugins/gcore-(\w+)", text))]
-    assert len(names) == 6
+    assert len(names) == 7
     return make_venv(tmp_path_factory.mktemp("venv"), [wheels[name] for name in names])
 
 

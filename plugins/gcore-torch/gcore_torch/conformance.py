@@ -14,6 +14,7 @@ import pytest
 from gcore_language.tiny import save_image_model, save_model
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
 
@@ -109,6 +110,17 @@ class TestQwen2Generator(OnQwen2, OnDevice):
 
 class TestQwen3MoeGenerator(OnQwen3Moe, OnDevice):
     config = _GENERATOR
+
+    def test_sleep_gives_memory_back(  # type: ignore[override]
+        self, context: WorkerContext, requests: list[SampleRequest]
+    ) -> None:
+        """Its decoder holds no cache between requests, so a sleep can drop the weights alone."""
+        generator = self.build(context, sleep="discard")
+        self.run(generator, requests)
+        awake = generator.memory_bytes
+        generator.sleep()
+        assert generator.memory_bytes < awake
+        generator.close()
 
 
 class SleepingTrainer(TrainerContract):

@@ -54,6 +54,18 @@ class Clean(TrainerContract):
         return self.Backend(FakeTrainerConfig(**config), *args)
 
 
+class ClaimsSleepWithoutIt(Clean):
+    caught_by = (
+        "test_a_run_with_sleep_has_the_bits_of_one_without",
+        "test_a_trainer_that_sleeps_does_not_train",
+        "test_a_trainer_that_sleeps_gives_memory_back",
+        "test_sleep_is_claimed_where_it_is_there",
+    )
+
+    class Backend(FakeTrainer):
+        sleep = None  # type: ignore[assignment]
+
+
 class SleepsWithItsWeights(Clean):
     caught_by = ("test_a_trainer_that_sleeps_gives_memory_back",)
 
