@@ -209,11 +209,11 @@ def test_an_unsupported_version_of_deepspeed_is_refused(
 
 
 def test_an_unmet_requirement_of_the_objective_is_named(open_trainer: Any) -> None:
-    class Critic(tiny.Reinforce):
-        requires = frozenset({"values"})
+    class Surprised(tiny.Reinforce):
+        requires = frozenset({"surprise"})
 
-    with pytest.raises(ConfigError, match="requires values, which this trainer does not compute"):
-        open_trainer(objective=Critic())
+    with pytest.raises(ConfigError, match="requires surprise, which this trainer does not compute"):
+        open_trainer(objective=Surprised())
 
 
 def test_a_state_of_another_model_or_format_is_refused(open_trainer: Any, tmp_path: Path) -> None:
