@@ -8,52 +8,13 @@ words of its own, and ``measure``, which returns its claims; its docstring says 
 
 from __future__ import annotations
 
-import argparse
-import importlib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol, cast
-
-from report import Claim, add_options, publish
-
-PREFIX = "large_"
-
-
-class PartModule(Protocol):
-    """What a part's module has."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the part's own words."""
-
-    def measure(self, args: argparse.Namespace) -> Sequence[Claim]:
-        """Returns the part's claims. args: the parsed words."""
-
-
-def part_names() -> list[str]:
-    """Returns the parts that there are, in alphabetical order."""
-    files = Path(__file__).parent.glob(f"{PREFIX}*.py")
-    return sorted(file.stem.removeprefix(PREFIX) for file in files)
-
-
-def part_module(name: str) -> PartModule:
-    """Imports the module of a part."""
-    return cast(PartModule, importlib.import_module(PREFIX + name))
-
-
-def main() -> int:
-    names = part_names()
-    parser = argparse.ArgumentParser(description="Models that are large for their devices.")
-    parser.add_argument("--parts", nargs="+", choices=names, default=names)
-    modules = {name: part_module(name) for name in names}
-    for module in modules.values():
-        module.add_arguments(parser)
-    add_options(parser)
-    args = parser.parse_args()
-    claims = [claim for name in args.parts for claim in modules[name].measure(args)]
-    # A single part has a result of its own.
-    name = PREFIX + args.parts[0] if len(args.parts) == 1 else "large"
-    return publish(name, claims, args, ["gcore-core", "torch", "transformers", "numpy"])
-
+from parts import run_parts
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(
+        run_parts(
+            "large",
+            "Models that are large for their devices.",
+            packages=("gcore-core", "torch", "transformers", "numpy"),
+        )
+    )

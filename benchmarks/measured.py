@@ -53,6 +53,10 @@ VERL = "{python} -m tox run -e bench-verl -- --out {out} --parts"
 ENGINES = "{python} tests/engines/suites.py --create"
 
 
+#: Benchmarks whose parts ``parts.py`` runs.
+_OF_PARTS = ("asynchronous", "large", "roles")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """A script whose result lies in ``benchmarks/results``.
@@ -74,7 +78,8 @@ class Benchmark:
     @property
     def paths(self) -> tuple[str, ...]:
         """Everything that makes the result what it is: the script and what it measures."""
-        return (f"benchmarks/{self.script}.py", *self.measures)
+        parts = ("benchmarks/parts.py",) if self.of in _OF_PARTS else ()
+        return (f"benchmarks/{self.script}.py", *parts, *self.measures)
 
     @property
     def script(self) -> str:

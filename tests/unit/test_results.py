@@ -166,12 +166,15 @@ def test_a_result_says_how_long_it_took_and_the_next_plan_goes_by_that(
 
 
 def test_every_script_that_publishes_a_result_is_known(scripts: Scripts) -> None:
-    """Only what needs a GPU is not measured with the others."""
+    """Only what needs a GPU is not measured with the others; ``parts`` publishes for scripts."""
     names = {benchmark.script for benchmark in scripts.measured.BENCHMARKS}
     publishing = {
-        path.stem for path in BENCHMARKS.glob("*.py") if "add_options(parser)" in path.read_text()
+        path.stem
+        for path in BENCHMARKS.glob("*.py")
+        if any(call in path.read_text() for call in ("add_options(parser)", "import run_parts"))
     }
-    assert publishing - names == {"gpu"}
+    assert publishing - names == {"gpu", "parts"}
+    assert {"asynchronous", "large", "roles"} <= publishing
 
 
 def test_every_result_has_a_benchmark_that_says_what_it_measures(scripts: Scripts) -> None:
