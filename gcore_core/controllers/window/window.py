@@ -216,10 +216,13 @@ class Window:
     async def _settle(self, round_: Round) -> list[Settled]:
         """Gives a verdict to every group of this shard that has become complete; returns these.
 
-        What is to be trained on is kept elsewhere first, where its machine may be lost; where that
-        happens meanwhile, it is drawn again.
+        1. Each complete group is judged.
+        2. Groups to train on are copied to a machine that the run does not lose (``Keeping``).
+        3. If a machine was lost during the copy, its records are drawn again, and their groups are
+           judged and copied again.
+        4. Only then do verdicts count.
 
-        round_: one that every replica has had its part of.
+        round_: the round that draws again. Every replica has had its part of it.
         """
         complete = [self._verdict(group) for group in self._ledger.complete()]
         while at_risk := [one for one in complete if one.verdict == TRAINED]:
