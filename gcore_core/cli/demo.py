@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     show = _Lines()
     try:
-        print(f"training {settings.recipe} twice, {settings.steps} steps each", flush=True)
+        shown = _from_here(settings.recipe)
+        print(f"training {shown} twice, {settings.steps} steps each", flush=True)
         outcome = demo.run(settings, show)
     except KeyboardInterrupt:
         show.end()
@@ -61,6 +62,12 @@ def run(args: argparse.Namespace) -> int:
     runs = f"{outcome.directory / demo.UNDISTURBED} {outcome.directory / demo.KILLED}"
     print(f"differs; where they part: g-core diff {runs}")
     return 1
+
+
+def _from_here(path: Path) -> Path:
+    """Returns the path as one would type it: without the working directory, where it is in it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _at_least(least: int, option: str, value: int) -> int:
