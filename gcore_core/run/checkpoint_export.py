@@ -7,7 +7,6 @@ its own. It runs in the interpreter of the role: one process for each slot of on
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.export import write_whole
-from gcore_core.run.make_model import make_model
+from gcore_core.run.make_model import make_model, models_cache
 
 _SHOWN_LINES = 3
 _POLL_S = 0.1
@@ -112,8 +111,10 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
     """
     if "make" not in model:
         return model
-    cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
-    return {**model, "path": str(make_model(model["make"], cache, lambda share, text: None))}
+    return {
+        **model,
+        "path": str(make_model(model["make"], models_cache(), lambda share, text: None)),
+    }
 
 
 def _run(python: str, specs: list[_Spec], folder: Path) -> None:

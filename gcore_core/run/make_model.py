@@ -90,6 +90,20 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     return model_directory
 
 
+def models_cache() -> Path:
+    """Returns where models that jobs make are kept: ``models`` in $G_CORE_CACHE, or the default."""
+    return Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
+
+
+def find_made(make: Mapping[str, Any], cache_dir: Path) -> Path | None:
+    """Returns the directory of a model that was made before; None: it has yet to be made.
+
+    Nothing is made and no lock is taken. Raises ConfigError for a wrong ``make``.
+    """
+    directory = cache_dir / _key(*check_make(make))
+    return directory if (directory / _COMPLETE).is_file() else None
+
+
 def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
     """Returns (file, name, config) of a specification. Raises ConfigError when it is wrong."""
     unknown = sorted(set(make) - {"path", "name", "config"})

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import required_by
-from gcore_core.contract.errors import ContractError, GcoreError
+from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
 from gcore_core.run.initial_placement import Placed
+from gcore_core.run.make_model import find_made, models_cache
 
 GIB = 2**30
 
@@ -185,12 +186,24 @@ def _shape(
         role=role,
         device=kind,
         slots=node.slots,
-        model=dict(models.get(role) or model),
+        model=dict(models.get(role) or _with_path(model)),
         engine=dict(node.engine),
         requires=required_by(plan.objects.get(objective)),
         given=frozenset(column.name for columns in others for column in columns),
         deterministic=plan.settings.run.deterministic,
     )
+
+
+def _with_path(model: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns the model's settings, with a path where a run before has made the model."""
+    make = model.get("make")
+    if not isinstance(make, Mapping):
+        return model
+    try:
+        made = find_made(make, models_cache())
+    except ConfigError:  # told where the job is checked
+        return model
+    return model if made is None else {**model, "path": str(made)}
 
 
 def _unknown(role: str, needs: Sequence[MemoryNeed]) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +36,7 @@ from gcore_core.run.jobs import Job
 from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.logs import hold_log
 from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
-from gcore_core.run.make_model import make_model
+from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
@@ -147,9 +146,10 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
     """
     if "make" not in model:
         return model
-    cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
     path = make_model(
-        model["make"], cache, lambda share, text: display.phase(f"roles.{role}: {text}", share)
+        model["make"],
+        models_cache(),
+        lambda share, text: display.phase(f"roles.{role}: {text}", share),
     )
     return {**model, "path": str(path)}
 

@@ -19,6 +19,7 @@ from gcore_core.contract.memory import MemoryNeed
 from gcore_core.contract.placement import Device
 from gcore_core.contract.run_files import Measured
 from gcore_core.run.initial_placement import place
+from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.memory_needs import GIB, MemoryNeeds, Pool, memory_needs
 from gcore_core.run.step_seconds import expected_seconds
@@ -87,6 +88,20 @@ def test_a_role_whose_backend_says_nothing_is_named_and_not_counted_as_nothing(j
 def test_a_part_that_a_backend_does_not_know_is_named_with_the_reason(job: Path) -> None:
     needs = counted(job, machine(1, 80), "roles.rollout.config.fault=unknown")
     assert needs.silent == {"rollout": "cache: takes what is free"}
+
+
+def test_a_model_that_a_run_has_made_before_is_known(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("G_CORE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "teach.py").write_text(
+        "def teach(directory, config, progress): (directory / 'config.json').write_text('{}')"
+    )
+    make = {"path": str(tmp_path / "teach.py"), "name": "teach", "config": {}}
+    override = f"roles.policy.model.make={json.dumps(make)}"
+    assert "it is made first" in counted(job, machine(1, 80), override).silent["policy"]
+    make_model(make, models_cache(), lambda share, text: None)
+    assert counted(job, machine(1, 80), override).silent == {}
 
 
 @pytest.mark.parametrize(
