@@ -44,7 +44,7 @@ class Stage:
 
 
 #: Engines whose tests every change must pass. Those on Ray are slow: `tox run -e engines` has them.
-ENGINES = "vllm sglang megatron deepspeed"
+ENGINES = "vllm megatron sglang deepspeed"
 PYTEST = '{python} -m pytest -q -m "not slow and not engine"'
 STAGES = (
     Stage(
@@ -86,7 +86,7 @@ STAGES = (
         name="engines",
         budget_min=16,
         commands=(
-            "{python} tests/engines/suites.py --engines " + ENGINES,
+            "{python} tests/engines/suites.py --at-once 2 --engines " + ENGINES,
             "{python} benchmarks/engine_pairs.py --check"
             " --pairs vllm:megatron-tp2 sglang:deepspeed-zero3",
         ),

@@ -2,10 +2,11 @@
 create` makes.
 
     python tests/engines/suites.py [--engines vllm ...] [--slow] [--select WORDS] [--fresh]
-    [--files FILE ...]
+    [--files FILE ...] [--at-once N]
     python tests/engines/suites.py --create
 
-The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is.
+The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is. With
+several suites at once, what one prints is shown when it has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gcore_core.config import venvs
@@ -45,14 +47,21 @@ def create_venv(engine: str, *, fresh: bool) -> str:
 
 
 def run_suite(
-    engine: str, *, slow: bool, fresh: bool, select: str = "", files: Sequence[str] = ()
+    engine: str,
+    python: str,
+    *,
+    slow: bool,
+    select: str = "",
+    files: Sequence[str] = (),
+    is_alone: bool = True,
 ) -> int:
-    """Makes the venv and runs the tests; returns pytest's exit code.
+    """Runs the tests and returns pytest's exit code.
 
+    python: the interpreter of the engine's venv.
     select: pytest's ``-k``; "": all.
     files: only these, from the root of the checkout; none: all of the plugin's.
+    is_alone: whether no other suite runs beside it; else what it prints is shown at its end.
     """
-    python = create_venv(engine, fresh=fresh)
     marks = "engine" if slow else "engine and not slow"
     where = files or [f"plugins/gcore-{engine}"]
     began_s = time.perf_counter()
@@ -60,11 +69,13 @@ def run_suite(
         [python, "-m", "pytest", "-q", "-m", marks, "-k", select, *where],
         cwd=ROOT,
         check=False,
+        text=True,
+        stdout=None if is_alone else subprocess.PIPE,
+        stderr=None if is_alone else subprocess.STDOUT,
     )
-    print(
-        f"gcore-{engine}: exit code {done.returncode}, {time.perf_counter() - began_s:.0f} s",
-        flush=True,
-    )
+    took_s = time.perf_counter() - began_s
+    last = f"gcore-{engine}: exit code {done.returncode}, {took_s:.0f} s"
+    print(f"{done.stdout or ''}{last}", flush=True)
     return done.returncode
 
 
@@ -77,16 +88,25 @@ def main() -> int:
     parser.add_argument("--select", default="", metavar="WORDS", help="pytest's -k")
     parser.add_argument("--files", nargs="+", default=(), metavar="FILE", help="only these")
     parser.add_argument("--fresh", action="store_true", help="make the venvs anew")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="suites at a time (1)")
     parser.add_argument("--create", action="store_true", help="make the venvs, and run nothing")
     args = parser.parse_args()
+    pythons = {engine: create_venv(engine, fresh=args.fresh) for engine in args.engines}
     if args.create:
-        for engine in args.engines:
-            create_venv(engine, fresh=args.fresh)
         return 0
-    return max(
-        run_suite(engine, slow=args.slow, fresh=args.fresh, select=args.select, files=args.files)
-        for engine in args.engines
-    )
+
+    def run(engine: str) -> int:
+        return run_suite(
+            engine,
+            pythons[engine],
+            slow=args.slow,
+            select=args.select,
+            files=args.files,
+            is_alone=args.at_once == 1,
+        )
+
+    with ThreadPoolExecutor(args.at_once) as pool:
+        return max(pool.map(run, args.engines))
 
 
 if __name__ == "__main__":
