@@ -28,6 +28,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "evaluate",
                 "logprobs",
                 "logprobs.compared",
+                "logprobs.tokens",
                 "objective.adapts",
                 "sharding",
                 "values",

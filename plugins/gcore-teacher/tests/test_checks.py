@@ -132,12 +132,14 @@ def test_an_objective_of_a_teacher_needs_the_role(directory: Path) -> None:
     assert "requires 'teacher_logp', which roles.teacher gives; add that role." in str(caught.value)
 
 
-@pytest.mark.parametrize("trainer", ["megatron", "deepspeed"])
-def test_a_trainer_without_log_probs_of_other_tokens_is_refused(
+@pytest.mark.parametrize("trainer", ["torch", "megatron", "deepspeed"])
+def test_every_trainer_of_language_models_learns_from_a_teachers_likeliest_tokens(
     trainer: str, directory: Path
 ) -> None:
     overrides = [f"roles.policy.use={trainer}", "objective.use=teacher/jsd"]
-    with pytest.raises(ConfigError) as caught:
-        plan_of(directory, *overrides, "roles.teacher.config.top_k=4")
-    assert f"{trainer}, which roles.policy uses, does not compute them" in str(caught.value)
-    assert plan_of(directory, f"roles.policy.use={trainer}").columns["teacher"]
+    plan = plan_of(directory, *overrides, "roles.teacher.config.top_k=4")
+    assert [column.name for column in plan.columns["teacher"]] == [
+        "teacher_logp",
+        "teacher_topk_ids",
+        "teacher_topk_logp",
+    ]
