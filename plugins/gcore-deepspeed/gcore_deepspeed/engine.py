@@ -150,13 +150,7 @@ class DeepSpeedEngine:
         from pydantic import ValidationError
 
         role = self._context.role
-        fields = DeepSpeedZeroConfig.model_fields.items()
-        zero_names = [
-            f.alias or name
-            for name, f in fields
-            if not (f.json_schema_extra or {}).get("deprecated")
-        ]
-        check_engine(self._context.engine, zero_names, role)
+        check_engine(self._context.engine, names_of(DeepSpeedZeroConfig), role)
         pinned = self.device.type == "cuda"
         settings = deepspeed_config(self._config, self._context.engine, pin_memory=pinned)
         where = f"roles.{role}.engine.zero_optimization"
@@ -458,6 +452,18 @@ class DeepSpeedEngine:
         self.ranks.close()
         if self._owns_group:
             forget_groups()
+
+
+def names_of(section: Any) -> list[str]:
+    """Returns the settings of a section of DeepSpeed's configuration, a class of its pydantic
+    models, without deprecated ones.
+    """
+    fields = section.model_fields.items()
+    return [
+        field.alias or name
+        for name, field in fields
+        if not (field.json_schema_extra or {}).get("deprecated")
+    ]
 
 
 def buckets(

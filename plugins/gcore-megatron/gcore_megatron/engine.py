@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
-from gcore_language.models import DTYPES, choose_device, refuse_engine
+from gcore_language.models import DTYPES, choose_device
 from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
 from gcore_language.prompts import LOAD_ERRORS, copy_tokenizer, load_tokenizer, unreadable
@@ -32,6 +32,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
 from gcore_megatron import convert, shim, values
+from gcore_megatron.arguments import check_engine
 from gcore_megatron.checkpoint import PendingSave, begin_save, is_distributed, load_state
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.library import (
@@ -61,7 +62,7 @@ class MegatronEngine:
     """One rank; see ``gcore_language.training.TrainingEngine``."""
 
     def __init__(self, config: MegatronTrainerConfig, context: WorkerContext) -> None:
-        refuse_engine(context)
+        check_engine(context.engine, context.role)
         check_value_objective(context, scores_tokens=True)
         self._config = config
         self._context = context

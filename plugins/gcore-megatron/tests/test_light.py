@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from gcore_megatron import shim
+from gcore_megatron import arguments, shim
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.logprobs import action_logp, in_chunks
 from torch import Tensor
@@ -51,6 +51,37 @@ def test_a_replica_takes_the_product_of_its_parallel_sizes() -> None:
     plain = {"tensor_parallel": 4, "pipeline_parallel": 3, "context_parallel": 2}
     assert msgspec.convert(plain, MegatronTrainerConfig).replica_slots() == 24
     assert MegatronTrainerConfig().replica_slots() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tensor_model_parallel_size", "set by another key; set roles.policy.config.tensor_par"),
+        ("deterministic_mode", "this argument is set by another key; set run.deterministic."),
+        ("virtual_pipeline_model_parallel_size", "fixed; stages are not interleaved here."),
+        (
+            "tensor_paralel",
+            "no setting 'tensor_paralel' (did you mean 'tensor_parallel'?); its set",
+        ),
+        ("qwerty", "config: betas, budget_tokens, checkpoint, clip_grad_norm, context_parallel, "),
+    ],
+)
+def test_no_name_under_engine_is_dropped_in_silence(name: str, message: str) -> None:
+    """At check all names are told of; a worker that is started all the same refuses the first."""
+    (problem,) = arguments.problems({name: 1}, "policy")
+    assert problem.startswith(f"roles.policy.engine.{name}: ")
+    assert message in problem
+    assert len(list(arguments.problems({name: 1, "other": 2}, "policy"))) == 2
+    with pytest.raises(ConfigError) as caught:
+        arguments.check_engine({name: 1}, "policy")
+    assert caught.value.where == f"roles.policy.engine.{name}"
+    arguments.check_engine({}, "policy")
+
+
+def test_every_setting_that_a_refusal_points_to_is_there() -> None:
+    known = set(MegatronTrainerConfig.__dataclass_fields__)
+    places = [place.removeprefix("config.") for place in arguments.SETTINGS.values()]
+    assert set(places) - known == {"run.deterministic", "run.seed", "model.path"}
 
 
 @pytest.mark.parametrize(
