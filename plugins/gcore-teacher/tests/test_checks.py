@@ -86,6 +86,11 @@ def test_a_teacher_that_gives_its_likeliest_tokens_says_how_many(directory: Path
             "roles.reference.config.top_k: a reference gives no likeliest tokens",
         ),
         (
+            ["roles.teacher.engine={compile: true}"],
+            "roles.teacher.engine: teacher has no engine, so compile would go nowhere; its "
+            "settings stand under config.",
+        ),
+        (
             ["objective.use=teacher/jsd"],
             "objective: requires 'teacher_topk_ids', which roles.teacher gives only where "
             "roles.teacher.config says of how many numbers; set that.",
