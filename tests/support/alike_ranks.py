@@ -22,11 +22,12 @@ from gcore_algorithms.config import GaeConfig
 from gcore_critic.config import ValueLossConfig
 from gcore_critic.loss import ValueLoss
 from gcore_language.elastic import Layout
+from gcore_language.tiny import VOCABULARY, save_model
 from gcore_language.value_training import ValueTraining
 from gcore_offline.config import BradleyTerryConfig, DpoConfig, SftConfig
 from gcore_offline.objectives import BradleyTerry, Dpo, Sft
-from gcore_teacher.config import ReverseKlConfig
-from gcore_teacher.objectives import ReverseKl
+from gcore_teacher.config import TOP_IDS, TOP_LOGP, JensenShannonConfig, ReverseKlConfig
+from gcore_teacher.objectives import JensenShannon, ReverseKl
 
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.factories import import_attribute
@@ -55,6 +56,12 @@ _VALUES = ("values", "next_values")
 _PAIRS = {"sft", "dpo", "bradley-terry"}
 #: Losses of models with a value head.
 WITH_HEAD = ("critic", "bradley-terry")
+#: Losses that compare distributions over the teacher's likeliest tokens.
+OF_TOKENS = ("jsd",)
+#: A vocabulary of which, over two tensor-parallel ranks, each has a part: 128 rows and 22.
+WIDE = 150
+#: Likeliest tokens of a teacher.
+TOP_K = 6
 
 OBJECTIVES: dict[str, Callable[[], Any]] = {
     "critic": lambda: ValueLoss(ValueLossConfig(clip=0.1)),
@@ -62,6 +69,7 @@ OBJECTIVES: dict[str, Callable[[], Any]] = {
     "sft": lambda: Sft(SftConfig()),
     "bradley-terry": lambda: BradleyTerry(BradleyTerryConfig(margin=1.0, centring=0.01)),
     "reverse-kl": lambda: ReverseKl(ReverseKlConfig(reward_weight=0.5)),
+    "jsd": lambda: JensenShannon(JensenShannonConfig(beta=0.3, reward_weight=0.5)),
 }
 
 
@@ -80,6 +88,16 @@ class Job:
     model: str
     work: str
     resume: str = ""
+
+
+def save_models(root: Path) -> dict[str, str]:
+    """Writes models of the family qwen2 under ``root``; returns the directory of each objective.
+
+    The vocabulary is ``WIDE`` where tokens are compared.
+    """
+    for name, extra in (("narrow", 0), ("wide", WIDE - VOCABULARY)):
+        save_model(root / name, "qwen2", extra=extra)
+    return {name: str(root / ("wide" if name in OF_TOKENS else "narrow")) for name in OBJECTIVES}
 
 
 def run_jobs(jobs: Sequence[Job], room: Path) -> None:
@@ -134,7 +152,7 @@ def _context(job: Job, rank: int) -> Any:
         engine=job.layout.engine,
         parts={"objective": OBJECTIVES[job.objective](), **_advantage(job.objective)},
         columns=_VALUES if job.objective == "critic" else (),
-        given=(*_VALUES, "label", "teacher_logp"),
+        given=(*_VALUES, "label", "teacher_logp", TOP_IDS, TOP_LOGP),
     )
 
 
@@ -149,6 +167,8 @@ def _records(objective: str, step: int) -> list[TrainRecord]:
         return [replace(record, minibatch=0) for record in pairs(step)]
     draw = np.random.default_rng(100 + step)
     made = make_records(seed=step, least_actions=2)
+    if objective in OF_TOKENS:
+        made = [_with_likeliest(record, draw) for record in made]
     return [_taught(record, draw) for record in made]
 
 
@@ -158,6 +178,20 @@ def _taught(record: TrainRecord, draw: np.random.Generator) -> TrainRecord:
     teacher = np.minimum(logp + draw.normal(size=logp.shape), 0).astype(np.float32)
     columns = {**record.columns, "teacher_logp": teacher}
     return replace(record, columns=columns, truncated=record.sample % 2 == 1)
+
+
+def _with_likeliest(record: TrainRecord, draw: np.random.Generator) -> TrainRecord:
+    """Adds a teacher's likeliest tokens, and takes the actions from the whole vocabulary."""
+    actions = len(record.columns["action_ids"])
+    logits = 2 * draw.normal(size=(actions, WIDE))
+    logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    ids = np.argsort(-logp, 1)[:, :TOP_K].astype(np.int32)
+    own = {
+        "action_ids": draw.integers(0, WIDE, actions).astype(np.int32),
+        TOP_IDS: ids,
+        TOP_LOGP: np.take_along_axis(logp, ids, 1).astype(np.float32),
+    }
+    return replace(record, columns={**record.columns, **own})
 
 
 def _train(trainer: Any, objective: str, step: int, replica: int, replicas: int) -> Any:
@@ -181,6 +215,16 @@ def _train(trainer: Any, objective: str, step: int, replica: int, replicas: int)
     return trainer.train(step, numbers[mine], 1, 1)
 
 
+_COMPARED = {
+    "explained_variance",
+    "grad_norm",
+    "loss",
+    "policy_tail",
+    "teacher_jsd",
+    "value_loss",
+}
+
+
 def metrics_of(work: Path) -> list[dict[str, float]]:
     """Returns the metrics of each step; the last one's began from ``Job.resume``."""
     metrics: list[dict[str, float]] = json.loads((work / "metrics.json").read_text())
@@ -190,7 +234,7 @@ def metrics_of(work: Path) -> list[dict[str, float]]:
 def assert_alike(work: Path, expected: Path) -> None:
     """Asserts that a job's losses, gradient norms and weights are those of another one."""
     for step, (own, other) in enumerate(zip(metrics_of(work), metrics_of(expected), strict=True)):
-        for name in {"loss", "grad_norm", "explained_variance", "value_loss"} & other.keys():
+        for name in _COMPARED & other.keys():
             np.testing.assert_allclose(
                 own[name], other[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=f"{step} {name}"
             )

@@ -121,6 +121,20 @@ CASES: dict[str, Cases] = {
             "sampling.use=refine", "sampling.config.template='{prompt'"
         ),
     },
+    "Engines of trainers": {
+        "argument of Megatron-Core": lambda w: w.load(
+            "roles.policy.use=megatron", "roles.policy.engine={tensor_model_parallel_size: 2}"
+        ),
+        "argument that Megatron-Core is not given": lambda w: w.load(
+            "roles.policy.use=megatron", "roles.policy.engine={tensor_paralel: 2, fp8: hybrid}"
+        ),
+        "misspelt setting of DeepSpeed": lambda w: w.load(
+            "roles.policy.use=deepspeed", "roles.policy.engine={tensorboard: {enable: true}}"
+        ),
+        "engine of a trainer without one": lambda w: w.load(
+            "roles.policy.use=torch", "roles.policy.engine={compile: true}"
+        ),
+    },
     "Machines": {
         "command without a host": lambda w: w.load(
             "launcher={use: nodes/command, config: {hosts: [node1, node2], command: ssh}}"

@@ -11,6 +11,7 @@ from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import TrainerProvider, VenvProvider
+from gcore_deepspeed import arguments
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
 
@@ -28,6 +29,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "evaluate",
                 "logprobs",
                 "logprobs.compared",
+                "logprobs.tokens",
                 "objective.adapts",
                 "sharding",
                 "values",
@@ -40,10 +42,11 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields the problems with adapters."""
+    """Yields the problems with adapters and with names under ``engine:``."""
     for name, role in plan["roles"].items():
         if is_of(role, "deepspeed"):
             yield from problems(role, f"roles.{name}.config.lora")
+            yield from arguments.problems(role.get("engine") or {}, name)
 
 
 @hookimpl

@@ -1,16 +1,16 @@
 """Checks the role's ``engine:`` mapping and makes DeepSpeed's configuration from it.
 
 The mapping is passed on as it is. Its names are checked first, because DeepSpeed ignores a name
-that it does not know outside ``zero_optimization``. So this module lists the names that may be
-passed.
+that it does not know, or ends with an error of pydantic. So this module lists the names that may be
+passed. It imports no DeepSpeed, so that ``g-core check`` knows them too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from gcore_language.engine_arguments import EngineArguments
+from gcore_language.engine_arguments import EngineArguments, sentence
 
 from gcore_core.contract.errors import ConfigError
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
@@ -34,6 +34,64 @@ _PASSED = (
     "wandb",
     "zero_optimization",
 )
+#: Section of DeepSpeed's configuration -> its settings, as of DeepSpeed 0.19.8.
+SECTIONS = {
+    "comms_logger": ("debug", "enabled", "prof_all", "prof_ops", "verbose"),
+    "csv_monitor": ("enabled", "job_name", "output_path"),
+    "flops_profiler": (
+        "detailed",
+        "enabled",
+        "module_depth",
+        "output_file",
+        "profile_step",
+        "recompute_fwd_factor",
+        "top_modules",
+    ),
+    "tensorboard": ("enabled", "job_name", "output_path"),
+    "timers": ("throughput",),
+    "wandb": ("enabled", "group", "project", "team"),
+    "zero_optimization": (
+        "allgather_bucket_size",
+        "allgather_partitions",
+        "compute_grad_norm",
+        "contiguous_gradients",
+        "elastic_checkpoint",
+        "enable_sanity_checks",
+        "ignore_unused_parameters",
+        "leaf_module",
+        "legacy_stage1",
+        "load_from_fp32_weights",
+        "log_trace_cache_warnings",
+        "memory_efficient_linear",
+        "offload_optimizer",
+        "offload_param",
+        "overlap_comm",
+        "override_module_apply",
+        "parameter_alignment",
+        "pipeline_loading_checkpoint",
+        "reduce_bucket_size",
+        "reduce_scatter",
+        "round_robin_gradients",
+        "save_muon_momentum_buffer_in_memory",
+        "stage",
+        "stage3_allgather_sequential",
+        "stage3_gather_16bit_weights_on_model_save",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_model_persistence_threshold",
+        "stage3_module_granularity_threshold",
+        "stage3_param_persistence_threshold",
+        "stage3_prefetch_bucket_size",
+        "stage3_use_all_reduce_for_fetch_params",
+        "sub_group_size",
+        "use_multi_rank_bucket_allreduce",
+        "zenflow",
+        "zero_hpz_partition_size",
+        "zero_quantized_gradients",
+        "zero_quantized_nontrainable_weights",
+        "zero_quantized_weights",
+    ),
+}
 #: setting of DeepSpeed -> where this plugin takes it from instead
 _SETTINGS = {
     "bf16": "config.dtype",
@@ -93,15 +151,30 @@ def check_engine(engine: Mapping[str, Any], known_zero: Collection[str], role: s
 
     known_zero: the names that DeepSpeed knows under ``zero_optimization``.
     """
-    zero = engine.get("zero_optimization", {})
-    if not isinstance(zero, Mapping):
-        raise ConfigError("must be a mapping.", where=f"roles.{role}.engine.zero_optimization")
-    for section, names, known_names in (
-        ("", engine, _PASSED),
-        ("zero_optimization.", zero, known_zero),
-    ):
-        _ARGUMENTS.check_set_here(names, role, section)
-        _ARGUMENTS.check_known(names, known_names, role, section)
+    for error in _refusals(engine, {**SECTIONS, "zero_optimization": known_zero}, role):
+        raise error
+
+
+def problems(engine: Mapping[str, Any], role: str) -> Iterator[str]:
+    """Yields one sentence for every name that ``check_engine`` refuses; see ``gcore_check``.
+
+    The names under ``zero_optimization`` are those of DeepSpeed 0.19.8.
+    """
+    for error in _refusals(engine, SECTIONS, role):
+        yield sentence(error)
+
+
+def _refusals(
+    engine: Mapping[str, Any], sections: Mapping[str, Collection[str]], role: str
+) -> Iterator[ConfigError]:
+    """Yields an error for every name that may not stand under ``engine:`` or in a section of it."""
+    yield from _ARGUMENTS.refusals(engine, _PASSED, role)
+    for section, known_names in sections.items():
+        names = engine.get(section, {})
+        if isinstance(names, Mapping):
+            yield from _ARGUMENTS.refusals(names, known_names, role, f"{section}.")
+        else:
+            yield ConfigError("must be a mapping.", where=f"roles.{role}.engine.{section}")
 
 
 def deepspeed_config(

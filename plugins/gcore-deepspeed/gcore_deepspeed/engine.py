@@ -40,7 +40,7 @@ from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import read_numbers
-from gcore_language.training import LossOf, keeps_reference
+from gcore_language.training import LossOf, LossOfTokens, keeps_reference
 from gcore_language.value_training import (
     adapters_of_values,
     check_value_objective,
@@ -99,7 +99,7 @@ class DeepSpeedEngine:
     def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
         self._config = config
         self._context = context
-        check_value_objective(context)
+        check_value_objective(context, scores_tokens=True)
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
         self._deepspeed = import_deepspeed(context, self.device)
@@ -150,13 +150,7 @@ class DeepSpeedEngine:
         from pydantic import ValidationError
 
         role = self._context.role
-        fields = DeepSpeedZeroConfig.model_fields.items()
-        zero_names = [
-            f.alias or name
-            for name, f in fields
-            if not (f.json_schema_extra or {}).get("deprecated")
-        ]
-        check_engine(self._context.engine, zero_names, role)
+        check_engine(self._context.engine, names_of(DeepSpeedZeroConfig), role)
         pinned = self.device.type == "cuda"
         settings = deepspeed_config(self._config, self._context.engine, pin_memory=pinned)
         where = f"roles.{role}.engine.zero_optimization"
@@ -299,16 +293,19 @@ class DeepSpeedEngine:
     # -- a step ------------------------------------------------------------------------------------
 
     def _forward(
-        self, model: Any, batch: Batch | None, entropy: Entropy
+        self, model: Any, batch: Batch | None, entropy: Entropy, ids: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """Returns log-probs and entropies of a batch.
 
         For None it runs a stand-in, because ranks that share parameters must all go forward.
+
+        ids: the column of tokens whose log-probs are wanted too, see ``Policy.forward``.
         """
         self._context.progress()
+        tokens = (batch.columns[ids],) if batch is not None and ids else ()
         with self.clock.running():
             parts: tuple[Tensor, Tensor | None] = model(
-                stand_in(self.device) if batch is None else batch, entropy
+                stand_in(self.device) if batch is None else batch, entropy, *tokens
             )
         return parts
 
@@ -326,8 +323,23 @@ class DeepSpeedEngine:
         return [self._forward(engine, batch, "none")[0] for batch in batches]
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
+        self._accumulate(batches, loss, entropy)
+
+    def accumulate_tokens(
+        self, batches: Sequence[Batch | None], loss: LossOfTokens, entropy: Entropy, ids: str
+    ) -> None:
+        """See ``gcore_language.training.ScoresTokens``."""
+
+        def split(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
+            return loss(batch, logp[:, 0], entropies, logp[:, 1:])
+
+        self._accumulate(batches, split, entropy, ids)
+
+    def _accumulate(
+        self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
+    ) -> None:
         for batch in batches:
-            logp, entropies = self._forward(self._engine, batch, entropy)
+            logp, entropies = self._forward(self._engine, batch, entropy, ids)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
             with self.clock.running():
                 # DeepSpeed averages over the ranks, but an engine has to sum
@@ -440,6 +452,18 @@ class DeepSpeedEngine:
         self.ranks.close()
         if self._owns_group:
             forget_groups()
+
+
+def names_of(section: Any) -> list[str]:
+    """Returns the settings of a section of DeepSpeed's configuration, a class of its pydantic
+    models, without deprecated ones.
+    """
+    fields = section.model_fields.items()
+    return [
+        field.alias or name
+        for name, field in fields
+        if not (field.json_schema_extra or {}).get("deprecated")
+    ]
 
 
 def buckets(

@@ -28,14 +28,15 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def works(model_dirs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where each job left its numbers: torch's first, from whose states the others go on."""
     works = tmp_path_factory.mktemp("alike")
-    model = str(model_dirs["qwen2"])
+    models = alike_ranks.save_models(works / "models")
 
     def job(name: str, layout: Layout, objective: str, resume: str = "") -> Job:
         state = str(works / resume / objective) if resume else ""
         work = str(works / name / objective)
+        model = models[objective]
         return Job(layout=layout, objective=objective, model=model, work=work, resume=state)
 
     for objective in OBJECTIVES:

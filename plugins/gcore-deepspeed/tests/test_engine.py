@@ -65,6 +65,32 @@ def test_the_imported_library_is_deepspeed() -> None:
     assert Path(deepspeed.__file__) in {Path(str(file.locate())) for file in files}
 
 
+def test_the_names_that_the_check_knows_are_those_of_deepspeed() -> None:
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.monitor.config import CSVConfig, TensorBoardConfig, WandbConfig
+    from deepspeed.profiling import constants
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from gcore_deepspeed.arguments import SECTIONS
+    from gcore_deepspeed.engine import names_of
+
+    kinds: dict[str, Any] = {
+        "comms_logger": CommsLoggerConfig,
+        "csv_monitor": CSVConfig,
+        "tensorboard": TensorBoardConfig,
+        "wandb": WandbConfig,
+        "zero_optimization": DeepSpeedZeroConfig,
+    }
+    names = {section: tuple(sorted(names_of(kind))) for section, kind in kinds.items()}
+    profiler = {
+        value
+        for name, value in vars(constants).items()
+        if name.startswith("FLOPS_PROFILER_") and not name.endswith(("_DEFAULT", "_FORMAT"))
+    }
+    names["flops_profiler"] = tuple(sorted(profiler))
+    names["timers"] = ("throughput",)
+    assert names == SECTIONS
+
+
 @pytest.mark.parametrize("packing", ["padded", "shared_prompt", "split"])
 @pytest.mark.parametrize("name", ["ppo-clip", "gspo", "cispo"])
 @pytest.mark.parametrize("stage", [1, 2, 3])

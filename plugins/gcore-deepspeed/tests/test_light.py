@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from gcore_deepspeed.arguments import check_engine, deepspeed_config
+from gcore_deepspeed.arguments import check_engine, deepspeed_config, problems
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
 from gcore_core.contract.errors import ConfigError
@@ -74,6 +74,12 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
             r"(?s)this argument is set by another key.*Set roles\.policy\.config\.stage",
         ),
         (
+            {"tensorboard": {"enable": True}},
+            r"\.tensorboard\.enable: .*did you mean 'enabled'",
+        ),
+        ({"flops_profiler": {"steps": 3}}, r"\.flops_profiler\.steps: DeepSpeed takes no setting"),
+        ({"timers": 3}, r"engine\.timers: must be a mapping"),
+        (
             {"zero_optimization": {"zero_quantized_weights": True}},
             r"(?s)this argument is fixed.*compiles",
         ),
@@ -86,6 +92,20 @@ def test_a_setting_of_deepspeed_that_cannot_be_passed_is_refused(
     check_engine(good, ZERO, "policy")
     with pytest.raises(ConfigError, match=message):
         check_engine({**good, **engine}, ZERO, "policy")
+    assert list(problems(good, "policy")) == []
+    (problem,) = problems({**good, **engine}, "policy")
+    assert problem.startswith("roles.policy.engine.")
+
+
+def test_the_check_tells_of_every_name_that_cannot_be_passed() -> None:
+    engine = {"bf16": {}, "steps_per_prin": 1, "zero_optimization": {"stage": 3, "stag": 3}}
+    places = [problem.partition(":")[0] for problem in problems(engine, "policy")]
+    assert places == [
+        "roles.policy.engine.bf16",
+        "roles.policy.engine.steps_per_prin",
+        "roles.policy.engine.zero_optimization.stage",
+        "roles.policy.engine.zero_optimization.stag",
+    ]
 
 
 def test_settings_and_engine_arguments_merge_into_one_configuration() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gcore_language.engine_arguments import without_engine
+
 _OWN = ("diffusion", "diffusion/default")
 #: Settings that sampler and trainer must have alike, or their log-probs differ.
 _SHARED = ("guidance", "lora", "dtype", "max_sequence_length")
@@ -21,6 +23,7 @@ def problems(plan: Mapping[str, Any]) -> Iterator[str]:
             "choose another."
         )
     for name, role in denoisers.items():
+        yield from without_engine(name, role)
         followed = role.get("follows")
         if followed in denoisers:
             yield from _differences(name, role["config"], followed, denoisers[followed]["config"])

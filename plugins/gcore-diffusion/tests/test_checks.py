@@ -25,6 +25,10 @@ def test_the_recipe_is_a_valid_job() -> None:
     ("overrides", "told"),
     [
         (
+            ["roles.policy.engine={compile: true}"],
+            r"roles.policy.engine: diffusion has no engine, so compile would go nowhere",
+        ),
+        (
             ["roles.rollout.config.guidance=3.0"],
             r"roles.rollout.config.guidance: is 3.0, but 1.0 in roles.policy",
         ),

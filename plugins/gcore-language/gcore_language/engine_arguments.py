@@ -1,11 +1,12 @@
 """Checks the role's ``engine:`` mapping, and refuses names that the engine lacks or that are set
-elsewhere.
+elsewhere. It imports neither torch nor an engine, so that ``g-core check`` can ask it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
 
@@ -20,7 +21,7 @@ class EngineArguments:
     settings: argument -> where this plugin takes it from instead, a key of the role or of ``run``.
     fixed: argument -> why it cannot be chosen.
     unknown: how the refusal of an unknown name begins.
-    listed: where a person finds the names; used when there are too many to list.
+    listed: where a person finds the names; used when there are too many to list, or none.
     """
 
     settings: Mapping[str, str]
@@ -56,10 +57,46 @@ class EngineArguments:
         """
         for name in names:
             if name not in known:
-                few = len(known) < _LISTED
+                few = 0 < len(known) < _LISTED
+                near = did_you_mean(name, sorted({*known, *self._elsewhere(section)}))
                 raise ConfigError(
-                    f"{self.unknown} {name!r}{did_you_mean(name, sorted(known))}.",
+                    f"{self.unknown} {name!r}{near}.",
                     where=f"roles.{role}.engine.{section}{name}",
                     todo=f"These can be set: {', '.join(sorted(known))}." if few else self.listed,
                     argument=name,
                 )
+
+    def _elsewhere(self, section: str) -> list[str]:
+        """Returns the arguments of a section that have another key, without the section."""
+        names = [name for name in self.settings if name.startswith(section)]
+        return [name for name in (n.removeprefix(section) for n in names) if "." not in name]
+
+    def refusals(
+        self, names: Iterable[str], known: Collection[str], role: str, section: str = ""
+    ) -> Iterator[ConfigError]:
+        """Yields the error of every name that ``check_set_here`` or ``check_known`` refuses."""
+        for name in names:
+            try:
+                self.check_set_here([name], role, section)
+                self.check_known([name], known, role, section)
+            except ConfigError as error:
+                yield error
+
+
+def sentence(error: ConfigError) -> str:
+    """Returns an error as one sentence, as ``gcore_check`` yields them: path, what, why, to do."""
+    parts = (error.what, error.why, error.todo and error.todo[0].lower() + error.todo[1:])
+    said = "; ".join(part.rstrip(".") for part in parts if part)
+    return f"{error.where}: {said}."
+
+
+def without_engine(role: str, node: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is wrong with ``engine:`` of a role whose backend has no engine.
+
+    node: the role of the resolved configuration.
+    """
+    if node.get("engine"):
+        yield (
+            f"roles.{role}.engine: {node['use']} has no engine, so {', '.join(node['engine'])} "
+            "would go nowhere; its settings stand under config."
+        )

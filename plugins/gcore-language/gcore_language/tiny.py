@@ -184,14 +184,19 @@ def save_untrained(directory: Path, words: int = 2048) -> None:
     save_tokenizer(directory, extra=words - VOCABULARY)
 
 
-def save_model(directory: Path, family: str, seed: int = 0, scale: float = 3.0) -> None:
+def save_model(
+    directory: Path, family: str, seed: int = 0, scale: float = 3.0, extra: int = 0
+) -> None:
     """Writes a random model of a family.
 
     Its weights are larger than usual, so that log-probs differ by more than rounding.
+
+    extra: how many tokens are added to the vocabulary; see ``save_tokenizer``.
     """
     config = (CONFIGS | EXPERT_CONFIGS)[family]()
+    config.vocab_size += extra
     _save_random(AutoModelForCausalLM, config, directory, seed, scale)
-    save_tokenizer(directory)
+    save_tokenizer(directory, extra)
 
 
 def _save_random(kind: Any, config: Any, directory: Path, seed: int, scale: float) -> None:

@@ -4,10 +4,14 @@ hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gcore_language.lora_settings import is_of
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import TrainerProvider, VenvProvider
+from gcore_megatron import arguments
 from gcore_megatron.config import MegatronTrainerConfig
 
 
@@ -28,6 +32,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "evaluate",
                 "logprobs",
                 "logprobs.compared",
+                "logprobs.tokens",
                 "objective.adapts",
                 "save.background",
                 "sharding",
@@ -36,6 +41,14 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         ),
         needs=("megatron-core>=0.16.1,<0.17", "psutil>=7", "torch>=2.7"),
     )
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields the problems with names under ``engine:``."""
+    for name, role in plan["roles"].items():
+        if is_of(role, "megatron"):
+            yield from arguments.problems(role.get("engine") or {}, name)
 
 
 @hookimpl

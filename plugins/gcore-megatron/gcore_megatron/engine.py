@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from gcore_language.device_clock import DeviceClock
 from gcore_language.model_files import open_model_files
-from gcore_language.models import DTYPES, choose_device, refuse_engine
+from gcore_language.models import DTYPES, choose_device
 from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
 from gcore_language.prompts import LOAD_ERRORS, copy_tokenizer, load_tokenizer, unreadable
 from gcore_language.ranks import Ranks
-from gcore_language.training import LossOf, keeps_reference
+from gcore_language.training import LossOf, LossOfTokens, keeps_reference
 from gcore_language.value_training import check_value_objective, refuse_reference_of_values
 from gcore_language.values import trains_values
 from gcore_language.weights import to_bytes
@@ -32,6 +32,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
 from gcore_megatron import convert, shim, values
+from gcore_megatron.arguments import check_engine
 from gcore_megatron.checkpoint import PendingSave, begin_save, is_distributed, load_state
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.library import (
@@ -61,8 +62,8 @@ class MegatronEngine:
     """One rank; see ``gcore_language.training.TrainingEngine``."""
 
     def __init__(self, config: MegatronTrainerConfig, context: WorkerContext) -> None:
-        refuse_engine(context)
-        check_value_objective(context)
+        check_engine(context.engine, context.role)
+        check_value_objective(context, scores_tokens=True)
         self._config = config
         self._context = context
         self.device = choose_device(config.device, context, config.threads)
@@ -229,15 +230,34 @@ class MegatronEngine:
         backward pass takes part in the sum of gradients. A replica without any runs a stand-in
         whose gradient is zero.
         """
+        self._accumulate(batches, loss, entropy)
+
+    def accumulate_tokens(
+        self, batches: Sequence[Batch | None], loss: LossOfTokens, entropy: Entropy, ids: str
+    ) -> None:
+        """See ``ScoresTokens``; the ranks of a replica are as in ``accumulate``."""
+
+        def split(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
+            return loss(batch, logp[:, 0], entropies, logp[:, 1:])
+
+        self._accumulate(batches, split, entropy, ids)
+
+    def _accumulate(
+        self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
+    ) -> None:
         present = [batch for batch in batches if batch is not None]
         if present:
-            self._run(present, loss, entropy)
+            self._run(present, loss, entropy, ids)
         else:
             self._run([stand_in(self.device)], lambda _, logp, __: logp.sum() * 0.0, "metric")
 
-    def _run(self, batches: Sequence[Batch], loss: LossOf | None, entropy: Entropy) -> list[Tensor]:
+    def _run(
+        self, batches: Sequence[Batch], loss: LossOf | None, entropy: Entropy, ids: str = ""
+    ) -> list[Tensor]:
         """Runs the micro-batches forward, and backward too when there is a ``loss``.
 
+        ids: the column of tokens whose log-probs are wanted too; log-probs are then float32[A, 1 +
+            k], first the action's.
         Returns the log-probs of each batch on the last stage, and an empty list on the others.
         """
 
@@ -247,7 +267,7 @@ class MegatronEngine:
             hidden = model(turn.ids, turn.positions, turn.mask)
 
             def loss_of(output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-                logp, entropies = self._outputs(turn, output)
+                logp, entropies = self._outputs(turn, output, ids)
                 if entropy == "metric" and entropies is not None:
                     entropies = entropies.detach()
                 value = logp.sum() if loss is None else loss(turn.batch, logp, entropies)
@@ -274,10 +294,12 @@ class MegatronEngine:
         self.clock.stop()
         _finalize(*arguments, **options)
 
-    def _outputs(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _outputs(self, rows: Rows, hidden: Tensor, ids: str) -> tuple[Tensor, Tensor | None]:
         """Returns log-probs and entropies of the batch's actions, on every rank of the last stage.
 
         With a value head these are the values of its states, and None.
+
+        ids: as in ``_run``.
         """
         if self._config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(
@@ -285,19 +307,24 @@ class MegatronEngine:
             )
         hidden = hidden.flatten(0, 1).index_select(0, rows.predict)
         if isinstance(self._model, ValueModel):
-            (own_values,) = self._from_all(rows, (self._model.values(hidden),))
-            return own_values, None
-        logp, entropies = self._from_all(rows, self._action_logp(rows, hidden))
-        return logp, entropies
+            values_of_all = self._from_all(rows, self._model.values(hidden)[:, None])
+            return values_of_all.squeeze(1), None
+        logp, entropies = self._action_logp(rows, hidden, ids)
+        numbers = self._from_all(rows, torch.cat([logp, entropies[:, None]], 1))
+        logp = numbers[:, :-1]
+        return (logp if ids else logp.squeeze(1)), numbers[:, -1]
 
-    def _action_logp(self, rows: Rows, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns log-probs and entropies of the actions that this rank predicts.
+    def _action_logp(self, rows: Rows, hidden: Tensor, ids: str) -> tuple[Tensor, Tensor]:
+        """Returns log-probs float32[A, 1 + k] and entropies of the actions that this rank predicts.
 
         hidden: [A, D], the hidden states that predict them.
+        ids: as in ``_run``; "": k is 0.
         """
         batch = rows.batch
         own_actions = rows.own_actions
-        targets = batch.targets
+        targets = batch.targets[:, None]
+        if ids:
+            targets = torch.cat([targets, batch.columns[ids]], 1)
         temperature = batch.temperature
         if own_actions is not None:
             targets = targets[own_actions]
@@ -312,20 +339,19 @@ class MegatronEngine:
 
         return in_chunks(run, hidden, targets, temperature, self._chunk_actions)
 
-    def _from_all(self, rows: Rows, own: tuple[Tensor, ...]) -> Sequence[Tensor]:
-        """Returns numbers of all of the batch's actions.
+    def _from_all(self, rows: Rows, own: Tensor) -> Tensor:
+        """Returns numbers of all of the batch's actions, float32[A, n].
 
-        With context parallelism a rank computes its own actions, and puts them into a row of zeros
-        for all of them; the sum over the ranks is then whole.
+        With context parallelism a rank computes its own actions, and puts them between zeros for
+        the others; the sum over the ranks is then whole.
 
-        own: of the actions that this rank predicts.
+        own: float32[a, n], of the actions that this rank predicts.
         """
         if rows.own_actions is None:
             return own
-        place = torch.zeros(len(own), len(rows.batch.targets), device=self.device)
-        whole = place.index_copy(1, rows.own_actions, torch.stack(own))
-        summed = sum_over(whole, parallel_state.get_context_parallel_group())
-        return tuple(summed)
+        place = torch.zeros(len(rows.batch.targets), own.shape[1], device=self.device)
+        whole = place.index_copy(0, rows.own_actions, own)
+        return sum_over(whole, parallel_state.get_context_parallel_group())
 
     # -- update ------------------------------------------------------------------------------------
 

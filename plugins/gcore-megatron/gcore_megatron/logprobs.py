@@ -1,4 +1,4 @@
-"""Computes log-probs and entropies of actions from logits whose vocabulary is split over ranks.
+"""Computes log-probs of tokens, and entropies, from logits whose vocabulary is split over ranks.
 
 No rank ever holds the logits of the whole vocabulary.
 """
@@ -22,7 +22,9 @@ class _ActionLogp(torch.autograd.Function):
 
     Let x be the logits divided by the temperature, minus their maximum, and Z the sum of exp x over
     all ranks. Then the log-prob of target t is x_t - log Z, and the entropy H is log Z - sum p x.
+    An action has n targets; whatever n is, as many tensors as wide as the logits are made.
 
+    targets: int64[A, n].
     first: number of this rank's first row of the vocabulary.
     """
 
@@ -35,15 +37,15 @@ class _ActionLogp(torch.autograd.Function):
         x = logits - most[:, None]
         exp = x.exp()
         is_local = (targets >= first) & (targets < first + x.shape[1])
-        place = torch.where(is_local, targets - first, 0)[:, None]
-        target_logits = x.gather(1, place).squeeze(1) * is_local
-        sums = torch.stack([exp.sum(-1), (exp * x).sum(-1), target_logits])
+        place = torch.where(is_local, targets - first, 0)
+        target_logits = x.gather(1, place) * is_local
+        sums = torch.cat([exp.sum(-1)[:, None], (exp * x).sum(-1)[:, None], target_logits], 1)
         dist.all_reduce(sums, group=group)
-        total, weighted, target_logits = sums
+        total, weighted = sums[:, 0], sums[:, 1]
         log_total = total.log()
         entropy = log_total - weighted / total
         ctx.save_for_backward(x, log_total, entropy, place, is_local)
-        return target_logits - log_total, entropy
+        return sums[:, 2:] - log_total[:, None], entropy
 
     @staticmethod
     def backward(
@@ -52,9 +54,10 @@ class _ActionLogp(torch.autograd.Function):
         x, log_total, entropy, place, is_local = ctx.saved_tensors
         logp = x - log_total[:, None]
         p = logp.exp()
-        # d log p(t) / dx = [t] - p; dH / dx = -p (log p + H)
-        grad = p * (logp + entropy[:, None]) * -grad_entropy[:, None] - p * grad_logp[:, None]
-        grad.scatter_add_(1, place, (grad_logp * is_local)[:, None])
+        # d log p(t) / dx = [t] - p, summed over the targets; dH / dx = -p (log p + H)
+        of_all = grad_logp.sum(1, keepdim=True)
+        grad = p * (logp + entropy[:, None]) * -grad_entropy[:, None] - p * of_all
+        grad.scatter_add_(1, place, grad_logp * is_local)
         return grad, None, None, None
 
 
@@ -81,11 +84,11 @@ def sum_over(x: Tensor, group: Any) -> Tensor:
 def action_logp(
     logits: Tensor, targets: Tensor, temperature: Tensor | None, vocabulary: int, group: Any
 ) -> tuple[Tensor, Tensor]:
-    """Returns (log-probs float32[A], entropies float32[A]), the same on all ranks of ``group``.
+    """Returns (log-probs float32[A, n], entropies float32[A]), the same on all ranks of ``group``.
 
-    logits: [A, n], this rank's part; the ranks of the group hold n rows of the vocabulary each, in
+    logits: [A, r], this rank's part; the ranks of the group hold r rows of the vocabulary each, in
         order.
-    targets: int64[A], the actions.
+    targets: int64[A, n], the tokens whose log-probs are wanted; a row may name a token twice.
     temperature: float32[A]; None for 1.
     vocabulary: size of the vocabulary; the rows after it are padding.
     """

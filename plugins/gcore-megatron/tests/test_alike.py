@@ -9,7 +9,7 @@ import pytest
 from gcore_language.elastic import Layout
 
 from tests.support import alike_ranks
-from tests.support.alike_ranks import OBJECTIVES, TORCH, WITH_HEAD, Job, assert_alike
+from tests.support.alike_ranks import OBJECTIVES, OF_TOKENS, TORCH, WITH_HEAD, Job, assert_alike
 
 pytestmark = pytest.mark.engine
 
@@ -29,25 +29,26 @@ LAYOUTS = {
     "data": megatron(2),
     "tensor": megatron(2, tensor_parallel=2, sequence_parallel=True),
 }
-#: Of value heads alone; every other loss sees log-probs, which test_split.py has split so.
-OF_VALUES = {
+#: Of what is not one log-prob an action: of those test_split.py has split models so.
+MORE_LAYOUTS = {
     "pipeline": megatron(2, pipeline_parallel=2, checkpoint="whole"),
     "context": megatron(2, context_parallel=2),
 }
 CASES = [(layout, objective) for layout in LAYOUTS for objective in OBJECTIVES]
-CASES += [(layout, objective) for layout in OF_VALUES for objective in WITH_HEAD]
+CASES += [(layout, objective) for layout in MORE_LAYOUTS for objective in (*WITH_HEAD, *OF_TOKENS)]
 
 
 @pytest.fixture(scope="module")
-def works(models: dict[str, tuple[Path, Path]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def works(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where each job left its numbers: torch's first, from whose states the others go on."""
     works = tmp_path_factory.mktemp("alike")
-    model = str(models["qwen2"][0])
-    layouts = {**LAYOUTS, **OF_VALUES}
+    models = alike_ranks.save_models(works / "models")
+    layouts = {**LAYOUTS, **MORE_LAYOUTS}
 
     def job(name: str, layout: Layout, objective: str, resume: str) -> Job:
         state = str(works / resume / objective) if resume else ""
         work = str(works / name / objective)
+        model = models[objective]
         return Job(layout=layout, objective=objective, model=model, work=work, resume=state)
 
     for objective in OBJECTIVES:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gcore_language.engine_arguments import without_engine
+
 from gcore_teacher.vocabularies import difference, read_vocabulary
 
 
@@ -18,6 +20,7 @@ def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
         role = roles.get(name)
         if role is None or not _is_ours(role):
             continue
+        yield from without_engine(name, role)
         yield from _of_settings(name, role)
         directory = _directory(role)
         if directory is not None:

@@ -86,6 +86,11 @@ def test_a_teacher_that_gives_its_likeliest_tokens_says_how_many(directory: Path
             "roles.reference.config.top_k: a reference gives no likeliest tokens",
         ),
         (
+            ["roles.teacher.engine={compile: true}"],
+            "roles.teacher.engine: teacher has no engine, so compile would go nowhere; its "
+            "settings stand under config.",
+        ),
+        (
             ["objective.use=teacher/jsd"],
             "objective: requires 'teacher_topk_ids', which roles.teacher gives only where "
             "roles.teacher.config says of how many numbers; set that.",
@@ -132,12 +137,14 @@ def test_an_objective_of_a_teacher_needs_the_role(directory: Path) -> None:
     assert "requires 'teacher_logp', which roles.teacher gives; add that role." in str(caught.value)
 
 
-@pytest.mark.parametrize("trainer", ["megatron", "deepspeed"])
-def test_a_trainer_without_log_probs_of_other_tokens_is_refused(
+@pytest.mark.parametrize("trainer", ["torch", "megatron", "deepspeed"])
+def test_every_trainer_of_language_models_learns_from_a_teachers_likeliest_tokens(
     trainer: str, directory: Path
 ) -> None:
     overrides = [f"roles.policy.use={trainer}", "objective.use=teacher/jsd"]
-    with pytest.raises(ConfigError) as caught:
-        plan_of(directory, *overrides, "roles.teacher.config.top_k=4")
-    assert f"{trainer}, which roles.policy uses, does not compute them" in str(caught.value)
-    assert plan_of(directory, f"roles.policy.use={trainer}").columns["teacher"]
+    plan = plan_of(directory, *overrides, "roles.teacher.config.top_k=4")
+    assert [column.name for column in plan.columns["teacher"]] == [
+        "teacher_logp",
+        "teacher_topk_ids",
+        "teacher_topk_logp",
+    ]

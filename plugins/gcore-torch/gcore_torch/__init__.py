@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gcore_context.settings import problems as context_problems
+from gcore_language.engine_arguments import without_engine
 from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
@@ -74,12 +75,13 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields the problems with dtypes, with adapters, and with slots that share contexts."""
+    """Yields the problems with dtypes, adapters, engines, and slots that share contexts."""
     roles = plan["roles"]
     yield from _other_dtypes(roles)
     for name, role in roles.items():
         if is_of(role, "torch"):
             yield from problems(role, f"roles.{name}.config.lora")
+            yield from without_engine(name, role)
             yield from context_problems(plan, name)
 
 
