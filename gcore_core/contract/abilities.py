@@ -101,7 +101,7 @@ class Adapts(Protocol):
 
 @runtime_checkable
 class ReadsRewards(Protocol):
-    """Says which named rewards a filter or an advantage reads by name."""
+    """Says which named rewards a filter, an advantage or a sampling program reads by name."""
 
     def reads_rewards(self) -> frozenset[str]:
         """Returns names out of ``rewards``; a job without one of them is refused.
@@ -365,7 +365,7 @@ ABILITIES = (
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
     _ability(Adapts, "objective"),
-    _ability(ReadsRewards, "filter", "advantage"),
+    _ability(ReadsRewards, "filter", "advantage", "sampler"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
     _ability(SaysWidths, "annotator"),
