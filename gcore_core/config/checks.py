@@ -21,6 +21,7 @@ from gcore_core.contract.abilities import (
     column_widths,
     gives_routing,
     needs_routing,
+    own_columns,
     replica_slots,
     required_by,
     rewards_read_by,
@@ -116,6 +117,7 @@ def run(
     problems += _learners(settings, provided, objects, role_providers)
     problems += _value_heads(settings, provided, objects)
     problems += _action_advantage(settings, provided)
+    problems += _own_columns(settings, objects, columns)
     for path in ("advantage", *_objectives(settings, provided)):
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
     problems += _token_logprobs(objects.get("objective"), provided)
@@ -663,6 +665,37 @@ def _action_advantage(settings: JobSettings, provided: Mapping[str, Provided]) -
             )
 
 
+def _own_columns(
+    settings: JobSettings,
+    objects: Mapping[str, Any],
+    columns: Mapping[str, Sequence[ColumnSpec]],
+) -> Iterator[str]:
+    """Columns that a trainer computes for its own advantage are the policy's, and are required.
+
+    columns: role of this run -> what it gives.
+    """
+    giver_of = {column.name: name for name, given in columns.items() for column in given}
+    required = required_by(objects.get("advantage"))
+    for role in settings.roles:
+        own = own_columns(objects.get(f"roles.{role}"))
+        names = ", ".join(sorted(own))
+        if own and role != POLICY:
+            yield (
+                f"roles.{role}.config: computes {names} for an advantage of its own, and only "
+                f"roles.{POLICY} has one; leave that out."
+            )
+        elif own and not own & required:
+            yield (
+                f"roles.{role}.config: computes {names}, and the advantage requires none of them; "
+                "choose one that does, such as algorithms/gae, or leave that out."
+            )
+        for name in sorted(own & giver_of.keys() if role == POLICY else ()):
+            yield (
+                f"roles.{role}.config: computes {name!r}, as roles.{giver_of[name]} does; leave "
+                "one of them out."
+            )
+
+
 def _read_columns(path: str, provided: Mapping[str, Provided]) -> Sequence[str]:
     """Returns the columns that the rollout's records have beside those of every generator."""
     rollout = provided.get(f"roles.{ROLLOUT}")
@@ -718,7 +751,8 @@ def _from_trainer(
     """Returns what the trainer itself supplies to what is chosen at a path."""
     level = _level(provided)
     if path == "advantage":
-        return FROM_TRAINER if level == "record" else frozenset()
+        own = own_columns(objects.get(f"roles.{POLICY}"))
+        return FROM_TRAINER if level == "record" else own
     if "values" in required_by(objects.get(path)):
         return _FROM_VALUES[level] | {"group", "sample"}
     return FROM_TRAINER

@@ -176,6 +176,18 @@ class NeedsRouting(Protocol):
 
 
 @runtime_checkable
+class HasOwnColumns(Protocol):
+    """Says which per-action columns the policy's trainer computes for its own advantage."""
+
+    def own_columns(self) -> frozenset[str]:
+        """Returns names such as "values"; no other process sees these columns.
+
+        An advantage of level "action" that the policy alone computes may require them. Without the
+        method: none.
+        """
+
+
+@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -301,6 +313,11 @@ def needs_routing(config: Any) -> bool:
     return isinstance(config, NeedsRouting) and config.needs_routing()
 
 
+def own_columns(config: Any) -> frozenset[str]:
+    """Returns the per-action columns that a trainer computes for its own advantage."""
+    return frozenset(config.own_columns()) if isinstance(config, HasOwnColumns) else frozenset()
+
+
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -366,6 +383,7 @@ ABILITIES = (
     _ability(TakesStale, "objective"),
     _ability(Adapts, "objective"),
     _ability(ReadsRewards, "filter", "advantage", "sampler"),
+    _ability(HasOwnColumns, "trainer"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
     _ability(SaysWidths, "annotator"),

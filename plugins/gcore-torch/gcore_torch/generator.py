@@ -531,9 +531,10 @@ class TorchGenerator:
                 | _grid(rows.waiting[i])
                 | _experts(rows.routing[i])
             )
-        for record, i in zip(columns, indexes.tolist(), strict=True):
-            record |= _behind(rows.waiting[i].begun, record)
-        return columns
+        return [
+            {**record, **_behind(rows.waiting[i].begun, record)}
+            for record, i in zip(columns, indexes.tolist(), strict=True)
+        ]
 
     def _decode(self, indexes: np.ndarray) -> list[str]:
         """Returns the text of the actions so far, without the prompt, of the rows ``indexes``."""

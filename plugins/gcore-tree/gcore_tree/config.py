@@ -11,7 +11,8 @@ from gcore_core.contract.errors import ConfigError
 class TreeConfig:
     """Settings of tree search.
 
-    A group has steps * beams * width records; set advantage.config.group_size to that.
+    A group has first + (steps - 1) * beams * width records; set advantage.config.group_size to
+    that.
     """
 
     steps: int = 3
@@ -22,7 +23,11 @@ class TreeConfig:
     """Beginnings that are kept after each step, at least 1: those of the highest reward."""
     width: int = 2
     """Continuations that are drawn of each beginning, at least 2: they are compared with each
-    other. The first step draws beams * width beginnings.
+    other.
+    """
+    first: int = 0
+    """Beginnings that the first step draws, at least 2; 0: beams * width. Where the first actions
+    decide most, more of them cost little.
     """
     actions: int = 0
     """Most actions of a step; 0: only `end` ends it."""
@@ -38,6 +43,9 @@ class TreeConfig:
         self._at_least("beams", 1, "a tree without a beginning has no leaves", "1 or more")
         alone = "continuations are compared with each other, so one alone teaches nothing"
         self._at_least("width", 2, alone, "2 or more")
+        if self.first:
+            alone = "beginnings are compared with each other, so one alone teaches nothing"
+            self._at_least("first", 2, alone, "2 or more, or to 0 for beams * width")
         self._at_least("actions", 0, "nothing can be shorter than nothing", "0 or more")
         if not self.actions and not self.end:
             raise ConfigError(

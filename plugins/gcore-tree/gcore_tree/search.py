@@ -27,23 +27,26 @@ class TreeSearch:
     def __init__(self, config: TreeConfig) -> None:
         self._config = config
         self._wave = config.beams * config.width
+        self._first = config.first or self._wave
 
     def waves(self, group_size: int) -> Sequence[int]:
-        """Returns the size of each wave, beams * width.
+        """Returns the size of each wave: first, and then beams * width.
 
         Raises ConfigError when these are not the records of a group.
         """
         config = self._config
-        records = config.steps * self._wave
+        further = config.steps - 1
+        records = self._first + further * self._wave
         if group_size != records:
             raise ConfigError(
                 f"a tree has {records} records, and a group has {group_size}",
                 where="sampling.config",
-                why=f"{config.steps} steps x {config.beams} beams x {config.width} continuations "
-                f"are {records}",
-                todo=f"set advantage.config.group_size to {records}, or change steps, beams, width",
+                why=f"{self._first} beginnings, and then {further} x {config.beams} beams x "
+                f"{config.width} continuations, are {records}",
+                todo=f"set advantage.config.group_size to {records}, or change first, steps, beams "
+                "or width",
             )
-        return [self._wave] * config.steps
+        return [self._first] + [self._wave] * further
 
     def drafts(self, group: DrawnSoFar, count: int) -> Sequence[int]:
         """Returns the beginning that each record of the next wave continues.
@@ -66,7 +69,7 @@ class TreeSearch:
 
     def piece(self, sample: int) -> tuple[int, str]:
         """Returns where a step ends; the last one ends with its answer."""
-        if sample // self._wave >= self._config.steps - 1:
+        if self._wave_of(np.array([sample]))[0] >= self._config.steps - 1:
             return 0, ""
         return self._config.actions, self._config.end
 
@@ -77,10 +80,15 @@ class TreeSearch:
         numbers = np.flatnonzero(group.open)
         if not len(numbers):
             return numbers
-        return numbers[numbers // self._wave == numbers[-1] // self._wave]
+        waves = self._wave_of(numbers)
+        return np.asarray(numbers[waves == waves[-1]])
+
+    def _wave_of(self, samples: np.ndarray) -> np.ndarray:
+        """Returns the wave that draws each of the samples, int64[n]."""
+        return np.maximum(samples - self._first + self._wave, 0) // self._wave
 
     def _values(self, group: DrawnSoFar) -> np.ndarray:
         """Returns what each record is worth, float64[N]; -inf where the reward skipped it."""
         if not self._config.reward:
             return group.rewards
-        return np.nan_to_num(group.named[self._config.reward], nan=-np.inf)
+        return np.asarray(np.nan_to_num(group.named[self._config.reward], nan=-np.inf))

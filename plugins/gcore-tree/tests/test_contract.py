@@ -75,12 +75,22 @@ def test_steps_have_the_length_that_was_set_and_the_last_one_none() -> None:
     assert [program.piece(sample) for sample in range(12)] == [(4, "\n")] * 8 + [(0, "")] * 4
 
 
+def test_the_first_step_may_draw_more_beginnings_than_others_draw_continuations() -> None:
+    program = TreeSearch(TreeConfig(actions=1, first=7))
+    assert program.waves(15) == [7, 4, 4]
+    assert [program.piece(sample)[0] for sample in range(15)] == [1] * 11 + [0] * 4
+    rewards = [0.0] * 6 + [1.0] + [0.5, 0.2, 0.9, 0.1]
+    assert list(program.drafts(drawn(rewards[:7], [1] * 7), 4)) == [6, 0, 6, 0]
+    assert list(program.drafts(drawn(rewards, [1] * 11), 4)) == [9, 7, 9, 7]
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
         ({"actions": 4, "steps": 1}, "1 is less than 2"),
         ({"actions": 4, "beams": 0}, "0 is less than 1"),
         ({"actions": 4, "width": 1}, "1 is less than 2"),
+        ({"actions": 4, "first": 1}, "1 is less than 2"),
         ({"actions": -1}, "-1 is less than 0"),
         ({"end": ""}, "nothing ends a step"),
     ],
