@@ -21,6 +21,7 @@ from gcore_core.contract.abilities import (
     column_widths,
     gives_routing,
     needs_routing,
+    own_columns,
     replica_slots,
     required_by,
     rewards_read_by,
@@ -116,10 +117,12 @@ def run(
     problems += _learners(settings, provided, objects, role_providers)
     problems += _value_heads(settings, provided, objects)
     problems += _action_advantage(settings, provided)
+    problems += _own_columns(settings, objects, columns)
     for path in ("advantage", *_objectives(settings, provided)):
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
     problems += _token_logprobs(objects.get("objective"), provided)
     problems += _routing(provided, objects)
+    problems += _continued(provided)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -445,8 +448,8 @@ def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Itera
 
 
 def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
-    """A reward that a filter or an advantage reads by name is one of the job's."""
-    for path in ("filter", "advantage"):
+    """A reward that an algorithm reads by name is one of the job's."""
+    for path in ("filter", "advantage", "sampling"):
         for name in sorted(rewards_read_by(objects.get(path)) - settings.rewards.keys()):
             present = ", ".join(sorted(settings.rewards)) or "none"
             yield (
@@ -527,6 +530,20 @@ def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterato
         f"{policy.reference}, which roles.{POLICY} uses, does not compute them; take a trainer "
         "with the capability logprobs.tokens, such as torch, or an objective that needs none."
     )
+
+
+def _continued(provided: Mapping[str, Provided]) -> Iterator[str]:
+    """A sampling program that has answers grow has a generator that can continue them."""
+    program = provided.get("sampling")
+    rollout = provided.get(f"roles.{ROLLOUT}")
+    if program is None or rollout is None or "continues" not in program.spec.capabilities:
+        return
+    if "continues" not in rollout.spec.capabilities:
+        yield (
+            f"roles.{ROLLOUT}.use: {rollout.reference} draws whole answers, and "
+            f"{program.reference}, which is the sampling program, has answers grow in pieces; take "
+            "a generator with the capability continues, such as torch, or another program."
+        )
 
 
 def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
@@ -648,6 +665,37 @@ def _action_advantage(settings: JobSettings, provided: Mapping[str, Provided]) -
             )
 
 
+def _own_columns(
+    settings: JobSettings,
+    objects: Mapping[str, Any],
+    columns: Mapping[str, Sequence[ColumnSpec]],
+) -> Iterator[str]:
+    """Columns that a trainer computes for its own advantage are the policy's, and are required.
+
+    columns: role of this run -> what it gives.
+    """
+    giver_of = {column.name: name for name, given in columns.items() for column in given}
+    required = required_by(objects.get("advantage"))
+    for role in settings.roles:
+        own = own_columns(objects.get(f"roles.{role}"))
+        names = ", ".join(sorted(own))
+        if own and role != POLICY:
+            yield (
+                f"roles.{role}.config: computes {names} for an advantage of its own, and only "
+                f"roles.{POLICY} has one; leave that out."
+            )
+        elif own and not own & required:
+            yield (
+                f"roles.{role}.config: computes {names}, and the advantage requires none of them; "
+                "choose one that does, such as algorithms/gae, or leave that out."
+            )
+        for name in sorted(own & giver_of.keys() if role == POLICY else ()):
+            yield (
+                f"roles.{role}.config: computes {name!r}, as roles.{giver_of[name]} does; leave "
+                "one of them out."
+            )
+
+
 def _read_columns(path: str, provided: Mapping[str, Provided]) -> Sequence[str]:
     """Returns the columns that the rollout's records have beside those of every generator."""
     rollout = provided.get(f"roles.{ROLLOUT}")
@@ -703,7 +751,8 @@ def _from_trainer(
     """Returns what the trainer itself supplies to what is chosen at a path."""
     level = _level(provided)
     if path == "advantage":
-        return FROM_TRAINER if level == "record" else frozenset()
+        own = own_columns(objects.get(f"roles.{POLICY}"))
+        return FROM_TRAINER if level == "record" else own
     if "values" in required_by(objects.get(path)):
         return _FROM_VALUES[level] | {"group", "sample"}
     return FROM_TRAINER

@@ -101,7 +101,7 @@ class Adapts(Protocol):
 
 @runtime_checkable
 class ReadsRewards(Protocol):
-    """Says which named rewards a filter or an advantage reads by name."""
+    """Says which named rewards a filter, an advantage or a sampling program reads by name."""
 
     def reads_rewards(self) -> frozenset[str]:
         """Returns names out of ``rewards``; a job without one of them is refused.
@@ -172,6 +172,18 @@ class NeedsRouting(Protocol):
         """Returns whether a run is refused whose generator does not give the column "routing".
 
         Without the method: False.
+        """
+
+
+@runtime_checkable
+class HasOwnColumns(Protocol):
+    """Says which per-action columns the policy's trainer computes for its own advantage."""
+
+    def own_columns(self) -> frozenset[str]:
+        """Returns names such as "values"; no other process sees these columns.
+
+        An advantage of level "action" that the policy alone computes may require them. Without the
+        method: none.
         """
 
 
@@ -301,6 +313,11 @@ def needs_routing(config: Any) -> bool:
     return isinstance(config, NeedsRouting) and config.needs_routing()
 
 
+def own_columns(config: Any) -> frozenset[str]:
+    """Returns the per-action columns that a trainer computes for its own advantage."""
+    return frozenset(config.own_columns()) if isinstance(config, HasOwnColumns) else frozenset()
+
+
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -365,7 +382,8 @@ ABILITIES = (
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
     _ability(Adapts, "objective"),
-    _ability(ReadsRewards, "filter", "advantage"),
+    _ability(ReadsRewards, "filter", "advantage", "sampler"),
+    _ability(HasOwnColumns, "trainer"),
     _ability(SpansSlots, "trainer", "generator"),
     _ability(KeepsWeights, "generator"),
     _ability(SaysWidths, "annotator"),

@@ -46,6 +46,8 @@ CAPABILITIES = frozenset(
         # a trainer that computes advantages of level "action" on its ranks (ActionAdvantage)
         "advantages.action",
         "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
+        # a generator that samples an answer piece by piece (Piece), or a sampling program that has
+        "continues",  # it do so (GrowsAnswers)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",
@@ -318,7 +320,12 @@ class FilterProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerProvider(Provider):
-    """Describes a sampling program, which says how the records of a group are drawn."""
+    """Describes a sampling program, which says how the records of a group are drawn.
+
+    One with the capability "continues" works with generators that have it too.
+
+    Ability of its config: ``reads_rewards``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

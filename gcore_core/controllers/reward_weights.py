@@ -12,7 +12,7 @@ import numpy as np
 
 from gcore_core.contract.algorithms import GroupScalars, are_equal
 from gcore_core.contract.job_settings import Reward
-from gcore_core.contract.records import Header
+from gcore_core.contract.records import OPEN, Header
 
 #: Values of ``Reward.normalise`` besides "none". GROUP: less the group's mean, over its standard
 #: deviation. BATCH: the same over every group of the step. The standard deviation is that of the
@@ -80,16 +80,26 @@ def weighted_sum(
     return sums
 
 
+#: Stands for the drafts of all refined answers of a group.
+_REFINED = -2
+
+
 def by_origin(group: Sequence[Header]) -> list[list[Header]]:
-    """Parts a group into answers to the row's own prompt and answers made from earlier ones.
+    """Parts a group into answers to the row's own prompt, refined answers, and continuations.
 
     Each part has a baseline of its own. What was refined depends on the draft, so a draft that is
     compared with it would be compared with a result of its own: its gradient would be biased. A
     part without records is left out.
+
+    Continuations of one open record are a part: they begin alike, so what tells their rewards apart
+    are the actions that each of them has drawn.
     """
-    plain = [header for header in group if header.draft < 0]
-    refined = [header for header in group if header.draft >= 0]
-    return [part for part in (plain, refined) if part]
+    parts: dict[int, list[Header]] = {}
+    open_records = {header.sample for header in group if header.status == OPEN}
+    for header in group:
+        is_plain_or_continues = header.draft < 0 or header.draft in open_records
+        parts.setdefault(header.draft if is_plain_or_continues else _REFINED, []).append(header)
+    return list(parts.values())
 
 
 def group_scalars(

@@ -26,6 +26,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import (
     ABORTED,
     FINISHED,
+    OPEN,
     REWARD_FAILED,
     TRUNCATED,
     Prompt,
@@ -115,7 +116,9 @@ class FakeGenerator:
         self._asleep = b""  # the logits while it sleeps
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        self._running.update({(r.ordinal, r.sample): (r, []) for r in requests})
+        for request in requests:
+            begun = [] if request.piece is None else request.piece.begun.tolist()
+            self._running[request.ordinal, request.sample] = request, begun
 
     def step(self) -> list[Finished]:
         if not self._logits.size:
@@ -129,16 +132,28 @@ class FakeGenerator:
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
             self._begun.setdefault(key, (self.version, []))[1].append(table[letters[-1]])
-            if letters[-1] == END or len(letters) == self._config.max_new_tokens:
+            if status := self._status(request, letters):
                 del self._running[key]
-                ended.append(
-                    self._finished(request, letters, FINISHED if letters[-1] == END else TRUNCATED)
-                )
+                ended.append(self._finished(request, letters, status))
         return ended
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         aborted = [self._running.pop(key) for key in keys if key in self._running]
         return [self._finished(request, letters, ABORTED) for request, letters in aborted]
+
+    def _status(self, request: SampleRequest, letters: list[int]) -> str:
+        """Returns how an answer with these letters ends; "" where it goes on."""
+        if letters[-1] == END:
+            return FINISHED
+        if len(letters) >= self._config.max_new_tokens:
+            return TRUNCATED
+        piece = request.piece
+        if piece is None:
+            return ""
+        drawn = letters[len(piece.begun) :]
+        is_long = bool(piece.actions) and len(drawn) >= piece.actions
+        ends = bool(piece.end) and piece.end in "".join(VOCABULARY[letter] for letter in drawn)
+        return OPEN if is_long or ends else ""
 
     def _draw(self, request: SampleRequest, position: int) -> int:
         """Draws a letter: a hash of seed and position is the uniform number of an inverse CDF."""
@@ -150,14 +165,15 @@ class FakeGenerator:
     def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
         first, logp = self._begun.pop((request.ordinal, request.sample), (self.version, []))
         actions = np.array(letters, np.int32)
+        begun = 0 if request.piece is None else len(request.piece.begun)
         text = "".join(VOCABULARY[letter] for letter in letters)
         columns: dict[str, np.ndarray] = {
             "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(
                 np.int32
             ),
             "action_ids": actions,
-            "logp": np.array(logp, np.float32),
-            "action_mask": np.ones(len(letters), np.uint8),
+            "logp": np.array([0.0] * begun + logp, np.float32),
+            "action_mask": (np.arange(len(letters)) >= begun).astype(np.uint8),
             "temperature": np.ones((), np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
         }
@@ -280,7 +296,9 @@ class FakeTrainer:
         ]
         fresh = [record.columns for record in self._records if record.fresh]
         gaps = [
-            np.abs(logp[columns["action_ids"]] - columns["logp"]).max(initial=0.0)
+            np.abs(logp[columns["action_ids"]] - columns["logp"])[columns["action_mask"] != 0].max(
+                initial=0.0
+            )
             for columns in fresh
         ]
         norms = []
@@ -547,7 +565,8 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         factory="gcore_core.testing.fake:FakeGenerator",
         config=FakeGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}
+            {"abort", "continues", "determinism", "logprobs", "sleep"}
+            | {"weights.push", "weights.fingerprint"}
         ),
     )
 

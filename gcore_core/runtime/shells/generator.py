@@ -56,6 +56,7 @@ from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.compared_records import columns_of, opened_record
+from gcore_core.runtime.shells.continued_answers import ContinuedAnswers
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.engine_driver import EngineDriver
@@ -103,6 +104,7 @@ class GeneratorShell:
         self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
         self._asking = Asking(store.reader())
         self._refined = RefinedPrompts(store.reader(), sampling)
+        self._continued = ContinuedAnswers(store.reader(), sampling)
         self._ends = EndReasons()
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
@@ -238,7 +240,8 @@ class GeneratorShell:
         requests = []
         for lease in leases:
             prompt = dataset[lease.row]
-            refined = await self._refined.of(lease, prompt)
+            refined = {} if self._continued else await self._refined.of(lease, prompt)
+            pieces = await self._continued.of(lease) if request.purpose == TRAIN else {}
             samples = self._records.begin(lease, request.step)
             if not samples:
                 continue
@@ -251,6 +254,7 @@ class GeneratorShell:
                     prompt=refined.get(sample, prompt),
                     greedy=request.purpose == GREEDY,
                     attempt=lease.attempt,
+                    piece=pieces.get(sample),
                 )
                 for sample in samples
             ]

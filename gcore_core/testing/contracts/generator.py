@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,8 +11,14 @@ import pytest
 
 from gcore_core.contract.columns import ROUTING, routing_problem
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.generator import Finished, Generator, SampleRequest, ScoresLogprobs
-from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
+from gcore_core.contract.generator import (
+    Finished,
+    Generator,
+    Piece,
+    SampleRequest,
+    ScoresLogprobs,
+)
+from gcore_core.contract.records import ABORTED, FAILED, FINISHED, OPEN, TRUNCATED, Prompt
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.generator_engine import EngineTests
 from gcore_core.testing.contracts.generator_logprobs import LogprobTests
@@ -327,6 +334,87 @@ class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
         later = self.drain(generator, [r for r in requests if key_of_request(r) == survivor])
         later += [record for _ in range(100) for record in generator.step()]
         assert [key_of(record) for record in later] == [survivor], "an aborted sample came back"
+
+    @claims("continues")
+    def test_a_piece_goes_on_from_what_is_begun(
+        self, generator: Any, prompts: list[Prompt]
+    ) -> None:
+        """A greedy answer that is continued from its middle is the same answer.
+
+        What is continued is not drawn again: its mask and its log-probs are 0.
+        """
+        continued = 0
+        for whole, piece in self._continued(generator, prompts, middle=True):
+            begun = whole.columns["action_ids"].size // 2
+            columns = piece.columns
+            for name in ("prompt_ids", "action_ids", "text"):
+                np.testing.assert_array_equal(columns[name], whole.columns[name], err_msg=name)
+            assert piece.status == whole.status
+            assert not columns["action_mask"][:begun].any(), "what was begun is trained on again"
+            assert columns["action_mask"][begun:].all(), "what was drawn is not trained on"
+            assert not columns["logp"][:begun].any(), "log-probs of what was begun are not 0"
+            np.testing.assert_allclose(
+                columns["logp"][begun:], whole.columns["logp"][begun:], atol=self.tolerance, rtol=0
+            )
+            continued += 1
+        assert continued, "no greedy answer has two actions: let prompts have longer ones"
+
+    @claims("continues")
+    def test_a_piece_ends_where_it_was_asked_to(
+        self, generator: Any, prompts: list[Prompt]
+    ) -> None:
+        """A piece of a greedy answer is its beginning, and is open where the answer goes on."""
+        cut = 0
+        for whole, piece in self._continued(generator, prompts, middle=False):
+            half = max(whole.columns["action_ids"].size // 2, 1)
+            np.testing.assert_array_equal(
+                piece.columns["action_ids"], whole.columns["action_ids"][:half]
+            )
+            if half < whole.columns["action_ids"].size:
+                assert piece.status == OPEN, f"a piece that can be continued is {piece.status!r}"
+                cut += 1
+        assert cut, "no greedy answer has two actions: let prompts have longer ones"
+
+    @claims("continues")
+    def test_a_piece_ends_behind_its_text(self, generator: Any, prompts: list[Prompt]) -> None:
+        """It ends with the action that brings the text, and counts what was begun for nothing."""
+        ended = 0
+        for whole in self.run(generator, requests_of(prompts, 1, greedy=True)).values():
+            end = whole.columns["text"].tobytes().decode()[:1]
+            if not end or whole.columns["action_ids"].size < 2:
+                continue
+            first = self._piece(generator, whole, Piece(end=end))
+            text = first.columns["text"].tobytes().decode()
+            assert end in text, f"the piece ends with {text!r}, which has no {end!r} in it"
+            if first.status != OPEN:
+                continue
+            drawn = first.columns["action_ids"]
+            second = self._piece(generator, whole, Piece(begun=drawn, end=end))
+            assert second.columns["action_ids"].size > drawn.size, (
+                "a piece ended at once, by a text that an earlier piece has"
+            )
+            ended += 1
+        assert ended, "no greedy answer has a text of two actions: let prompts have longer ones"
+
+    def _continued(
+        self, generator: Any, prompts: list[Prompt], *, middle: bool
+    ) -> Iterator[tuple[Finished, Finished]]:
+        """Yields greedy answers of at least two actions, each with a piece of itself.
+
+        middle: the piece is the second half of the actions, else the first half.
+        """
+        for whole in self.run(generator, requests_of(prompts, 1, greedy=True)).values():
+            actions = whole.columns["action_ids"]
+            half = max(actions.size // 2, 1)
+            if actions.size < 2:
+                continue
+            piece = Piece(begun=actions[:half].copy()) if middle else Piece(actions=half)
+            yield whole, self._piece(generator, whole, piece)
+
+    def _piece(self, generator: Any, whole: Finished, piece: Piece) -> Finished:
+        """Has a piece of a greedy answer drawn."""
+        asked = replace(whole.request, sample=1, piece=piece)
+        return self.run(generator, [asked])[key_of_request(asked)]
 
     # -- running -----------------------------------------------------------------------------------
 

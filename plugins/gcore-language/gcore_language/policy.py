@@ -60,15 +60,21 @@ class Policy(nn.Module):
         Raises DataError when the batch has images and the model takes none.
         """
         self._check_images(batch)
-        targets = batch.targets[:, None]
-        if tokens is not None:
-            targets = torch.cat([targets, tokens], 1)
-        if not self.head_apart:
-            logits = self._whole_logits(batch)
-            logp, entropies = _action_logp(logits, targets, batch.temperature, entropy)
-        else:
-            head = self.model.get_output_embeddings()
-            logp, entropies = _head_logp(head, self._states(batch), batch, entropy, targets)
+        if self.head_apart:
+            return self.logp_of(self._states(batch), batch, entropy, tokens)
+        logits = self._whole_logits(batch)
+        targets = _targets(batch, tokens)
+        logp, entropies = _action_logp(logits, targets, batch.temperature, entropy)
+        return (logp.squeeze(1) if tokens is None else logp), entropies
+
+    def logp_of(
+        self, hidden: Tensor, batch: Batch, entropy: Entropy, tokens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns what ``forward`` does, of the hidden states [A, D] before the actions; only where
+        the head is apart.
+        """
+        head = self.model.get_output_embeddings()
+        logp, entropies = _head_logp(head, hidden, batch, entropy, _targets(batch, tokens))
         return (logp.squeeze(1) if tokens is None else logp), entropies
 
     def likeliest(self, batch: Batch, k: int, known: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,6 +166,12 @@ class Policy(nn.Module):
         if torch.is_autocast_enabled(batch.ids.device.type) and batch.mask is not None:
             extra["attention_mask"] = batch.mask.to(torch.get_autocast_dtype(batch.ids.device.type))
         return module(input_ids=batch.ids, use_cache=False, **extra)
+
+
+def _targets(batch: Batch, tokens: Tensor | None) -> Tensor:
+    """Returns the tokens whose log-probs are wanted, int64[A, 1 + k]: the actions come first."""
+    actions = batch.targets[:, None]
+    return actions if tokens is None else torch.cat([actions, tokens], 1)
 
 
 def _head_logp(

@@ -64,7 +64,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "determinism", "images", "logprobs", "routing", "sleep"}
+            {"abort", "continues", "determinism", "images", "logprobs", "routing", "sleep"}
             | {"weights.adapter", "weights.device", "weights.fingerprint", "weights.push"}
         ),
         needs=_NEEDS,

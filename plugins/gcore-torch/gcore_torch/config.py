@@ -9,6 +9,7 @@ from typing import Literal
 from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import GeneratorSettings, require
+from gcore_language.shared_settings import ValueHeadSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,16 @@ class TorchTrainerConfig(LoraTrainerSettings):
     loss is 1 where all experts of a layer get equally many tokens.
     """
 
+    value_head: ValueHeadSettings = field(default_factory=ValueHeadSettings)
+    """A critic on the policy's own trunk, for advantages of values; ``value_head: {coefficient:
+    0.5}``. What a new head begins with, ``value_head_std`` says. Not for adapters, images, a
+    mixture of experts, or slots that share micro-batches.
+    """
+
+    def own_columns(self) -> frozenset[str]:
+        """Returns the values before and after each action, where the policy has a value head."""
+        return frozenset({"values", "next_values"}) if self.value_head.on else frozenset()
+
     def needs_routing(self) -> bool:
         """Returns whether a run is refused whose generator does not give the column ``routing``."""
         return self.router_replay == "always"
@@ -41,6 +52,11 @@ class TorchTrainerConfig(LoraTrainerSettings):
         super().__post_init__()
         if self.context.degree > 1:
             _check_shared(self)
+        require(
+            not (self.value_head.on and (self.lora.on or self.context.degree > 1)),
+            "value_head",
+            "goes neither with lora, since a new head is trained as a whole, nor with context",
+        )
         require(
             0 <= self.router_aux_loss < math.inf,
             "router_aux_loss",

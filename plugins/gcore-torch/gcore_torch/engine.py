@@ -45,6 +45,7 @@ from gcore_language.ranks import Ranks
 from gcore_language.router_books import RouterBooks
 from gcore_language.routing import Routers
 from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
+from gcore_language.shared_values import PolicyWithValues, check_shared, refuse_shared
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference
 from gcore_language.value_training import (
@@ -52,7 +53,7 @@ from gcore_language.value_training import (
     check_value_objective,
     refuse_reference_of_values,
 )
-from gcore_language.values import ValueModel, trains_values
+from gcore_language.values import SCORE, ValueModel, trains_values
 from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_of, to_bytes
 from torch import Tensor
 
@@ -77,6 +78,7 @@ class TorchEngine:
         self._config = config
         self._context = context
         check_value_objective(context, scores_tokens=True)
+        refuse_shared(config.value_head, context)
         refuse_engine(context)
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
@@ -110,6 +112,7 @@ class TorchEngine:
             path = open_model_files(context, config.reference_path).directory
             self._reference = self._open(str(path)).requires_grad_(False)
         self._tensors = self._adapters.trained() if self._adapters else named_tensors(model)
+        self._add_head()
         self._parameters = [t for t in self._tensors.values() if t.requires_grad]
         self._optimizer = self._make_optimizer()
         self._gradients = self._add_gradients()
@@ -202,7 +205,27 @@ class TorchEngine:
         if lora is not None and has_adapters:
             dtype = DTYPES[config.dtype]
             self._adapters = add_adapters(model, lora, Path(path), self._context.role, dtype)
+        if lora is not None and config.value_head.on:
+            policy = PolicyWithValues(
+                model,
+                detach=config.value_head.detach,
+                std=config.value_head_std,
+                seed=self._context.seed,
+            )
+            return policy if empty else policy.to(self.device)
         return Policy(model if empty else model.to(self.device))
+
+    def _add_head(self) -> None:
+        """Adds the policy's value head, where it has one, to the tensors that are trained."""
+        if isinstance(self._policy, PolicyWithValues):
+            check_shared(self._policy, self._context)
+            self._tensors = {**self._tensors, SCORE: self._policy.score.weight}
+
+    def _pushed(self) -> Mapping[str, Tensor]:
+        """Returns the tensors that are trained and exported: without the policy's value head."""
+        if not isinstance(self._policy, PolicyWithValues):
+            return self._tensors
+        return {name: tensor for name, tensor in self._tensors.items() if name != SCORE}
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """Makes AdamW (Loshchilov and Hutter, 2019); weights with one dimension have no weight
@@ -309,7 +332,16 @@ class TorchEngine:
         policy = self._policy if model == "policy" else self._reference
         if policy is None:
             raise RuntimeError("there is no reference model")
-        return [self._forward(policy, batch, "none")[0] for batch in batches]
+        outputs = [self._forward(policy, batch, "none")[0] for batch in batches]
+        return [out[:, 0] for out in outputs] if isinstance(policy, PolicyWithValues) else outputs
+
+    @torch.no_grad()
+    def values(self, batches: Sequence[Batch | None]) -> Sequence[Tensor]:
+        """Returns the values float32[A] before each batch's actions, of a policy with a value head.
+
+        See ``gcore_language.shared_values``.
+        """
+        return [self._forward(self._policy, batch, "none")[0][:, -1] for batch in batches]
 
     def accumulate(self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy) -> None:
         """See ``TrainingEngine.accumulate``.
@@ -392,7 +424,7 @@ class TorchEngine:
     # -- weights -----------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
-        tensors: Mapping[str, Tensor] = self._adapters.base() if self._adapters else self._tensors
+        tensors: Mapping[str, Tensor] = self._adapters.base() if self._adapters else self._pushed()
         if self._names is not None:
             shapes = {
                 name: torch.empty(t.shape, dtype=t.dtype, device="meta")
@@ -407,7 +439,7 @@ class TorchEngine:
         """Yields every tensor of the whole weights, in the order of ``weight_specs``."""
         self.bed.check_awake()
         if self._adapters is None:
-            whole = ((name, full(tensor)) for name, tensor in self._tensors.items())
+            whole = ((name, full(tensor)) for name, tensor in self._pushed().items())
         else:
             whole = self._adapters.whole(full)
         for name, tensor in whole:

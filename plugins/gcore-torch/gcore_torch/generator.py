@@ -13,7 +13,7 @@ finished samples are then held back until all that run together have finished.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from gcore_core.contract.columns import ROUTING, Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import ABORTED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.records import ABORTED, FINISHED, OPEN, TRUNCATED, TensorSpec, WeightPlan
 from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
@@ -60,12 +60,21 @@ class _Waiting:
     prompt: int32[P].
     limit: most actions.
     images: those of the prompt; samples of one prompt share them.
+    begun: actions of an earlier piece, int32[K]; they stand at the end of ``prompt``.
+    is_cut: whether a sample that reaches the limit can be continued.
     """
 
     request: SampleRequest
     prompt: np.ndarray
     limit: int
     images: Images | None = None
+    begun: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    is_cut: bool = False
+
+    @property
+    def row(self) -> np.ndarray:
+        """The prompt without the actions of an earlier piece, int32[P]."""
+        return self.prompt[: len(self.prompt) - len(self.begun)]
 
 
 class _Rows:
@@ -251,7 +260,7 @@ class TorchGenerator:
         self._to_return += failed
         max_actions = self._config.max_new_tokens
         self._queue += [
-            _Waiting(request, prompt, min(max_actions, room), images.get(request.ordinal))
+            _waiting(request, prompt, min(max_actions, room), images.get(request.ordinal))
             for request, prompt, room in fitting
         ]
 
@@ -316,7 +325,7 @@ class TorchGenerator:
         columns = self._columns(indexes)
         self._steady.rescore(columns)
         for row, scored in zip(indexes.tolist(), columns, strict=True):
-            rows.logp[row, : rows.length[row]] = scored["logp"]
+            rows.logp[row, : rows.length[row]] = scored["logp"][len(rows.waiting[row].begun) :]
 
     def _take(self) -> list[_Waiting]:
         """Takes the samples that join now off the queue: as many as there are free rows.
@@ -345,7 +354,8 @@ class TorchGenerator:
         if self._exact is not None:  # none runs
             prompt = max(len(waiting.prompt) for waiting in joining)
             fed = max(waiting.limit for waiting in joining) - 1
-            self._decoder = self._exact if is_steady(prompt, fed) else self._usual
+            is_exact = is_steady(prompt, fed) and not any(len(w.begun) for w in joining)
+            self._decoder = self._exact if is_exact else self._usual
         self._rows.add([waiting for group in groups for waiting in group], self.version)
         logits = self._decoder.prefill(
             [group[0].prompt for group in groups],
@@ -410,9 +420,7 @@ class TorchGenerator:
         if self._steady is not None and not is_exact:
             for row in (margins < NEAR).nonzero().flatten().tolist():
                 tokens[row], logp[row], _ = choose(
-                    self._steady.next_logits(
-                        rows.waiting[row].prompt, rows.tokens[row, : rows.length[row]]
-                    ),
+                    self._steady.next_logits(rows.waiting[row].row, self._actions(row)),
                     torch.from_numpy(uniform[row : row + 1]),
                     config.temperature,
                     torch.from_numpy(greedy[row : row + 1]) if greedy[row] else None,
@@ -431,6 +439,7 @@ class TorchGenerator:
         leaving = ended | (length >= rows.limit[: rows.count])
         stopped = self._stopped(~ended) if self._config.stop else np.zeros_like(ended)
         leaving |= stopped
+        leaving |= self._pieces_over(~leaving)
         if not leaving.any():
             return []
         finished = []
@@ -441,6 +450,8 @@ class TorchGenerator:
                 if ended[i]
                 else (FINISHED, "stop")
                 if stopped[i]
+                else (OPEN, "")
+                if length[i] < rows.limit[i] or rows.waiting[i].is_cut
                 else (TRUNCATED, "length")
             )
             finished.append(self._finish(i, status, reason, columns))
@@ -454,6 +465,29 @@ class TorchGenerator:
         for i, text in zip(indexes.tolist(), self._decode(indexes), strict=True):
             has_stop[i] = any(stop in text for stop in self._config.stop)
         return has_stop
+
+    def _pieces_over(self, candidates: np.ndarray) -> np.ndarray:
+        """Returns bool[B]: which of the candidates, bool[B], have drawn the text that ends their
+        piece.
+        """
+        ends = {
+            i: piece.end
+            for i, waiting in enumerate(self._rows.waiting)
+            if candidates[i] and (piece := waiting.request.piece) is not None and piece.end
+        }
+        are_over = np.zeros_like(candidates)
+        if not ends:
+            return are_over
+        texts = self._decode(np.array(list(ends), np.int64))
+        begun = decode(self._tokenizer, [self._rows.waiting[i].begun.tolist() for i in ends])
+        for (i, end), text, before in zip(ends.items(), texts, begun, strict=True):
+            are_over[i] = text.count(end) > before.count(end)
+        return are_over
+
+    def _actions(self, row: int) -> np.ndarray:
+        """Returns the actions so far of a row, int32[A], those of an earlier piece included."""
+        drawn = self._rows.tokens[row, : self._rows.length[row]]
+        return np.concatenate([self._rows.waiting[row].begun, drawn])
 
     def _finish(self, row: int, status: str, reason: str, columns: Columns) -> Finished:
         """Makes the result of one row; its versions are those of its first and last action."""
@@ -487,7 +521,7 @@ class TorchGenerator:
             actions = int(rows.length[i])
             columns.append(
                 {
-                    "prompt_ids": rows.waiting[i].prompt,
+                    "prompt_ids": rows.waiting[i].row,
                     "action_ids": tokens[place, :actions],
                     "logp": logp[place, :actions],
                     "action_mask": mask[:actions],
@@ -497,13 +531,20 @@ class TorchGenerator:
                 | _grid(rows.waiting[i])
                 | _experts(rows.routing[i])
             )
-        return columns
+        return [
+            {**record, **_behind(rows.waiting[i].begun, record)}
+            for record, i in zip(columns, indexes.tolist(), strict=True)
+        ]
 
     def _decode(self, indexes: np.ndarray) -> list[str]:
         """Returns the text of the actions so far, without the prompt, of the rows ``indexes``."""
         rows = self._rows
         return decode(
-            self._tokenizer, [rows.tokens[i, : rows.length[i]].tolist() for i in indexes.tolist()]
+            self._tokenizer,
+            [
+                rows.waiting[i].begun.tolist() + rows.tokens[i, : rows.length[i]].tolist()
+                for i in indexes.tolist()
+            ],
         )
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
@@ -715,10 +756,41 @@ class TorchGenerator:
         return logprobs
 
 
+def _waiting(
+    request: SampleRequest, prompt: np.ndarray, room: int, images: Images | None
+) -> _Waiting:
+    """Makes a sample of a request.
+
+    room: most actions of the whole answer. An answer without room for another action is given one
+    all the same, so that it ends as one that was cut off.
+    """
+    piece = request.piece
+    if piece is None:
+        return _Waiting(request, prompt, room, images)
+    left = max(room - len(piece.begun), 1)
+    limit = min(piece.actions or left, left)
+    whole = np.concatenate([prompt, piece.begun.astype(np.int32)])
+    return _Waiting(request, whole, limit, images, piece.begun, is_cut=limit < left)
+
+
+def _behind(begun: np.ndarray, record: Columns) -> dict[str, np.ndarray]:
+    """Returns the columns of a record that change where it continues ``begun``, int32[K].
+
+    These actions are not drawn again: they have mask and log-prob 0.
+    """
+    if not len(begun):
+        return {}
+    return {
+        "action_ids": np.concatenate([begun, record["action_ids"]]),
+        "logp": np.concatenate([np.zeros(len(begun), np.float32), record["logp"]]),
+        "action_mask": np.concatenate([np.zeros(len(begun), np.uint8), record["action_mask"]]),
+    }
+
+
 def _empty(waiting: _Waiting) -> Columns:
     """Returns the columns of a sample that has no actions."""
     return {
-        "prompt_ids": waiting.prompt,
+        "prompt_ids": waiting.row,
         "action_ids": np.zeros(0, np.int32),
         "logp": np.zeros(0, np.float32),
         "action_mask": np.zeros(0, np.uint8),

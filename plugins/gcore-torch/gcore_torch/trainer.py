@@ -9,6 +9,7 @@ from gcore_language.adapter_push import PushesAdapter
 from gcore_language.device_push import PushesFromDevice
 from gcore_language.routing import check_routing
 from gcore_language.saving import SavingTrainer
+from gcore_language.shared_values import SharedValues
 from gcore_language.value_training import ValueTraining
 from gcore_language.values import trains_values
 
@@ -62,7 +63,19 @@ class TorchValueTrainer(ValueTraining, TorchTrainer):
     """One data-parallel rank of a model with a value head; see ``gcore_language.values``."""
 
 
+class TorchSharedTrainer(SharedValues, TorchTrainer):
+    """One data-parallel rank of a policy with a value head on its trunk.
+
+    See ``gcore_language.shared_values``.
+    """
+
+
 def make_trainer(config: TorchTrainerConfig, context: WorkerContext) -> TorchTrainer:
-    """Makes a rank that trains values where the objective requires them, else a policy."""
-    kind = TorchValueTrainer if trains_values(context) else TorchTrainer
+    """Makes a rank that trains values where the objective requires them, else a policy.
+
+    The policy has a value head of its own where the settings ask for one.
+    """
+    if trains_values(context):
+        return TorchValueTrainer(config, context)
+    kind = TorchSharedTrainer if config.value_head.on else TorchTrainer
     return kind(config, context)

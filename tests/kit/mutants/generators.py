@@ -14,8 +14,8 @@ import xxhash
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
-from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
+from gcore_core.contract.generator import Finished, Piece, SampleRequest
+from gcore_core.contract.records import FAILED, FINISHED, OPEN, TensorSpec, WeightPlan
 from gcore_core.testing import GeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, log_softmax
 
@@ -465,6 +465,60 @@ class ScoresAgainUnderNewWeights(Clean):
             return with_columns(
                 record, logp=log_softmax(self._logits)[record.columns["action_ids"]]
             )
+
+
+class ForgetsWhatWasBegun(Clean):
+    caught_by = (
+        "test_a_piece_goes_on_from_what_is_begun",
+        "test_a_piece_ends_behind_its_text",
+    )
+
+    class Backend(FakeGenerator):
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            super().submit([replace(r, piece=_not_begun(r.piece)) for r in requests])
+
+
+def _not_begun(piece: Piece | None) -> Piece | None:
+    return None if piece is None else Piece(actions=piece.actions, end=piece.end)
+
+
+class TrainsAgainOnWhatWasBegun(Clean):
+    caught_by = ("test_a_piece_goes_on_from_what_is_begun",)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            return with_columns(record, action_mask=np.ones(len(letters), np.uint8))
+
+
+class DrawsWholeAnswers(Clean):
+    caught_by = ("test_a_piece_ends_where_it_was_asked_to",)
+
+    class Backend(FakeGenerator):
+        """It stops a piece at its text, and not at its number of actions."""
+
+        def _status(self, request: SampleRequest, letters: list[int]) -> str:
+            piece = request.piece
+            if piece is not None and not piece.end:
+                request = replace(request, piece=Piece(begun=piece.begun))
+            return super()._status(request, letters)
+
+
+class EndsAPieceByAnEarlierOne(Clean):
+    caught_by = ("test_a_piece_ends_behind_its_text",)
+
+    class Backend(FakeGenerator):
+        """It looks for the text in the whole answer, and before it draws."""
+
+        def step(self) -> list[Finished]:
+            over = [
+                self._running.pop(key)
+                for key, (request, letters) in list(self._running.items())
+                if request.piece is not None
+                and request.piece.end
+                and request.piece.end in "".join(fake.VOCABULARY[letter] for letter in letters)
+            ]
+            return [self._finished(*one, OPEN) for one in over] + super().step()
 
 
 class IgnoresAPush(Clean):

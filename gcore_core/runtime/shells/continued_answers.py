@@ -1,0 +1,74 @@
+"""Opens the answers that are to be continued, and says how long the next piece is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.generator import Piece
+from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.contract.records import DraftRef, Header, Lease
+from gcore_core.contract.sampling import GrowsAnswers, SamplingProgram
+from gcore_core.runtime.store.client import StoreReader
+
+
+class ContinuedAnswers:
+    """Makes the pieces of answers that grow.
+
+    program: says where pieces end; one that does not have answers grow makes no pieces.
+    """
+
+    def __init__(self, store: StoreReader, program: SamplingProgram | None) -> None:
+        self._store = store
+        self._program = program if isinstance(program, GrowsAnswers) else None
+        self._code = PluginCode(
+            made=program, kind="sampler", where="sampling.use", contract="SamplerContract"
+        )
+
+    def __bool__(self) -> bool:
+        """Whether answers grow."""
+        return self._program is not None
+
+    async def of(self, lease: Lease) -> dict[int, Piece]:
+        """Returns sample -> piece, of all samples of the lease; nothing where answers are whole."""
+        if self._program is None:
+            return {}
+        begun = await self._begun({draft.sample: draft for _, draft in lease.drafts}, lease)
+        drafts = {sample: draft.sample for sample, draft in lease.drafts}
+        nothing = np.zeros(0, np.int32)
+        pieces = {}
+        for sample in lease.samples:
+            actions, end = self._end(self._program, sample)
+            actions_of_draft = begun[drafts[sample]] if sample in drafts else nothing
+            pieces[sample] = Piece(begun=actions_of_draft, actions=actions, end=end)
+        return pieces
+
+    async def _begun(self, refs: dict[int, DraftRef], lease: Lease) -> dict[int, np.ndarray]:
+        """Returns draft -> its actions, int32[K], copied: the store frees them with their step."""
+        if not refs:
+            return {}
+        items = [
+            Header(lease.ordinal, sample, lease.row, 0, columns=ref.columns, slot=ref.slot)
+            for sample, ref in refs.items()
+        ]
+        contents = await self._store.records(items)
+        for columns, _ in contents:
+            if "action_ids" not in columns:
+                raise ContractError(
+                    "an answer cannot be continued: its record has no action_ids",
+                    where="generate",
+                    todo="take a generator whose actions are tokens",
+                )
+        return {
+            sample: np.array(columns["action_ids"], np.int32)
+            for sample, (columns, _) in zip(refs, contents, strict=True)
+        }
+
+    def _end(self, program: GrowsAnswers, sample: int) -> tuple[int, str]:
+        answer = self._code.call(program.piece, sample)
+        match answer:
+            case (int(actions), str(end)) if actions >= 0:
+                return actions, end
+        raise self._code.broken(
+            f"piece({sample}) gave {answer!r:.60}, not (actions, a text)", program.piece
+        )
