@@ -19,8 +19,10 @@ from gcore_core.config.plan import Plan
 from gcore_core.config.yaml_source import flat
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
 from gcore_core.contract.factories import build
+from gcore_core.contract.providers import ControllerProvider
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import check_make
+from gcore_core.runtime.gaps import refuse_gaps
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
 LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
@@ -144,6 +146,10 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
             todo="leave these as they were, or begin a new run from the exported weights",
             differences=differences,
         )
+    controller = plan.provided["controller"]
+    goes_on = isinstance(controller.spec, ControllerProvider) and controller.spec.goes_on_with_gaps
+    if not goes_on:
+        refuse_gaps(resumed.state, controller.reference, resumed.path)
 
 
 def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:

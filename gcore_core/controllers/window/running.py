@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -61,6 +61,8 @@ class RunningWindow(Window):
     Every shard has the same ``Deadlines``: all shards *look* together, again and again, and tell
     each other which groups have ended. What follows from that each computes for itself.
     """
+
+    takes_any: ClassVar[bool] = True
 
     def __init__(
         self,

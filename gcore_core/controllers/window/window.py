@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from gcore_core.controllers.window.verdicts import (
     too_many_failures,
     verdict_on,
 )
+from gcore_core.runtime.gaps import refuse_gaps
 from gcore_core.runtime.messages import TRAIN
 from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
 
@@ -76,12 +77,21 @@ class Window:
     ``produce`` for the next step before it trains, and ``drain`` before it pushes weights. All
     shards call the same in the same order. The window's agreements are in a scope of their own, so
     they need no order with those of training.
+
+    It takes ordinals from one end to the other. With a checkpoint of steps that took them in
+    another order it raises ConfigError.
+
+    takes_any: whether its steps take ordinals in any order.
     """
+
+    takes_any: ClassVar[bool] = False
 
     def __init__(
         self, context: ControllerContext, config: SyncConfig, placement: PlacementShard
     ) -> None:
         facts = context.facts
+        if not self.takes_any:
+            refuse_gaps(facts.state, "a window that takes groups in order", "controller.use")
         self._context = context
         self._config = config
         self._placement = placement
