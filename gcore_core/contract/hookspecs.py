@@ -148,6 +148,13 @@ def gcore_venvs() -> Iterable[p.VenvProvider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def gcore_views() -> Iterable[p.ViewProvider]:  # type: ignore[empty-body]
+    """Pictures of a run for a notebook. Factory: ``(run_dir: Path) -> object``, called in the
+    notebook's process, while the run goes on and afterwards.
+    """
+
+
+@hookspec
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty-body]
     """Problems with the resolved configuration ``plan``, one sentence each, starting with the
     config path.

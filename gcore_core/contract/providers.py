@@ -262,8 +262,20 @@ class GeneratorProvider(Provider):
 class TrainerProvider(Provider):
     """Describes a backend that holds, updates and exports policy weights.
 
+    opens: ``"module:attribute"`` of a function ``(directory: Path) -> object`` that opens weights
+        which it exported, as the library's own model, for ``run.policy()`` in Python; "": nobody
+        can.
+
     Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``needs_routing``.
     """
+
+    opens: str = ""
+
+    def problems(self, plugin: str) -> list[str]:
+        problems = super().problems(plugin)
+        if self.opens and not _FACTORY.fullmatch(self.opens):
+            problems.append(f"opens {self.opens!r} is not 'module:attribute'")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,6 +424,16 @@ class VenvProvider(Provider):
         return file
 
 
+@dataclass(frozen=True, kw_only=True)
+class ViewProvider(Provider):
+    """Describes a picture of a run, drawn from the files in its directory.
+
+    The factory is called with the directory alone and returns what a notebook can show, such as a
+    figure; None where there is nothing to show yet. It writes nothing. It is called in the process
+    of the notebook, again and again while the run goes on.
+    """
+
+
 #: kind -> (hook that yields it, class of its descriptions)
 KINDS: dict[str, tuple[str, type[Provider]]] = {
     "controller": ("gcore_controllers", ControllerProvider),
@@ -431,6 +453,7 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "launcher": ("gcore_launchers", LauncherProvider),
     "command": ("gcore_commands", CommandProvider),
     "venv": ("gcore_venvs", VenvProvider),
+    "view": ("gcore_views", ViewProvider),
 }
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,9 @@ from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 
 log = logging.getLogger(__name__)
+
+#: Makes the display of a run: (number of steps, whether it evaluates) -> display.
+DisplayOf = Callable[[int, bool], Display]
 
 
 def prepare(
@@ -172,6 +175,7 @@ def run_file(
     guard: GuardLink | None = None,
     *,
     again: bool = False,
+    display_of: DisplayOf | None = None,
 ) -> int:
     """Runs a job to its end and returns the exit code.
 
@@ -180,13 +184,17 @@ def run_file(
     guard: starts this process again when it is killed; it is told when the run's directory is
         known.
     again: this process takes the place of one that was killed.
+    display_of: makes the display, given the number of steps and whether the run evaluates. By
+        default it is on standard output.
     """
     job = None
     display = None
     signals = Signals()
     with signals.handled():
         try:
-            job, display = prepare(file, overrides, _display_of, resume, guard, again=again)
+            job, display = prepare(
+                file, overrides, display_of or _display_of, resume, guard, again=again
+            )
             if guard is not None:
                 restarts = job.plan.settings.checkpoint.restarts
                 guard.tell(Begun(str(job.directory.resolve()), restarts))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.scorer import ScorerContract
     from gcore_core.testing.contracts.sentinel import SentinelContract
     from gcore_core.testing.contracts.trainer import TrainerContract
+    from gcore_core.testing.contracts.view import ViewContract
 
 _HOMES = {
     "ActionAdvantageContract": "advantage",
@@ -50,6 +51,7 @@ _HOMES = {
     "SentinelContract": "sentinel",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
+    "ViewContract": "view",
     "claims": "base",
 }
 
@@ -74,6 +76,7 @@ __all__ = [
     "SentinelContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
+    "ViewContract",
     "claims",
 ]
 

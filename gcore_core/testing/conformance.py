@@ -46,6 +46,7 @@ BY_KIND = {
     "sampler": "SamplerContract",
     "sentinel": "SentinelContract",
     "trainer": "TrainerContract",
+    "view": "ViewContract",
 }
 
 

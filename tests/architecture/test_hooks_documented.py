@@ -31,6 +31,7 @@ PROVIDER_HOOKS = {
     "gcore_launchers": [],
     "gcore_commands": [],
     "gcore_venvs": [],
+    "gcore_views": [],
 }
 OTHER_HOOKS = {
     "gcore_check": ["plan"],

@@ -21,6 +21,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="DeepSpeed: AdamW with ZeRO 1, 2 or 3 on a Hugging Face causal language model",
         factory="gcore_deepspeed.trainer:make_trainer",
         memory="gcore_deepspeed.memory:trainer_memory",
+        opens="gcore_language.opened:open_policy",
         config=DeepSpeedTrainerConfig,
         capabilities=frozenset(
             {

@@ -24,6 +24,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         ),
         factory="gcore_megatron.trainer:make_trainer",
         memory="gcore_megatron.memory:trainer_memory",
+        opens="gcore_language.opened:open_policy",
         config=MegatronTrainerConfig,
         capabilities=frozenset(
             {

@@ -9,13 +9,24 @@ imported when first used.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from gcore_core import hookimpl
+from gcore_core.contract.providers import ViewProvider
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import CURVES, SAMPLES
 
 REDRAW_S = 30.0  # the run waits for its observers, and a picture takes most of a second
+
+
+@hookimpl
+def gcore_views() -> Iterable[ViewProvider]:
+    yield ViewProvider(
+        name="curves",
+        summary="rewards, lengths, KL, gap and time of each step, as in curves.png",
+        factory="gcore_report.curves:view",
+    )
 
 
 @hookimpl

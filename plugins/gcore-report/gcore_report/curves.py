@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,33 @@ def draw(run_dir: Path) -> Path | None:
 
     Returns None when there is nothing to draw yet.
     """
+    figure = view(run_dir)
+    if figure is None:
+        return None
+    fresh = run_dir / f".{CURVES}.new"
+    with rc_context(STYLE):
+        figure.savefig(fresh, dpi=150, format="png")
+    fresh.replace(run_dir / CURVES)  # a viewer never sees half a picture
+    return run_dir / CURVES
+
+
+class Curves(Figure):
+    """Is a figure that a notebook shows, though no pyplot knows it."""
+
+    def _repr_png_(self) -> bytes:
+        picture = io.BytesIO()
+        with rc_context(STYLE):
+            self.savefig(picture, dpi=80, format="png")
+        return picture.getvalue()
+
+
+def view(run_dir: Path) -> Curves | None:
+    """Returns the figure of a run, or None when there is nothing to draw yet."""
     rows = read_metrics(run_dir)
     if not rows:
         return None
     with rc_context(STYLE):
-        figure = Figure(figsize=(12.5, 6.8), layout="constrained")
+        figure = Curves(figsize=(12.5, 6.8), layout="constrained")
         FigureCanvasAgg(figure)  # no pyplot: it would keep figures, and pick a window system
         title = f"{run_dir.parent.name}/{run_dir.name}   (pale: every step; full: moving mean)"
         figure.suptitle(title, x=0.01, ha="left", color="#555555")
@@ -69,10 +92,7 @@ def draw(run_dir: Path) -> Path | None:
                     ha="center",
                     color="#999999",
                 )
-        fresh = run_dir / f".{CURVES}.new"
-        figure.savefig(fresh, dpi=150, format="png")
-        fresh.replace(run_dir / CURVES)  # a viewer never sees half a picture
-    return run_dir / CURVES
+    return figure
 
 
 # -- panels ----------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         needs=_NEEDS,
         preload=_PRELOAD,
         memory="gcore_torch.memory:trainer_memory",
+        opens="gcore_language.opened:open_policy",
     )
 
 

@@ -1,0 +1,81 @@
+"""Is the process that a Python call starts: ``python -m gcore_core.api.child``.
+
+It does what ``g-core run`` or ``g-core resume`` does, and tells by a pipe what these would print.
+When the process that started it is gone, it gets SIGTERM: it saves its state and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from gcore_core.api import events
+from gcore_core.contract import run_files
+from gcore_core.contract.errors import GcoreError
+from gcore_core.run.display import Display
+from gcore_core.run.guard import Begun, GuardLink, guarded
+from gcore_core.run.start import run_file
+from gcore_core.runtime.process.spawn import signal_at_end
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Says what to run; it comes as the first word of the command.
+
+    file: the job.
+    overrides: words ``key=value``.
+    resume: the directory of a run that goes on; "": a new one.
+    events: descriptor that events are written to.
+    lifeline: descriptor of a pipe that nobody writes to once the caller is gone.
+    """
+
+    file: str
+    overrides: list[str]
+    resume: str
+    events: int
+    lifeline: int
+
+
+class _TellingLink(GuardLink):
+    """Tells the caller what the guard is told."""
+
+    def __init__(self, link: GuardLink, pipe: int) -> None:
+        super().__init__(link.lifeline, link._telling, link._memory)
+        self._pipe = pipe
+
+    def tell(self, begun: Begun) -> None:
+        super().tell(begun)
+        events.send(self._pipe, events.Begun(directory=begun.directory))
+
+
+def main() -> NoReturn:
+    order = msgspec.json.decode(sys.argv[1], type=Order)
+    signal_at_end(order.lifeline, os.getpid(), signal.SIGTERM, is_group=False)
+    if select.select([order.lifeline], [], [], 0)[0]:
+        sys.exit(128 + signal.SIGTERM)  # the caller was gone before the kernel knew
+
+    def display_of(steps: int, repeats: bool) -> Display:
+        return events.EventDisplay(order.events, steps, repeats=repeats)
+
+    def supervise(again: Path | None, guard: GuardLink) -> int:
+        link = _TellingLink(guard, order.events)
+        if again is not None:
+            file = again / run_files.CONFIG
+            return run_file(file, (), again, link, again=True, display_of=display_of)
+        resume = Path(order.resume) if order.resume else None
+        return run_file(Path(order.file), order.overrides, resume, link, display_of=display_of)
+
+    try:
+        sys.exit(guarded(supervise))
+    except GcoreError as error:
+        events.send(order.events, events.Failed.of(error))
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Makes a job of a Python call, shows it as YAML, writes it and trains it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml  # type: ignore[import-untyped]
+
+from gcore_core.api import rewards, rows, templates
+from gcore_core.api.functions import file_of
+from gcore_core.api.overrides import Overrides, words
+from gcore_core.config import yaml_source
+from gcore_core.config.plan import Plan, load_plan
+from gcore_core.contract.errors import ConfigError, GcoreError
+
+if TYPE_CHECKING:
+    from gcore_core.api.finished import Run
+
+FOLDER = "job"
+FILE = "job.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Holds a job: the tree of its YAML, and the files that it names beside it.
+
+    tree: what the YAML holds, defaults left out.
+    files: name -> content.
+    """
+
+    tree: Mapping[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def yaml(self) -> str:
+        """Returns the job as ``g-core run`` reads it; file names are relative to it."""
+        return str(yaml.safe_dump(dict(self.tree), sort_keys=False, allow_unicode=True, width=100))
+
+    def __str__(self) -> str:
+        return self.yaml
+
+    def write(self, folder: str | Path) -> Path:
+        """Writes the YAML and its files into a folder, and returns the YAML's path.
+
+        ``g-core run`` of it does what ``train`` does.
+        """
+        directory = Path(folder).expanduser()
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (directory / name).write_bytes(content)
+        file = directory / FILE
+        file.write_text(self.yaml, encoding="utf-8")
+        return file
+
+    def train(self) -> Run:
+        """Trains in processes of its own and returns the finished run.
+
+        Raises the run's own error, and KeyboardInterrupt after Ctrl-C.
+        """
+        from gcore_core.api.follow import follow
+        from gcore_core.run import directory as run_directory
+
+        run = self.tree["run"]
+        directory = run_directory.create(Path("runs"), run["name"], run.get("dir"))
+        file = self.write(directory / FOLDER)
+        return follow(file, [f"run.dir={directory}"])
+
+
+def make_job(
+    model: Any,
+    reward: Any,
+    data: Any,
+    algorithm: str | Mapping[str, Any],
+    evaluation: Any,
+    overrides: Overrides,
+    keywords: Mapping[str, Any],
+) -> Job:
+    """Returns the job that a call of ``gcore.train`` stands for, checked as ``g-core check`` does.
+
+    Raises ConfigError, DataError or PluginError.
+    """
+    files: dict[str, bytes] = {}
+    if isinstance(algorithm, str):
+        tree = templates.template(algorithm)
+        name = algorithm.replace("/", "-")
+    else:
+        tree = copy.deepcopy(dict(algorithm))
+        name = "train"
+    tree["run"] = {"name": name, **tree.get("run", {})}
+    tree["data"], added = rows.dataset_of(data, "rows.jsonl", "data")
+    files |= added
+    if evaluation is not None:
+        dataset, added = rows.dataset_of(evaluation, "evaluation.jsonl", "evaluation")
+        tree["evaluation"] = {**tree.get("evaluation", {}), "data": dataset}
+        files |= added
+    else:
+        tree.pop("evaluation", None)
+    tree["rewards"], added = rewards.rewards_of(reward)
+    files |= added
+    if model is not None:
+        policy = tree.setdefault("roles", {}).setdefault("policy", {})
+        policy["model"], added = _model(model)
+        files |= added
+    return _with_overrides(tree, files, words(overrides, keywords))
+
+
+def _model(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Returns (``model`` of the role policy, files beside the job).
+
+    model: a name of the hub, a folder, a section as a mapping, or a function that makes one:
+        ``f(directory, config, progress)``.
+    """
+    if isinstance(model, Mapping):
+        return dict(model), {}
+    if isinstance(model, str | Path):
+        place = Path(model).expanduser()
+        return {"path": str(place.absolute()) if place.exists() else str(model)}, {}
+    if inspect.isfunction(model):
+        name = f"{model.__name__}.py"
+        text = file_of(model, "model")
+        return {"make": {"path": name, "name": model.__name__}}, {name: text.encode()}
+    raise ConfigError(
+        f"a {type(model).__qualname__} cannot travel to the processes of a run.",
+        where="model",
+        todo="give a name of the hub or a folder: model.save_pretrained(FOLDER), and the tokenizer",
+    )
+
+
+def _with_overrides(tree: dict[str, Any], files: dict[str, bytes], given: list[str]) -> Job:
+    """Returns the job with the overrides in its tree.
+
+    What a template sets for a provider that an override replaced, and the new one does not know,
+    is left out, as on the command line.
+    """
+    draft = Job(tree=tree, files=files)
+    with tempfile.TemporaryDirectory(prefix="g-core-job-") as folder:
+        file = draft.write(folder)
+        plan = named(lambda: load_plan(file, given), folder)
+        merged = yaml_source.read(file, given).tree
+    return Job(tree=_known(merged, plan), files=files)
+
+
+def named(call: Callable[[], Plan], folder: str) -> Plan:
+    """Calls and returns; an error names the call of Python in place of a temporary file."""
+    try:
+        return call()
+    except GcoreError as error:
+        error.where = _without(error.where, folder)
+        error.why = _without(error.why, folder)
+        error.todo = _without(error.todo, folder)
+        error.args = (_without(error.what, folder),)
+        error.what = error.args[0]
+        raise
+
+
+def _without(text: str, folder: str) -> str:
+    return text.replace(str(Path(folder) / FILE), "gcore.train").replace(f"{folder}/", "")
+
+
+def _known(merged: Any, plan: Plan) -> dict[str, Any]:
+    """Returns the part of a tree that the resolved configuration has."""
+    known = set(yaml_source.flat(plan.config))
+    kept: dict[str, Any] = {}
+    for key, value in yaml_source.flat(merged).items():
+        if key not in known and not any(other.startswith(f"{key}.") for other in known):
+            continue
+        parent = kept
+        *path, last = key.split(".")
+        for part in path:
+            parent = parent.setdefault(part, {})
+        parent[last] = value
+    return kept

@@ -1,0 +1,130 @@
+"""Turns what a Python call gives as rewards into the section ``rewards`` of a job.
+
+The name of a function's first parameter says how it is called:
+
+    def f(record) -> float                          once for each record
+    def f(records) -> list[float]                   once for many records
+    def f(completions, **columns) -> list[float]    as TRL does, with ``prompts`` and the rows' fields
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gcore_core.api.functions import file_of
+from gcore_core.contract.errors import ConfigError
+
+_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+#: What TRL passes that rows do not have; a function that asks for more of it is refused.
+_OF_CALL = ("prompts", "completions")
+
+#: Calls a function that was written for TRL. Its rows are dicts of lists there.
+_OF_LISTS = '''
+
+def {name}_of_records(records):
+    """Calls {name} with lists of prompts, completions and columns, as TRL does."""
+    prompts = [r.prompt.messages if r.prompt.text is None else r.prompt.text for r in records]
+    completions = [
+        [{{"role": "assistant", "content": r.text}}] if r.prompt.text is None else r.text
+        for r in records
+    ]
+    columns = {{"prompts": prompts, "completions": completions}}
+    for field in records[0].prompt.fields:
+        columns[field] = [r.prompt.fields.get(field) for r in records]
+    return {name}(**{chosen})
+'''
+
+
+def rewards_of(reward: Any, where: str = "reward") -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Returns (section ``rewards`` of a job, files beside it: name -> content).
+
+    reward: a function, the name of a provider such as "rewards/numeric", a section of one reward as
+        a mapping with ``use``; a list of these; or a mapping of names to these.
+    Raises ConfigError for anything else, and for a function that cannot travel.
+    """
+    section: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    for name, item in _named(reward, where):
+        if name in section:
+            raise ConfigError(
+                f"two rewards are named {name!r}.",
+                where=where,
+                todo=f'name them: {{"{name}": ..., "other": ...}}',
+            )
+        section[name], text = _one(name, item, where)
+        if text is not None:
+            files[section[name]["config"]["path"]] = text.encode()
+    if not section:
+        raise ConfigError("there is no reward.", where=where, todo="give a function")
+    return section, files
+
+
+def _named(reward: Any, where: str) -> Iterable[tuple[str, Any]]:
+    if isinstance(reward, Mapping) and "use" not in reward and "function" not in reward:
+        return [(str(name), item) for name, item in reward.items()]
+    items = reward if isinstance(reward, list | tuple) else [reward]
+    return [(_name_of(item, where), item) for item in items]
+
+
+def _name_of(item: Any, where: str) -> str:
+    if isinstance(item, Mapping):
+        item = item.get("function") or item["use"]
+    if isinstance(item, str):
+        return item.rpartition("/")[2].replace("-", "_")
+    if callable(item):
+        return str(getattr(item, "__name__", type(item).__name__))
+    raise ConfigError(
+        f"a {type(item).__qualname__} is no reward.",
+        where=where,
+        todo='give a function, or the name of a provider such as "rewards/numeric"',
+    )
+
+
+def _one(name: str, item: Any, where: str) -> tuple[dict[str, Any], str | None]:
+    """Returns one reward's section, and the text of its file where it is a function."""
+    if isinstance(item, str):
+        return {"use": item}, None
+    rest = dict(item) if isinstance(item, Mapping) else {"function": item}
+    function = rest.pop("function", None)
+    if function is None:
+        return rest, None
+    config, text = _function(name, function, where)
+    return {"use": "core/function", **rest, "config": config}, text
+
+
+def _function(name: str, function: Callable[..., Any], where: str) -> tuple[dict[str, Any], str]:
+    text = file_of(function, where)
+    plain = inspect.unwrap(function)
+    parameters = inspect.signature(plain).parameters
+    config: dict[str, Any] = {"path": f"{name}.py", "name": plain.__name__}
+    if "completions" in parameters:
+        text += _OF_LISTS.format(name=plain.__name__, chosen=_columns(parameters))
+        return config | {"name": f"{plain.__name__}_of_records", "batch": True}, text
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in _KEYWORD]
+    positional = [
+        p for p in parameters.values() if p.kind in _KEYWORD[:1] or p.kind == p.POSITIONAL_ONLY
+    ]
+    if not positional or len(needed) > 1:
+        raise ConfigError(
+            f"{plain.__name__}{inspect.signature(plain)} is not called with what it takes.",
+            where=where,
+            why="a reward takes one record; or `records`; or `completions` and columns, as in TRL",
+            todo=f"def {plain.__name__}(record): ...  with record.text, record.prompt.fields",
+        )
+    if positional[0].name == "records":
+        config["batch"] = True
+    return config, text
+
+
+def _columns(parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Returns the text of a mapping: those columns that the function takes, or all."""
+    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        return "columns"
+    needed = [p.name for p in parameters.values() if p.default is p.empty]
+    optional = [p.name for p in parameters.values() if p.default is not p.empty]
+    of_needed = ", ".join(f'"{name}": columns["{name}"]' for name in needed)
+    if not optional:
+        return f"{{{of_needed}}}"
+    return f"{{{of_needed}, **{{n: columns[n] for n in {optional!r} if n in columns}}}}"

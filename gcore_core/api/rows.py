@@ -1,0 +1,77 @@
+"""Turns the rows that a Python call gives into what ``core/jsonl`` reads.
+
+Rows are a list of dicts, a file of JSON lines, a ``datasets.Dataset`` or a pandas DataFrame. None
+of these libraries is imported here: whoever has such an object has imported it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gcore_core.contract.errors import DataError
+
+_PROMPT = "prompt"
+
+
+def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Returns (section ``data`` of a job, files beside it: name -> content).
+
+    data: rows, the path of a file of JSON lines, or such a section as a mapping.
+    name: of the file that rows are written to.
+    where: what errors name, such as "data".
+    Raises DataError for what holds no rows.
+    """
+    if isinstance(data, Mapping):
+        return dict(data), {}
+    if isinstance(data, str | Path):
+        path = str(Path(data).expanduser().absolute())
+        return {"use": "core/jsonl", "config": {"path": path}}, {}
+    rows = list(_rows(data, where))
+    if not rows:
+        raise DataError("there are no rows.", where=where, todo="give at least one dict")
+    config: dict[str, Any] = {"path": name}
+    if isinstance(rows[0].get(_PROMPT), list):  # chat messages, [{role, content}, ...]
+        config["messages"] = _PROMPT
+    lines = [_line(row, number, where) for number, row in enumerate(rows)]
+    return {"use": "core/jsonl", "config": config}, {name: b"".join(lines)}
+
+
+def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):  # a DataFrame
+        data = data.to_dict(orient="records")
+    if not isinstance(data, Iterable):
+        raise DataError(
+            f"a {type(data).__qualname__} holds no rows.",
+            where=where,
+            todo="give a list of dicts, a path of JSON lines, a Dataset or a DataFrame",
+        )
+    for number, row in enumerate(data):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"row {number} is a {type(row).__qualname__}, not a dict.",
+                where=where,
+                todo='a row has a prompt and what the reward needs: {"prompt": "2+3=", "sum": 5}',
+            )
+        yield row
+
+
+def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
+    try:
+        return msgspec.json.encode(dict(row), enc_hook=_plain) + b"\n"
+    except (TypeError, NotImplementedError) as error:
+        raise DataError(
+            f"row {number} does not fit into JSON: {error}.",
+            where=where,
+            todo="give texts, numbers, lists and mappings; write the path of a picture",
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Gives arrays and numbers of numpy as Python's own."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotImplementedError(f"it holds a {type(value).__qualname__}")

@@ -1,0 +1,191 @@
+"""A function of a notebook becomes a file that defines the same function, or is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import linecache
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gcore_core.api.functions import file_of, literal
+from gcore_core.contract.errors import ConfigError
+
+Session = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """Runs cells as a notebook's kernel does: in one namespace, sources kept in linecache."""
+    main = types.ModuleType("__main__")
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    cells: list[str] = []
+
+    def run(cell: str) -> dict[str, Any]:
+        name = f"<cell {len(cells)} of {id(cells)}>"
+        cells.append(name)
+        linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+        exec(compile(cell, name, "exec", dont_inherit=True), main.__dict__)
+        return main.__dict__
+
+    yield run
+    sys.modules["__main__"] = before
+    for name in cells:
+        linecache.cache.pop(name, None)
+
+
+def imported(text: str, directory: Path) -> Any:
+    """The module that a worker gets from the file."""
+    file = directory / "written.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location("written", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_a_function_uses_of_other_cells_travels_with_it(
+    session: Session, tmp_path: Path
+) -> None:
+    session("import math\nimport os.path as place\nfrom collections import Counter\nimport re\n")
+    session(
+        "LIMIT = 3\nWEIGHTS = {'a': 0.5, 'b': [1, (2, None)]}\nVOWEL = re.compile('[aeiou]', re.I)"
+    )
+    session("def share(text):\n    return len(VOWEL.findall(text)) / max(1, len(text))\n")
+    names = session(
+        "def reward(record, scale=LIMIT):\n"
+        "    counts = Counter(record)\n"
+        "    base = place.basename('x/' + record)\n"
+        "    return scale * share(base) + math.floor(WEIGHTS['b'][0]) + counts['a']\n"
+    )
+    written = imported(file_of(names["reward"], "reward"), tmp_path)
+    assert written.reward("Aardvark") == names["reward"]("Aardvark")
+    assert written.reward.__defaults__ == (3,)
+
+
+def test_functions_that_call_each_other_travel_once(session: Session, tmp_path: Path) -> None:
+    session("def even(n):\n    return True if n == 0 else odd(n - 1)\n")
+    names = session("def odd(n):\n    return False if n == 0 else even(n - 1)\n")
+    text = file_of(names["odd"], "reward")
+    assert text.count("def even") == text.count("def odd") == 1
+    assert imported(text, tmp_path).odd(7) is True
+
+
+def test_a_decorator_travels_with_its_function(session: Session, tmp_path: Path) -> None:
+    session("import functools\n")
+    names = session("@functools.lru_cache\ndef reward(record):\n    return len(record)\n")
+    assert imported(file_of(names["reward"], "reward"), tmp_path).reward("four") == 4
+
+
+def test_what_only_annotations_name_need_not_travel(session: Session, tmp_path: Path) -> None:
+    session("class Record:\n    pass\n")
+    names = session(
+        "def reward(record: Record) -> 'float':\n    size: Record = 1\n    return size\n"
+    )
+    assert imported(file_of(names["reward"], "reward"), tmp_path).reward(None) == 1
+
+
+def test_an_importable_function_travels_as_an_import(tmp_path: Path) -> None:
+    text = file_of(literal, "reward")
+    assert "from gcore_core.api.functions import literal" in text
+    assert imported(text, tmp_path).literal is literal
+
+
+def test_everything_that_a_function_lacks_is_named_at_once(session: Session) -> None:
+    session("class Judge:\n    pass\njudge = Judge()\nlog = open('/dev/null')\n")
+    names = session(
+        "def reward(record):\n    log.write(record)\n    return judge.score(record) + missing\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        file_of(names["reward"], "reward")
+    assert sorted(caught.value.facts["names"]) == ["judge", "log", "missing"]
+
+
+def test_a_variable_of_the_function_around_it_is_refused_by_name(session: Session) -> None:
+    names = session(
+        "def make(bonus):\n    def reward(record):\n        return bonus\n    return reward\n"
+        "reward = make(2.0)\n"
+    )
+    with pytest.raises(ConfigError, match="bonus") as caught:
+        file_of(names["reward"], "reward")
+    assert caught.value.facts["names"] == ["bonus"]
+
+
+def test_a_module_that_only_this_session_finds_is_refused_by_name(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_the_notebook.py").write_text("def size(text):\n    return len(text)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    session("import beside_the_notebook as beside\n")
+    names = session("def reward(record):\n    return beside.size(record)\n")
+    with pytest.raises(ConfigError, match="does not find the module beside_the_notebook"):
+        file_of(names["reward"], "reward")
+    monkeypatch.chdir(tmp_path)
+    assert "import beside_the_notebook as beside" in file_of(names["reward"], "reward")
+
+
+def test_a_function_of_a_module_that_only_this_session_finds_travels_as_its_source(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text(
+        "UNIT = 2\ndef size(text):\n    return UNIT * len(text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    session("from only_here import size\n")
+    names = session("def reward(record):\n    return size(record)\n")
+    text = file_of(names["reward"], "reward")
+    monkeypatch.undo()
+    assert imported(text, tmp_path).reward("four") == 8
+
+
+@pytest.mark.parametrize(
+    "value", [lambda record: 1.0, functools.partial(len), len, object()], ids=repr
+)
+def test_what_has_no_source_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="no source that can travel"):
+        file_of(value, "reward")
+
+
+def test_a_function_of_a_plain_prompt_is_refused() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("def reward(record):\n    return 1.0\n", names)
+    with pytest.raises(ConfigError, match="source of reward is not known"):
+        file_of(names["reward"], "reward")
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.binary()
+    | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+def test_a_plain_value_comes_back_from_its_text_equal_or_has_none(value: Any) -> None:
+    text = literal(value)
+    holds_infinity = "inf" in repr(value)
+    assert text is not None or holds_infinity
+    if text is not None:
+        assert eval(text) == value  # noqa: S307
+
+
+def test_a_pattern_comes_back_with_its_flags() -> None:
+    pattern = re.compile("a.b", re.DOTALL | re.IGNORECASE)
+    text = literal(pattern)
+    assert text is not None
+    assert eval(text) == pattern  # noqa: S307

@@ -1,0 +1,236 @@
+"""A call of Python becomes a job: the YAML that the command line takes, and files beside it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import gcore_core as gcore
+from gcore_core.api.overrides import words
+from gcore_core.api.rewards import rewards_of
+from gcore_core.api.rows import dataset_of
+from gcore_core.builtin.config import FunctionRewardConfig
+from gcore_core.builtin.function_reward import FunctionScorer
+from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
+from gcore_core.testing import fake
+
+FAKE: dict[str, Any] = {
+    "launcher": {"use": "core/inline"},
+    "advantage": {"use": "fake"},
+    "objective": {"use": "fake"},
+    "roles": {"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
+    "local": [fake.__file__],
+}
+ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+
+
+def right(record: ScoredRecord) -> float:
+    return float(record.text.endswith(record.prompt.fields["answer"]))
+
+
+def shorter(records: list[ScoredRecord]) -> list[float]:
+    return [-float(len(record.text)) for record in records]
+
+
+def as_in_trl(prompts: list[str], completions: list[str], answer: list[str]) -> list[float]:
+    return [float(text.endswith(a)) for text, a in zip(completions, answer, strict=True)]
+
+
+def with_everything(completions: list[Any], **columns: Any) -> list[float]:
+    return [float(len(columns)) for _ in completions]
+
+
+def job(**changes: Any) -> Any:
+    given = {"model": None, "reward": right, "data": ROWS, "algorithm": FAKE, **changes}
+    return gcore.job(**given)
+
+
+def scores(
+    reward: Any, directory: Path, rows: list[Mapping[str, Any]], texts: list[str]
+) -> list[Any]:
+    """What a worker gives for these rows and answers."""
+    section, files = rewards_of(reward)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    (chosen,) = section.values()
+    config = dict(chosen["config"])
+    config["path"] = str(directory / config["path"])
+    context: Any = None
+    scorer = FunctionScorer(FunctionRewardConfig(**config), context)
+    records = []
+    for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        fields = dict(row)
+        asked = fields.pop("prompt")
+        prompt = (
+            Prompt(row=number, text=asked, fields=fields)
+            if isinstance(asked, str)
+            else Prompt(row=number, messages=asked, fields=fields)
+        )
+        records.append(
+            ScoredRecord(
+                ordinal=number, sample=0, prompt=prompt, text=text, status="finished", columns={}
+            )
+        )
+    try:
+        return [score.value for score in scorer.score(records)]
+    finally:
+        scorer.close()
+
+
+# -- the job ---------------------------------------------------------------------------------------
+
+
+def test_the_yaml_of_a_call_is_the_job_that_it_runs(tmp_path: Path) -> None:
+    made = job(run__steps=3, overrides={"run.seed": 5})
+    assert yaml.safe_load(made.yaml) == made.tree
+    plan = load_plan(made.write(tmp_path))
+    assert (plan.settings.run.steps, plan.settings.run.seed) == (3, 5)
+    assert Path(plan.at("rewards.right.config.path")) == tmp_path / "right.py"
+    assert Path(plan.at("data.config.path")).read_text().count("\n") == len(ROWS)
+
+
+def test_settings_of_a_provider_that_was_replaced_are_left_out() -> None:
+    tree = {**FAKE, "filter": {"use": "core/varied", "config": {"reward": "right"}}}
+    assert job(algorithm=tree).tree["filter"]["config"] == {"reward": "right"}
+    replaced = job(algorithm=tree, filter__use="core/keep-all").tree
+    assert replaced["filter"] == {"use": "core/keep-all"}
+
+
+def test_a_job_of_ones_own_stays_as_it_is() -> None:
+    before = json.dumps(FAKE)
+    job(run__steps=3)
+    assert json.dumps(FAKE) == before
+
+
+@pytest.mark.parametrize("name", ["cispo", "dapo", "dr-grpo", "grpo", "gspo", "rloo"])
+def test_every_template_is_a_whole_job(name: str) -> None:
+    """``gcore.job`` has resolved and checked it when it returns."""
+    tree = job(algorithm=name, model="org/model", evaluation=ROWS).tree
+    assert tree["run"]["name"] == name
+    assert tree["roles"]["policy"]["model"] == {"path": "org/model"}
+
+
+def test_what_is_wrong_with_a_call_is_told_without_a_temporary_file() -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(run__stepz=3)
+    assert "/tmp" not in str(caught.value)
+    assert "stepz" in str(caught.value)
+
+
+def test_importing_the_package_imports_no_other_module_of_it() -> None:
+    program = (
+        "import sys, gcore_core; print([m for m in sys.modules if m[:6] in ('gcore_', 'numpy')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['gcore_core']"
+
+
+def test_run_is_a_package_and_can_be_called() -> None:
+    from gcore_core.run import start
+
+    assert callable(gcore.run) and start.__name__ == "gcore_core.run.start"
+    with pytest.raises(ConfigError, match="no such file"):
+        gcore.run("nowhere.yaml")
+
+
+# -- overrides -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3, 1e-05, -0.25, True, None, "a: b, {c}", "", ["x", 1], {"a": {"b": [1]}}, np.float64(2)],
+)
+def test_a_value_arrives_as_it_was_given(value: Any) -> None:
+    """Model settings take any value, so that nothing converts it on the way."""
+    arrived = job(model={"path": "org/x", "setting": 0}, roles__policy__model__setting=value).tree
+    assert arrived["roles"]["policy"]["model"]["setting"] == value
+
+
+def test_the_two_forms_say_the_same_and_keywords_win() -> None:
+    assert words({"run.steps": 3}, {}) == words(None, {"run__steps": 3}) == ["run.steps=3"]
+    assert words(None, {"run": {"steps": 3, "seed": 1}}) == ["run.steps=3", "run.seed=1"]
+    assert words(["run.steps=2"], {"run__steps": 3}) == ["run.steps=2", "run.steps=3"]
+
+
+# -- rewards and rows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [(right, [1.0, 0.0]), (shorter, [-1.0, -2.0]), (as_in_trl, [1.0, 0.0])],
+)
+def test_a_function_scores_in_a_worker_as_it_would_here(
+    reward: Any, expected: list[float], tmp_path: Path
+) -> None:
+    assert scores(reward, tmp_path, ROWS, ["2", "13"]) == expected
+
+
+def test_a_function_of_trl_gets_chats_and_all_columns(tmp_path: Path) -> None:
+    chat = {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4", "level": 1}
+    assert scores(with_everything, tmp_path, [chat], ["4"]) == [3.0]  # prompts, answer, level
+
+
+def test_rewards_are_named_and_weighted() -> None:
+    several, _ = rewards_of([right, "rewards/exact-match"])
+    assert list(several) == ["right", "exact_match"]
+    named, files = rewards_of({"a": right, "b": {"function": shorter, "weight": 0.1}})
+    assert named["b"] == {
+        "use": "core/function",
+        "weight": 0.1,
+        "config": {"path": "b.py", "name": "shorter", "batch": True},
+    }
+    assert sorted(files) == ["a.py", "b.py"]
+
+
+def test_two_rewards_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two rewards are named 'right'"):
+        rewards_of([right, right])
+
+
+class Frame:
+    """Looks like a DataFrame."""
+
+    columns = ("prompt",)
+
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return [{"prompt": "1+1=", "n": np.int64(2)}]
+
+
+def test_rows_come_from_lists_frames_and_iterables(tmp_path: Path) -> None:
+    for data in (
+        Frame(),
+        iter([{"prompt": "1+1=", "n": 2}]),
+        [{"prompt": "1+1=", "n": np.int64(2)}],
+    ):
+        section, files = dataset_of(data, "rows.jsonl", "data")
+        assert json.loads(files["rows.jsonl"]) == {"prompt": "1+1=", "n": 2}
+        assert section["config"] == {"path": "rows.jsonl"}
+
+
+def test_chats_are_recognised_and_files_stay_where_they_are(tmp_path: Path) -> None:
+    chat = [{"prompt": [{"role": "user", "content": "hi"}]}]
+    section, _ = dataset_of(chat, "rows.jsonl", "data")
+    assert section["config"]["messages"] == "prompt"
+    section, files = dataset_of(tmp_path / "mine.jsonl", "rows.jsonl", "data")
+    assert section["config"]["path"] == str(tmp_path / "mine.jsonl")
+    assert files == {}
+
+
+@pytest.mark.parametrize("data", [[], 5, [3], [{"prompt": object()}]])
+def test_what_holds_no_rows_is_refused(data: Any) -> None:
+    with pytest.raises(DataError):
+        dataset_of(data, "rows.jsonl", "data")
