@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,8 @@ class Policy(nn.Module):
         more. Then only positions that predict actions go through the output embedding.
     routers: of a mixture of experts; they take the experts of a batch's records. None: there are
         none, or nobody watches them.
+    around_layers: makes a context in which the layers run where the head is apart, such as one that
+        keeps elsewhere what autograd saves.
     takes_images: whether the model takes images. Such models are known to have their head apart
         and to be right when padded, so that they need no trial.
     """
@@ -44,6 +47,7 @@ class Policy(nn.Module):
         self.takes_images = takes_images(model.config)
         self.head_apart = self.takes_images
         self.routers: Routers | None = None
+        self.around_layers: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def forward(
         self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
@@ -123,7 +127,8 @@ class Policy(nn.Module):
         if not self.takes_images:
             return self._hidden(batch)
         images = batch.images or (None,) * len(batch.ids)
-        hidden = hidden_states(self.model, batch.ids, images).flatten(0, 1)
+        with self.around_layers():
+            hidden = hidden_states(self.model, batch.ids, images).flatten(0, 1)
         return hidden.index_select(0, batch.predict)
 
     def trial(self, batch: Batch) -> Tensor:
@@ -146,12 +151,12 @@ class Policy(nn.Module):
 
     def _hidden(self, batch: Batch) -> Tensor:
         """Returns the states of a model that takes no images."""
-        if batch.flat is not None:
-            hidden = flat.forward(self.model, batch.ids, batch.flat)
-        else:
-            hidden = self._transformers(self.model.base_model, batch).last_hidden_state.flatten(
-                0, 1
-            )
+        with self.around_layers():
+            if batch.flat is not None:
+                hidden = flat.forward(self.model, batch.ids, batch.flat)
+            else:
+                found = self._transformers(self.model.base_model, batch)
+                hidden = found.last_hidden_state.flatten(0, 1)
         return hidden.index_select(0, batch.predict)
 
     def _transformers(self, module: Any, batch: Batch) -> Any:

@@ -34,10 +34,16 @@ class Ranks:
     """
 
     def __init__(
-        self, context: WorkerContext, device: torch.device, *, always_meet: bool = False
+        self,
+        context: WorkerContext,
+        device: torch.device,
+        *,
+        always_meet: bool = False,
+        host_too: bool = False,
     ) -> None:
         """Makes the process group when there are several ranks.
 
+        host_too: whether tensors in host memory are sent as well as those of an accelerator.
         always_meet: make one for a single rank too, for libraries that require one, unless the
             process has one already.
         """
@@ -49,7 +55,8 @@ class Ranks:
         if not self._met:
             return
         store = self._store(context)
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        on_device = "nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if host_too and device.type == "cuda" else on_device
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.count)
 
     def _store(self, context: WorkerContext) -> dist.Store:

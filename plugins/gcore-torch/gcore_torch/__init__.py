@@ -12,6 +12,8 @@ from gcore_language.lora_settings import is_of, problems
 from gcore_core import hookimpl
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
 from gcore_torch.config import TorchGeneratorConfig, TorchRewardConfig, TorchTrainerConfig
+from gcore_torch.offload_settings import problems as offload_problems
+from gcore_torch.sharding_settings import problems as sharding_problems
 
 #: What a worker imports when it opens a model, of whatever family.
 _PRELOAD = (
@@ -76,7 +78,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields the problems with dtypes, adapters, engines, and slots that share contexts."""
+    """Yields problems with dtypes, adapters, engines, shared contexts, and where a model lies."""
     roles = plan["roles"]
     yield from _other_dtypes(roles)
     for name, role in roles.items():
@@ -84,6 +86,8 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             yield from problems(role, f"roles.{name}.config.lora")
             yield from without_engine(name, role)
             yield from context_problems(plan, name)
+            yield from sharding_problems(plan, name)
+            yield from offload_problems(plan, name)
 
 
 def _other_dtypes(roles: Mapping[str, Any]) -> Iterator[str]:

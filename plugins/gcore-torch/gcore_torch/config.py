@@ -11,6 +11,9 @@ from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import GeneratorSettings, require
 from gcore_language.shared_settings import ValueHeadSettings
 
+from gcore_torch.offload_settings import OffloadSettings
+from gcore_torch.sharding_settings import ShardingSettings
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchTrainerConfig(LoraTrainerSettings):
@@ -24,6 +27,10 @@ class TorchTrainerConfig(LoraTrainerSettings):
     """Slots that share each micro-batch, for long contexts; ``context: {ulysses: 2, ring: 4}`` has
     eight of them share it. ``budget_tokens`` is then the tokens of one slot.
     """
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
+    """What lies in host memory: ``offload: {state: true, activations: true}``."""
+    sharding: ShardingSettings = field(default_factory=ShardingSettings)
+    """How slots share the model: ``sharding: {replicas: 2}`` has two groups of them hold it."""
     router_replay: Literal["auto", "always", "never"] = "auto"
     """Whether a mixture of experts takes the experts by which a record was sampled, in place of
     those that its own routers choose: auto where records have them; always refuses a generator that
@@ -56,6 +63,11 @@ class TorchTrainerConfig(LoraTrainerSettings):
             not (self.value_head.on and (self.lora.on or self.context.degree > 1)),
             "value_head",
             "goes neither with lora, since a new head is trained as a whole, nor with context",
+        )
+        require(
+            self.gradient_checkpointing or not self.offload.activations,
+            "offload.activations",
+            "needs gradient_checkpointing: true: what is kept on the host are the layers' inputs",
         )
         require(
             0 <= self.router_aux_loss < math.inf,
@@ -92,6 +104,16 @@ def _check_shared(config: TorchTrainerConfig) -> None:
         f"must be float32 with context: gradients of {config.dtype} have not been found the same",
     )
     require(not config.lora.on, "lora", "does not go with context: adapters are not tested there")
+    require(
+        config.sharding.replicas == 1,
+        "sharding.replicas",
+        "does not go with context: slots that share records and replicas are not tested together",
+    )
+    require(
+        not config.offload.on,
+        "offload",
+        "does not go with context: slots that share records were not tested with it",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from gcore_context.sharing import make_sharing
 from gcore_language.alignment import align
 from gcore_language.device_clock import DeviceClock
@@ -68,6 +67,8 @@ from gcore_torch.gradients import (
     PlainGradients,
     ShardedExactGradients,
 )
+from gcore_torch.mesh import make_mesh, refuse_images
+from gcore_torch.offload import check_head, offload_layers, offload_policy, refuse_exact_sums
 from gcore_torch.sharding import free_gathered, gathered_for_now, materialise, shard
 
 
@@ -82,13 +83,17 @@ class TorchEngine:
         refuse_engine(context)
         files = open_model_files(context)
         self.device = choose_device(config.device, context, config.threads)
-        self.ranks = Ranks(context, self.device)
+        refuse_exact_sums(config.offload, context)
+        self.ranks = Ranks(
+            context,
+            self.device,
+            always_meet=config.offload.state,
+            host_too=config.offload.state,
+        )
         self._sharing = make_sharing(config.context, context, self.ranks, self.device)
         self.clock = DeviceClock(self.device)
-        self._mesh = (
-            dist.init_device_mesh(self.device.type, (self.ranks.count,))
-            if self.ranks.count > 1
-            else None
+        self._mesh = make_mesh(
+            config.sharding, context, self.ranks, self.device, always=config.offload.state
         )
         self.sums_exactly = context.deterministic
         self._path = str(files.directory)
@@ -137,6 +142,8 @@ class TorchEngine:
             rows = None
             policy = self._load(path, lora, empty=False)
         model = policy.model
+        if policy.takes_images:
+            refuse_images(config.sharding, self._context.role)
         policy.routers = Routers.of(model, replays=config.router_replay != "never")
         if self._sharing is not None:
             policy = self._sharing.share(policy)
@@ -150,13 +157,27 @@ class TorchEngine:
                     module.p = 0.0
             model.gradient_checkpointing_enable()
             model.train()
-        if self._mesh is not None:
-            shard(policy, self._mesh, set(model._no_split_modules or ()))
+        self._share_out(policy, rows, adapters)
+        self._try(policy, adapters)
+        if config.offload.activations:
+            check_head(policy, self._context.role)
+            offload_layers(policy, self.device)
+        return policy
+
+    def _share_out(self, policy: Policy, rows: OwnRows | None, adapters: Adapters | None) -> None:
+        """Shards a policy, and reads this rank's rows of it where it has no weights.
+
+        rows: None: it has its weights.
+        """
+        config = self._config
+        if self._mesh is None:
+            return
+        kept = offload_policy(self.device) if config.offload.state else None
+        shard(policy, self._mesh.of_weights, set(policy.model._no_split_modules or ()), kept)
         if rows is not None:
             rounding = DTYPES[config.dtype if adapters is not None else "float32"]
-            materialise(policy, rows, self.ranks, self.device, rounding)
-        self._try(policy, adapters)
-        return policy
+            place = torch.device("cpu") if config.offload.state else self.device
+            materialise(policy, rows, self._mesh, place, rounding)
 
     def _try(self, policy: Policy, adapters: Adapters | None) -> None:
         """Tries the layouts of a policy; see ``check_layouts``."""
@@ -461,7 +482,7 @@ class TorchEngine:
     def export_tensors(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.device_push.DeviceEngine``."""
         for spec, tensor in zip(self.weight_specs(), self._whole(), strict=True):
-            yield spec, flat_bytes(tensor, DTYPES[self._config.dtype])
+            yield spec, flat_bytes(tensor.to(self.device), DTYPES[self._config.dtype])
 
     @property
     def adapters(self) -> Adapters | None:
@@ -508,9 +529,11 @@ class TorchEngine:
     def rows(self) -> dict[str, Tensor]:
         """Returns what this rank saves: its rows of weights and moments.
 
-        The keys are those of ``state_files``.
+        The keys are those of ``state_files``. Of replicas the first one saves.
         """
         self.bed.check_awake()
+        if self._mesh is not None and not self._mesh.is_first_replica:
+            return {}
         local: dict[str, Tensor | None] = {}
         for name, tensor in self._tensors.items():
             parts = {"weight": tensor} | {

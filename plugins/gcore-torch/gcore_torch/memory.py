@@ -2,7 +2,8 @@
 transformers.
 
 The trainer holds float32 weights, gradients and AdamW's moments, each rank its rows of them
-(FSDP2). Under autocast it also holds copies of the matrices in bfloat16 while it computes.
+(FSDP2); ``offload`` puts parts of it in host memory. Under autocast it also holds copies of the
+matrices in bfloat16 while it computes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from gcore_language.memory import (
     push_buckets,
     unknown,
 )
-from gcore_language.settings import TrainerSettings
 
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
@@ -49,7 +49,8 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     if "values" in worker.requires:
         yield from unknown("of a model with a value head nobody has counted it yet")
         return
-    yield from held_by_rank(model, config, worker)
+    for need in held_by_rank(model, config, worker):
+        yield replace(need, on="host") if config.offload.state else need
     yield from _computing(model, config, worker)
     yield push_buckets(model, config.dtype)
     if worker.slots > 1:
@@ -62,21 +63,24 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
 
 
 def held_by_rank(
-    model: Architecture, config: TrainerSettings, worker: WorkerShape
+    model: Architecture, config: TorchTrainerConfig, worker: WorkerShape
 ) -> Iterator[MemoryNeed]:
     """Yields weights, gradients and optimizer of the fullest rank."""
-    own = model.of_rank(worker.slots)
-    more = f"slots={worker.slots * 2}"
+    replicas = config.sharding.replicas
+    own = model.of_rank(max(1, worker.slots // replicas))
+    more = f"slots={worker.slots * 2}" if replicas == 1 else "config.sharding.replicas=1"
+    apart = worker.device != "cpu" and not config.offload.state and not worker.deterministic
+    elsewhere = "config.offload.state=true" if apart else more
     yield from in_every_phase(
         "weights", _MASTER * own, setting=more, note="float32, this rank's rows"
     )
     yield from in_every_phase(
-        "optimizer", MOMENTS_BYTES * own, setting=more, note="AdamW's two moments in float32"
+        "optimizer", MOMENTS_BYTES * own, setting=elsewhere, note="AdamW's two moments in float32"
     )
     if keeps_reference(config, worker):
         yield from in_every_phase("reference", _MASTER * own, note="float32, this rank's rows")
     yield MemoryNeed(
-        phase="training", what="gradients", nbytes=_MASTER * own, setting=more, note="float32"
+        phase="training", what="gradients", nbytes=_MASTER * own, setting=elsewhere, note="float32"
     )
     if worker.deterministic:
         yield MemoryNeed(
@@ -100,14 +104,36 @@ def _computing(
                 nbytes=casts,
                 note=f"the layers' matrices in {config.dtype}, whole on every rank",
             )
-        if worker.slots > 1:
+        if worker.slots > 1 or config.offload.state:
             yield MemoryNeed(
                 phase=phase,
                 what="gathered weights",
                 nbytes=_MASTER * (numbers(model.root()) + numbers(model.layer())),
                 note="the embeddings and a layer, whole, by FSDP2",
             )
-    yield from of_passes(model, config, worker)
+    # a state in host memory goes through FSDP2 on one rank too
+    shared = replace(worker, slots=max(2, worker.slots)) if config.offload.state else worker
+    for need in of_passes(model, config, shared):
+        saved = (need.phase, need.what) == ("training", "activations")
+        if saved and config.offload.activations:
+            yield from _inputs_on_host(model, config.budget_tokens, need)
+        elif saved and config.gradient_checkpointing and worker.device != "cpu":
+            yield replace(need, setting="config.offload.activations=true")
+        else:
+            yield need
+
+
+def _inputs_on_host(model: Architecture, tokens: int, need: MemoryNeed) -> Iterator[MemoryNeed]:
+    """Yields a pass's activations in two parts: the layers' inputs, and what stays on the device,
+    where one layer's input is at a time.
+
+    need: the activations as they are where all stay on the device.
+    """
+    one = _MASTER * model.hidden * tokens
+    inputs = one * model.layers
+    yield replace(need, what="layers' inputs", nbytes=inputs, on="host")
+    left = (need.nbytes or 0) - inputs + one
+    yield replace(need, nbytes=left, note="of the last norm, and a layer's input")
 
 
 def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:

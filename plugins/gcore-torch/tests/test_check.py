@@ -11,6 +11,8 @@ from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraSettings
 from gcore_torch import gcore_check
 from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.mesh import refuse_images
+from gcore_torch.sharding_settings import ShardingSettings
 
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.errors import ConfigError
@@ -103,3 +105,29 @@ def test_slots_that_share_contexts_are_one_replica() -> None:
     assert replica_slots(TorchTrainerConfig()) == 1
     shared = TorchTrainerConfig(context=ContextSettings(ulysses=2, ring=4))
     assert replica_slots(shared) == 8
+
+
+def sharded(sharding: dict[str, Any], slots: int = 4, **run: Any) -> dict[str, Any]:
+    role = {"use": "torch", "config": {"sharding": sharding}, "slots": slots}
+    return {"roles": {"policy": role}, "run": run}
+
+
+def test_slots_that_cannot_be_divided_into_replicas_are_refused_before_a_start() -> None:
+    assert list(gcore_check(sharded({"replicas": 3}))) == [
+        "roles.policy.config.sharding.replicas: 4 slots cannot be divided into 3 replicas; take a "
+        "number that divides slots."
+    ]
+    for replicas in (1, 2, 4):
+        assert list(gcore_check(sharded({"replicas": replicas}))) == []
+
+
+def test_what_is_not_tested_with_replicas_is_refused() -> None:
+    (problem,) = gcore_check(sharded({"replicas": 2}, deterministic=True))
+    assert problem.startswith("roles.policy.config.sharding.replicas: ")
+    replicas = ShardingSettings(replicas=2)
+    with pytest.raises(ConfigError, match="does not go with context"):
+        TorchTrainerConfig(sharding=replicas, context=ContextSettings(ring=2))
+    with pytest.raises(ConfigError, match="takes images"):
+        refuse_images(replicas, "policy")
+    with pytest.raises(ConfigError, match="at least 1, is 0"):
+        ShardingSettings(replicas=0)

@@ -10,6 +10,8 @@ import pytest
 from gcore_language.lora_settings import LoraSettings
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.memory import generator_memory, trainer_memory
+from gcore_torch.offload_settings import OffloadSettings
+from gcore_torch.sharding_settings import ShardingSettings
 
 from gcore_core.contract.memory import ASLEEP, MemoryNeed, WorkerShape
 from tests.support.known_models import KNOWN
@@ -47,6 +49,45 @@ def test_gradients_are_held_in_training_alone_and_a_reference_only_where_it_is_a
 def test_a_deterministic_run_also_holds_exact_sums(path: str) -> None:
     needs = list(trainer_memory(TorchTrainerConfig(), worker(path, deterministic=True)))
     assert of(needs, "exact sums", "training") == 20 * MODEL.parameters
+
+
+def test_each_replica_holds_the_whole_model(path: str) -> None:
+    def held(slots: int, replicas: int) -> int | None:
+        config = TorchTrainerConfig(sharding=ShardingSettings(replicas=replicas))
+        return of(list(trainer_memory(config, worker(path, slots=slots))), "optimizer", "training")
+
+    assert held(8, 2) == held(4, 1)
+    assert held(4, 4) == held(1, 1)
+
+
+def of_place(needs: list[MemoryNeed], place: str) -> int:
+    """Returns the bytes of a training step on the device, or on the host."""
+    held = [need for need in needs if need.phase == "training" and need.on == place]
+    return sum(need.nbytes or 0 for need in held)
+
+
+def test_what_lies_on_the_host_leaves_the_device_and_is_counted_there(path: str) -> None:
+    def needs(**words: bool) -> list[MemoryNeed]:
+        offload = OffloadSettings(**words)
+        config = TorchTrainerConfig(gradient_checkpointing=True, offload=offload)
+        return list(trainer_memory(config, worker(path, device="cuda", slots=2)))
+
+    neither, state, activations = needs(), needs(state=True), needs(activations=True)
+    assert of_place(neither, "host") == 0
+    held = of_place(state, "host")
+    assert held == pytest.approx(8 * MODEL.parameters, rel=1e-3)  # 16 bytes each, on two ranks
+    assert of_place(neither, "device") - of_place(state, "device") == held
+    inputs = 4 * 896 * 24 * TorchTrainerConfig().budget_tokens
+    assert of_place(activations, "host") == inputs
+    assert of_place(neither, "device") - of_place(activations, "device") == inputs - inputs // 24
+
+
+def test_a_state_on_the_host_is_gathered_on_one_rank_too(path: str) -> None:
+    config = TorchTrainerConfig(offload=OffloadSettings(state=True))
+    needs = list(trainer_memory(config, worker(path, device="cuda")))
+    gathered = of(needs, "gathered weights", "training")
+    assert gathered is not None and gathered < 4 * MODEL.parameters
+    assert of_place(needs, "host") == 16 * MODEL.parameters
 
 
 @pytest.mark.parametrize(

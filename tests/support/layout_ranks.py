@@ -1,0 +1,227 @@
+"""One rank of gcore-torch's trainer in several layouts; it writes its numbers as JSON.
+
+``python -m tests.support.layout_ranks RANK RANKS MODELS WORK RESUME``, by test_layouts.py. Each
+case of ``CASES`` that is for so many ranks takes two steps and saves a state, then one step more
+from the state below RESUME of its ``like``, which other ranks saved in another layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gcore_language.lora_settings import LoraSettings
+from gcore_language.weights import full
+from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.offload_settings import OffloadSettings
+from gcore_torch.sharding_settings import ShardingSettings
+from gcore_torch.trainer import TorchTrainer, make_trainer
+
+from tests.support.language_models import Clip, make_advantages, make_context, make_records
+from tests.support.value_ranks import Squares
+
+#: What a case is compared with: one rank that holds the model as it is.
+ALONE = ShardingSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Like:
+    """What is trained, in whatever layout.
+
+    model: a family of ``gcore_language.tiny``.
+    values: whether with a value head.
+    settings: of the trainer.
+    """
+
+    model: str = "qwen2"
+    values: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A layout in which something is trained.
+
+    like: a key of ``LIKES``.
+    ranks: how many ranks there are.
+    sharding: of the trainer's settings.
+    sleeps: whether the trainer sleeps before each step.
+    settings: more of the trainer's settings.
+    exactly: another case whose numbers have the same bits; "": none.
+    """
+
+    like: str
+    ranks: int
+    sharding: ShardingSettings = ALONE
+    sleeps: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    exactly: str = ""
+
+
+LIKES = {
+    "flat": Like(),
+    "padded": Like(model="qwen3", settings={"packing": "padded"}),
+    "adapters": Like(settings={"lora": LoraSettings(rank=3, alpha=6.0)}),
+    "values": Like(values=True, settings={"value_head_std": 0.5}),
+    "experts": Like(model="qwen3_moe", settings={"router_aux_loss": 0.1}),
+}
+_TWO = ShardingSettings(replicas=2)
+_STATE = {"offload": OffloadSettings(state=True)}
+_BOTH = {
+    "offload": OffloadSettings(state=True, activations=True),
+    "gradient_checkpointing": True,
+}
+CASES = {
+    "alone": Case(like="flat", ranks=1),
+    "alone, state on the host": Case(like="flat", ranks=1, settings=_STATE, exactly="alone"),
+    "padded alone": Case(like="padded", ranks=1),
+    "padded alone, all on the host": Case(
+        like="padded", ranks=1, settings=_BOTH, exactly="padded alone"
+    ),
+    "adapters alone": Case(like="adapters", ranks=1),
+    "adapters alone, all on the host": Case(
+        like="adapters", ranks=1, settings=_BOTH, exactly="adapters alone"
+    ),
+    "two ranks, one replica": Case(like="flat", ranks=2),
+    "two ranks, all on the host": Case(
+        like="flat", ranks=2, settings=_BOTH, exactly="two ranks, one replica"
+    ),
+    "values of two ranks": Case(like="values", ranks=2),
+    "values of two ranks, state on the host": Case(
+        like="values", ranks=2, settings=_STATE, exactly="values of two ranks"
+    ),
+    "two ranks, two replicas": Case(like="padded", ranks=2, sharding=_TWO),
+    "flat": Case(like="flat", ranks=4, sharding=_TWO),
+    "padded, asleep in between": Case(like="padded", ranks=4, sharding=_TWO, sleeps=True),
+    "adapters": Case(like="adapters", ranks=4, sharding=_TWO),
+    "values": Case(like="values", ranks=4, sharding=_TWO),
+    "experts": Case(like="experts", ranks=4, sharding=_TWO),
+    "experts, all on the host": Case(
+        like="experts", ranks=4, sharding=_TWO, settings=_BOTH, exactly="experts"
+    ),
+    "four replicas": Case(like="flat", ranks=4, sharding=ShardingSettings(replicas=4)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """This process among the ranks of a trainer."""
+
+    rank: int = 0
+    count: int = 1
+
+
+def alone(like: str, models: Path, work: Path, resume: Path | None = None) -> dict[str, Any]:
+    """Returns what one rank comes to; see ``run``."""
+    return run(Case(like=like, ranks=1), Rank(), models, work, resume)
+
+
+def run(
+    case: Case, own: Rank, models: Path, work: Path, resume: Path | None = None
+) -> dict[str, Any]:
+    """Returns metrics, gradients and weights; saves ``work``/state after two of three steps.
+
+    resume: a state from which the third step is made; None: the own one.
+    """
+    (work / "meet").mkdir(parents=True, exist_ok=True)
+    trainer = _open(case, own, models, work)
+    gradients = _watch(trainer)
+    metrics = [_step(trainer, step, case, own) for step in (0, 1)]
+    trainer.begin_save(work / "state")
+    trainer.finish_save()
+    weights = _weights(trainer)
+    trainer.load(resume or work / "state")
+    metrics.append(_step(trainer, 2, case, own))
+    after = _weights(trainer)
+    trainer.save_pretrained(work / "pretrained")
+    trainer.close()
+    for step in metrics:
+        step.pop("busy_s", None)
+    return {"metrics": metrics, "gradients": gradients, "weights": weights, "after": after}
+
+
+def _open(case: Case, own: Rank, models: Path, work: Path) -> TorchTrainer:
+    like = LIKES[case.like]
+    # eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
+    # should be zero
+    settings: dict[str, Any] = {
+        "learning_rate": 3e-3,
+        "eps": 1e-3,
+        "clip_grad_norm": 0.3,
+        "weight_decay": 0.1,
+        "budget_tokens": 64,
+        "resplit_every": 1,
+        "sharding": case.sharding,
+    }
+    context = make_context(
+        models / like.model,
+        Squares() if like.values else Clip(beta=0.1),
+        rank=own.rank,
+        ranks=own.count,
+        rendezvous=str(work / "meet"),
+        directory=str(work),
+    )
+    return make_trainer(TorchTrainerConfig(**settings | like.settings | case.settings), context)
+
+
+def _watch(trainer: TorchTrainer) -> list[dict[str, list[float]]]:
+    """Returns a list to which every update adds its gradient."""
+    engine = trainer._engine
+    found: list[dict[str, list[float]]] = []
+    update = engine.update
+
+    def watched(rate: float, clip: float) -> float:
+        scale = engine._gradients.scale
+        gradient = {name: full(g) * scale for name, g in engine.gradient().items()}
+        found.append({name: tensor.flatten().tolist() for name, tensor in gradient.items()})
+        return update(rate, clip)
+
+    engine.update = watched  # type: ignore[method-assign]
+    return found
+
+
+def _step(trainer: TorchTrainer, step: int, case: Case, own: Rank) -> dict[str, float]:
+    if case.sleeps:
+        trainer.sleep()
+        trainer.wake()
+    records = make_records(seed=step, minibatches=2)
+    advantages = make_advantages(records, seed=step)
+    # uneven: the last of those that get other records has a few of one minibatch
+    dealt = own.count
+    place = own.rank
+    last = np.array([i % 4 == 0 and record.minibatch == 0 for i, record in enumerate(records)])
+    others = np.arange(len(records)) % max(1, dealt - 1)
+    mine = (np.where(last, dealt - 1, others) == place).nonzero()[0]
+    scalars = frozenset() if LIKES[case.like].values else frozenset({"kl_k1"})
+    trainer.prepare([records[i] for i in mine], scalars)
+    return trainer.train(step, advantages[mine], 2, 1)
+
+
+def _weights(trainer: TorchTrainer) -> dict[str, list[float]]:
+    """Returns the weights by name, and the adapters' as "adapter <name>"; empty beside rank 0."""
+    arrays = {spec.name: array.copy() for spec, array in trainer.export_weights()}
+    arrays |= {f"adapter {spec.name}": array.copy() for spec, array in trainer.export_adapter()}
+    return {name: array.view(np.float32).tolist() for name, array in arrays.items()}
+
+
+def main(own: Rank, models: Path, work: Path, resume: Path) -> None:
+    """Writes ``work``/numbers.json; rank 0 only."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, case in CASES.items():
+        if case.ranks == own.count:
+            state = resume / case.like / "state"
+            found[name] = run(case, own, models, work / name, state)
+    if own.rank == 0:
+        (work / "numbers.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Rank(rank=int(sys.argv[1]), count=int(sys.argv[2])), *map(Path, sys.argv[3:6]))
+    os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds
