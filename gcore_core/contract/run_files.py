@@ -4,6 +4,7 @@ The layout; ``latest`` is the run with the highest number:
 
     runs/<name>/<NNN>/
         config.yaml                the resolved configuration
+        origins.json               dotted key of the configuration -> where its value was set
         plugins.lock.json          plugin -> distribution and version
          data.json                  how many rows the dataset has, and digests of some
         environment.jsonl          what each start of the run ran on: versions, machine, digests of the job's files
@@ -40,6 +41,7 @@ from gcore_core.contract.engine_profiles import EngineFit
 from gcore_core.contract.errors import DataError
 
 CONFIG = "config.yaml"
+ORIGINS = "origins.json"
 LOCK = "plugins.lock.json"
 DATA = "data.json"
 METRICS = "metrics.jsonl"
@@ -189,6 +191,15 @@ def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+
+
+def read_origins(run_dir: Path) -> dict[str, str]:
+    """Returns dotted key of the configuration -> where its value was set; empty without them."""
+    try:
+        content = (run_dir / ORIGINS).read_bytes()
+    except FileNotFoundError:
+        return {}
+    return msgspec.json.decode(content, type=dict[str, str])
 
 
 def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
