@@ -16,6 +16,8 @@ The layout; ``latest`` is the run with the highest number:
         placement.undone.jsonl     lines of steps that were undone, as they were
         tensors.jsonl              digests of the tensors of every push
         tensors.undone.jsonl       lines of steps that were undone, as they were
+        tokens.jsonl               tokens and log-probs of a few trained records, of every tenth step
+        tokens.undone.jsonl        lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
@@ -49,6 +51,8 @@ METRICS_UNDONE = "metrics.undone.jsonl"
 ENVIRONMENT = "environment.jsonl"
 TENSORS = "tensors.jsonl"
 TENSORS_UNDONE = "tensors.undone.jsonl"
+TOKENS = "tokens.jsonl"
+TOKENS_UNDONE = "tokens.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
 PLACEMENT_UNDONE = "placement.undone.jsonl"
@@ -398,6 +402,46 @@ def read_tensors(run_dir: Path, step: int) -> tuple[str, dict[str, str]]:
             parts = [line.digests[i : i + 8].hex() for i in range(0, len(line.digests), 8)]
             pushed = line.transport, dict(zip(names, parts, strict=False))
     return pushed
+
+
+class TrainedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """Shows one record that a step trained on, token by token.
+
+    step: that trained on it, counted from 0.
+    ordinal, sample: name it; records with one ordinal answer one prompt.
+    replica, version: who sampled it, and under which weights.
+    advantage: what it was trained with; of a job with advantages for each action its reward.
+    prompt_ids: the last tokens of the prompt.
+    action_ids: the first actions; ``actions`` says how many there were.
+    rollout_logp, trainer_logp: in nats, of each action, at the record's temperature: as its
+        generator gave it, and as the trainer had it before the step's first update.
+    entropy: of the trainer's distribution at each action, in nats; empty where it was not computed.
+    masked: places of the actions that were not trained on.
+    """
+
+    step: int
+    ordinal: int
+    sample: int
+    replica: int
+    version: int
+    advantage: float
+    prompt_ids: list[int]
+    action_ids: list[int]
+    actions: int
+    rollout_logp: list[float]
+    trainer_logp: list[float]
+    entropy: list[float] = []
+    masked: list[int] = []
+
+
+def read_tokens(run_dir: Path) -> Iterator[TrainedTokens]:
+    """Yields the records of ``tokens.jsonl`` in the order of steps; none where there is no file."""
+    decode = msgspec.json.Decoder(TrainedTokens).decode
+    for text in _lines(run_dir / TOKENS):
+        try:
+            yield decode(text)
+        except msgspec.MsgspecError:
+            continue  # half a line, as a killed run may leave it
 
 
 class Environment(msgspec.Struct, kw_only=True, frozen=True):

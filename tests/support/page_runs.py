@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gcore_core.contract import run_files
 from gcore_core.contract.run_files import Clock, Decided, Measured, Record, Stage
 
@@ -47,8 +49,6 @@ def write_run(directory: Path, steps: int = 40, answers: int = 80, *, moves: boo
 
 
 def write_lines(path: Path, lines: Iterator[Any]) -> None:
-    import msgspec
-
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 

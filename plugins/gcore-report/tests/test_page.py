@@ -98,7 +98,7 @@ def test_stages_lie_on_top_of_each_other_and_sum_to_the_step(run: Run) -> None:
 
 
 def test_whoever_stops_early_has_steps_of_the_whole_run() -> None:
-    order = list(halving(range(0, 1001)))
+    order = list(halving(range(1001)))
     assert sorted(order) == list(range(1001))
     assert order[:5] == [0, 1000, 500, 250, 750]
     assert list(halving([])) == [] and list(halving([7])) == [7]
