@@ -1,7 +1,8 @@
 """Takes out of a run's journals what is made again when it goes back to a checkpoint.
 
 The journals are ``placement.jsonl``, ``tensors.jsonl``, ``tokens.jsonl`` and the files of the
-trace, which processes of the run append to. ``metrics.jsonl`` is the supervisor's own: see ``directory.MetricsFile``.
+trace, which processes of the run append to. ``metrics.jsonl`` is the supervisor's own: see
+``directory.MetricsFile``.
 """
 
 from __future__ import annotations

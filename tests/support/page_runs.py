@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.contract import run_files
-from gcore_core.contract.run_files import Clock, Decided, Measured, Record, Stage
+from gcore_core.contract.run_files import Clock, Decided, Measured, Record, Stage, TrainedTokens
 
 #: What a model may write: it must be shown, and must not do anything.
 EVIL = (
@@ -43,6 +44,7 @@ def write_run(directory: Path, steps: int = 40, answers: int = 80, *, moves: boo
     for shard in (0, 1):
         path = directory / run_files.TRACE / f"controller.{shard}.jsonl"
         write_lines(path, trace_lines(shard, min(steps, 200)))
+    write_lines(directory / run_files.TOKENS, token_lines(steps))
     if moves:
         write_lines(directory / run_files.PLACEMENT, placement_lines(steps))
     return directory
@@ -116,7 +118,39 @@ def write_answers(directory: Path, evaluated: list[int], answers: int) -> None:
                     "status": "finished",
                 }
             )
+        rows[0]["arrays"] = {"picture": write_picture(directory, step)}
         write_lines(run_files.samples_path(directory, step), iter(rows))
+
+
+def write_picture(directory: Path, step: int) -> str:
+    """Writes a picture of 8 x 8 pixels and returns its name, as a row of samples has it."""
+    name = f"{run_files.samples_path(directory, step).stem}/0-picture.npy"
+    path = directory / run_files.SAMPLES / name
+    path.parent.mkdir()
+    np.save(path, np.full((8, 8, 3), step % 256, np.uint8))
+    return name
+
+
+def token_lines(steps: int) -> Iterator[TrainedTokens]:
+    """Yields four records of every tenth step, of twenty tokens each, the last of them masked."""
+    for step in range(0, steps, 10):
+        for record in range(4):
+            rollout = [-0.1 * (i + 1) for i in range(20)]
+            yield TrainedTokens(
+                step=step,
+                ordinal=step * 8 + record // 2,
+                sample=record % 2,
+                replica=0,
+                version=step,
+                advantage=(-1.0) ** record,
+                prompt_ids=[1, 2, 3],
+                action_ids=list(range(20)),
+                actions=20,
+                rollout_logp=rollout,
+                trainer_logp=[value - 0.01 for value in rollout],
+                entropy=[0.5] * 20,
+                masked=[19],
+            )
 
 
 def trace_lines(shard: int, steps: int) -> Iterator[Any]:

@@ -19,10 +19,14 @@ from gcore_report.page.answers import answers, halving, plain
 from gcore_report.page.configuration import configuration
 from gcore_report.page.curves import curves, group_of, thinned
 from gcore_report.page.document import PANELS, report
+from gcore_report.page.pictures import pictures
 from gcore_report.page.placement import placement
 from gcore_report.page.processes import balance, memory
 from gcore_report.page.runs import Run, open_runs
 from gcore_report.page.timeline import covered, timeline, united
+from gcore_report.page.tokens import tokens
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, DataError
@@ -183,6 +187,46 @@ def test_a_run_that_moves_nothing_shows_its_processes(tmp_path: Path) -> None:
     own = placement([still])["runs"][0]
     assert not own["moves"]
     assert ["policy.0", 1, 40] in own["lives"]
+
+
+# -- tokens and pictures ---------------------------------------------------------------------------
+
+
+def test_tokens_of_the_first_and_last_steps_stay_of_many(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tokens([run])["shown"] == 16
+    monkeypatch.setattr(limits, "TOKEN_RECORDS", 8)
+    data = tokens([run])
+    assert (data["shown"], data["total"]) == (8, 16)
+    assert [record["step"] for record in data["records"]] == [0] * 4 + [30] * 4
+    record = data["records"][1]
+    assert record["advantage"] == -1.0 and record["masked"] == [19]
+    assert record["trainer"][3] - record["rollout"][3] == pytest.approx(-0.01)
+
+
+def test_tokens_have_the_texts_that_the_runs_tokenizer_gives(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=10)
+    assert tokens(open_runs([directory]))["texts"] == [{}]
+    vocabulary = {f"w{i}": i for i in range(20)} | {"[UNK]": 20}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    (directory / run_files.WEIGHTS).mkdir()
+    tokenizer.save(str(directory / run_files.WEIGHTS / "tokenizer.json"))
+    (texts,) = tokens(open_runs([directory]))["texts"]
+    assert texts == {i: f"w{i}" for i in range(20)}
+
+
+def test_pictures_are_data_of_the_page_and_none_of_another_directory(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=10)
+    data = pictures(open_runs([directory]))
+    assert data["shown"] == data["total"] == 11
+    assert all(row[6].startswith("data:image/webp;base64,") for row in data["pictures"])
+    secret = tmp_path / "secret.npy"
+    np.save(secret, np.zeros((4, 4, 3), np.uint8))
+    path = run_files.samples_path(directory, 0)
+    path.write_text(path.read_text().replace("step_000000/0-picture.npy", "../../secret.npy"))
+    data = pictures(open_runs([directory]))
+    assert (data["shown"], data["total"]) == (10, 11)
 
 
 # -- configuration ---------------------------------------------------------------------------------

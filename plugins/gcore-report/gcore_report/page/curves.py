@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,6 @@ def thinned(steps: np.ndarray, values: np.ndarray, limit: int) -> tuple[np.ndarr
     return steps[order], values[order]
 
 
-def rounded(values: np.ndarray) -> list[float]:
+def rounded(values: Iterable[float]) -> list[float]:
     """Returns values with six significant digits, which halves the page."""
     return [float(f"{value:.6g}") for value in values]

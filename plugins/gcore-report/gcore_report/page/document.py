@@ -22,15 +22,19 @@ from markupsafe import Markup
 from gcore_report.page.answers import answers
 from gcore_report.page.configuration import configuration
 from gcore_report.page.curves import curves
+from gcore_report.page.pictures import pictures
 from gcore_report.page.placement import placement
 from gcore_report.page.processes import balance, memory
 from gcore_report.page.runs import Run, facts_of
 from gcore_report.page.timeline import timeline
+from gcore_report.page.tokens import tokens
 
 #: Name of a panel -> its title and what makes its data, in the order of the page.
 PANELS: dict[str, tuple[str, Callable[[Sequence[Run]], Any]]] = {
     "curves": ("Curves", curves),
     "answers": ("Answers", answers),
+    "tokens": ("Tokens", tokens),
+    "pictures": ("Pictures", pictures),
     "timeline": ("Timeline", timeline),
     "placement": ("Placement", placement),
     "balance": ("Balance", balance),
@@ -44,6 +48,8 @@ SCRIPTS = (
     "curves.js",
     "answers.js",
     "processes.js",
+    "tokens.js",
+    "pictures.js",
     "configuration.js",
     "page.js",
 )

@@ -5,6 +5,8 @@
   const SHOW = {
     curves: Curves.show,
     answers: Answers.show,
+    tokens: Tokens.show,
+    pictures: Pictures.show,
     timeline: Processes.timeline,
     placement: Processes.placement,
     balance: Processes.balance,
