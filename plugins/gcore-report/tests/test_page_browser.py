@@ -32,7 +32,7 @@ def is_drawn(name: str) -> str:
         const panel = document.getElementById("panel-{name}");
         const seen = [...panel.querySelectorAll(".chart")].filter((chart) => {{
             const place = chart.getBoundingClientRect();
-            return place.height && place.top < innerHeight && place.bottom > 0;
+            return chart.checkVisibility() && place.top < innerHeight && place.bottom > 0;
         }});
         return panel.dataset.state === "ready" && panel.innerText.trim() !== ""
             && seen.every((chart) => chart.dataset.drawn && chart.querySelector("svg"));
@@ -91,3 +91,18 @@ def test_a_metric_is_found_by_a_part_of_its_name(browser: Chrome, page: Path) ->
     browser.find_element(By.CSS_SELECTOR, "#panel-curves [data-search]").send_keys("entropy")
     shown = "[...document.querySelectorAll('#panel-curves .card')].filter((c) => !c.hidden)"
     until(browser, f"{shown}.length === 1 && {shown}[0].innerText.startsWith('entropy')")
+
+
+@pytest.mark.slow
+def test_tokens_and_pictures_are_reached_by_keys(browser: Chrome, page: Path) -> None:
+    browser.get(f"{page.as_uri()}#tokens")
+    until(browser, is_drawn("tokens"))
+    browser.find_element(By.CSS_SELECTOR, ".tokens").send_keys(Keys.ARROW_RIGHT * 3)
+    facts = browser.find_element(By.CSS_SELECTOR, ".token-facts").text
+    assert facts.startswith("token 2 (2)") and "ratio 0.99005" in facts
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".token.masked")) == 1
+    browser.find_element(By.TAG_NAME, "body").send_keys("4")
+    until(browser, is_drawn("pictures"))
+    loaded = "[...document.querySelectorAll('#panel-pictures img')].every((i) => i.naturalWidth)"
+    until(browser, loaded)
+    assert console_errors(browser) == []

@@ -6,7 +6,7 @@ A run may have any number of steps and records; the page has to open at once and
 from __future__ import annotations
 
 #: Points of one curve: of each of half as many spans, the lowest and the highest value.
-CURVE_POINTS = 2000
+CURVE_POINTS = 1000
 #: Columns of a heat map: a column is the mean of the steps in it.
 MAP_COLUMNS = 400
 

@@ -35,7 +35,9 @@ const Answers = (() => {
     inputs.step = choice(all(values(1).sort((a, b) => a - b)));
     inputs.mode = choice(all(values(2)));
     inputs.order = choice([["", "as evaluated"], ...rewards.flatMap((name) => [[`-${name}`, `lowest ${name}`], [`+${name}`, `highest ${name}`]])]);
-    for (const input of Object.values(inputs)) input.addEventListener("input", find);
+    for (const input of Object.values(inputs)) {
+      input.addEventListener(input.tagName === "SELECT" ? "change" : "input", find);
+    }
     inputs.count = make("output", { "aria-live": "polite" });
     const fields = [field("Search", inputs.text), field("Step", inputs.step), field("Mode", inputs.mode), field("Order", inputs.order)];
     if (Data.head.runs.length > 1) fields.splice(1, 0, field("Run", inputs.run));

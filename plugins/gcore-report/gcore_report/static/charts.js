@@ -12,10 +12,15 @@ const Charts = (() => {
   };
   const drawn = new Set();
   const waiting = new Map();
-  const observer = new IntersectionObserver(see, { rootMargin: "200px" });
+  const observer = new IntersectionObserver(see, { rootMargin: "40px" });
 
   const colour = (i) => COLOURS[i % COLOURS.length];
   const dash = (i) => DASHES[i % DASHES.length];
+
+  // Plotly reads tags and patterns in texts; texts of people and of models have to stay texts.
+  function plain(text) {
+    return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("%{", "% {");
+  }
 
   // A colour of the style sheet, as it is in the theme that is shown.
   function themed(name) {
@@ -38,7 +43,8 @@ const Charts = (() => {
     };
   }
 
-  function layout(own) {
+  // To find room for labels, a chart is laid out twice: only wide ones have long labels.
+  function layout(own, automargin) {
     const { axis, ...rest } = look();
     const whole = {
       ...rest,
@@ -47,8 +53,8 @@ const Charts = (() => {
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" },
       ...own,
     };
-    whole.xaxis = { ...axis, automargin: true, ...own.xaxis };
-    whole.yaxis = { ...axis, automargin: true, ...own.yaxis };
+    whole.xaxis = { ...axis, automargin, ...own.xaxis };
+    whole.yaxis = { ...axis, automargin, ...own.yaxis };
     return whole;
   }
 
@@ -73,8 +79,8 @@ const Charts = (() => {
     waiting.set(element, build);
     const { traces, layout: own } = build();
     // Small charts have no buttons: to drag zooms, and a double click shows the whole again.
-    const displayModeBar = Boolean(element.closest(".wide"));
-    await Plotly.react(element, traces, layout(own), { ...CONFIG, displayModeBar });
+    const isWide = Boolean(element.closest(".wide"));
+    await Plotly.react(element, traces, layout(own, isWide), { ...CONFIG, displayModeBar: isWide });
     drawn.add(element);
     element.dataset.drawn = "true";
   }
@@ -92,5 +98,5 @@ const Charts = (() => {
     }
   }
 
-  return { colour, dash, lazy, redraw, repaint };
+  return { colour, dash, lazy, plain, redraw, repaint };
 })();

@@ -21,7 +21,7 @@ const Curves = (() => {
       if (!OF_PANELS.includes(group.title)) panel.append(groupOf(group));
     }
     panel.append(rule(
-      "A pale line has every step, a full one the moving mean. Of more than 2,000 steps, the lowest and "
+      "A pale line has every step, a full one the moving mean. Of more than 1,000 steps, the lowest and "
       + "the highest value of each span of steps are drawn. Drag over a chart to zoom, click twice to go back."));
   }
 
@@ -58,7 +58,7 @@ const Curves = (() => {
     const yaxis = { type: settings.log ? "log" : "linear" };
     if (isShare && !settings.log) yaxis.range = [-0.03, 1.03];
     return {
-      showlegend: chart.stacked || chart.lines.length > 1,
+      showlegend: chart.lines.some((line) => line.name),
       hovermode: "x unified",
       xaxis: { title: { text: "step", standoff: 4 } },
       yaxis,
@@ -73,12 +73,17 @@ const Curves = (() => {
       const style = byRun
         ? { color: Charts.colour(line.run), dash: Charts.dash(name) }
         : { color: Charts.colour(name), dash: Charts.dash(line.run) };
-      return linesOf(chart, line, style);
+      const isFirst = chart.lines.find((each) => each.name === line.name) === line;
+      return linesOf(chart, line, style, !byRun || isFirst);
     });
   }
 
-  function linesOf(chart, line, style) {
-    const base = { x: line.x, y: line.y, type: "scatter", name: nameOf(line), line: { ...style, width: 1.8 } };
+  // Colours of runs stand in the head of the page, so a legend names what differs within a run.
+  function linesOf(chart, line, style, showlegend) {
+    const base = {
+      x: line.x, y: line.y, type: "scatter", name: Charts.plain(line.name), showlegend, line: { ...style, width: 1.8 },
+      hovertemplate: `${Charts.plain(nameOf(line))} %{y:.5~g}<extra></extra>`,
+    };
     if (chart.stacked) return [{ ...base, stackgroup: `run ${line.run}`, mode: "lines" }];
     const reach = Math.floor(line.y.length * settings.smooth / 2);
     if (line.y.length < 20) return [{ ...base, mode: "lines+markers" }];
@@ -91,7 +96,7 @@ const Curves = (() => {
 
   function nameOf(line) {
     const run = Data.head.runs.length > 1 ? Data.head.runs[line.run].label : "";
-    return [line.name, run].filter(Boolean).join(" ") || "value";
+    return [line.name, run].filter(Boolean).join(" ");
   }
 
   // The mean of each value and of so many neighbours on both sides.

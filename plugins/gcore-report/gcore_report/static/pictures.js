@@ -34,10 +34,10 @@ const Pictures = (() => {
 
   function pictureOf([run, step, mode, prompt, name, rewards, address]) {
     const label = Data.head.runs.length > 1 ? `${Data.head.runs[run].label}, step ${step}` : `step ${step}`;
-    const values = Object.entries(rewards).map(([reward, value]) => `${reward} ${number(value)}`).join(", ");
+    const values = Object.entries(rewards).flatMap(([reward, value]) => [make("br"), `${reward} ${number(value)}`]);
     return make("figure", {},
       make("img", { src: address, alt: `${prompt}, ${mode}, ${name}, ${label}` }),
-      make("figcaption", {}, make("b", {}, label), make("br"), values));
+      make("figcaption", {}, make("b", {}, label), ...values));
   }
 
   return { show };

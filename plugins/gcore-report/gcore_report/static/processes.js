@@ -101,7 +101,7 @@ const Processes = (() => {
       : [[0, Charts.colour(0)], [1, Charts.colour(0)]];
     const text = run.z.map((row) => row.map((role, i) => {
       const name = role === null ? "nobody" : run.roles[role];
-      return `${name}${run.reasons[i] ? `: ${run.reasons[i]}` : ""}`;
+      return Charts.plain(`${name}${run.reasons[i] ? `: ${run.reasons[i]}` : ""}`);
     }));
     const trace = {
       type: "heatmap", x: run.steps, y: run.devices.map((device) => `device ${device}`), z: run.z,

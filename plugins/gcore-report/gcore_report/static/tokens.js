@@ -106,7 +106,7 @@ const Tokens = (() => {
   function chartOf(record, masked) {
     return Processes.wide("Log-probs by token", 260, () => {
       const x = record.ids.map((_, i) => i);
-      const text = record.ids.map((id) => textOf(record, id));
+      const text = record.ids.map((id) => Charts.plain(textOf(record, id)));
       const line = (name, y, i) => ({
         type: "scatter", mode: x.length > 100 ? "lines" : "lines+markers", name, x, y, customdata: text,
         line: { color: Charts.colour(i), width: 1.5 }, hovertemplate: "%{customdata}: %{y:.5g}",
