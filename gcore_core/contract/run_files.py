@@ -23,6 +23,7 @@ The layout; ``latest`` is the run with the highest number:
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
                                    their pictures, in samples/step_000020/
         logs/<process>.log
+        save                       made by whoever wants a checkpoint at the end of the next step; the run removes it
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
         summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
     runs/<name>/latest -> <NNN>
@@ -65,6 +66,7 @@ SUMMARY = "summary.md"
 CURVES = "curves.png"
 TENSORBOARD = "tensorboard"
 LATEST = "latest"
+SAVE = "save"
 
 #: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}

@@ -30,6 +30,7 @@ from gcore_core.runtime.messages import (
     HELLO,
     HUNG,
     LOSE_NODE,
+    SAVE_RUN,
     STOP_RUN,
     TIME_OF_DAY,
     Answered,
@@ -137,10 +138,15 @@ class Worker:
             context.stopping.set()
             return request
 
+        async def save(request: Nothing, call: Call) -> Nothing:
+            context.saving.set()
+            return request
+
         async def lose_node(request: LostNode, call: Call) -> LostNodeReply:
             return LostNodeReply(context.lost.lose(request.name))
 
         self._service.add(STOP_RUN, stop)
+        self._service.add(SAVE_RUN, save)
         self._service.add(LOSE_NODE, lose_node)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
