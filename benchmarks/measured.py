@@ -121,6 +121,16 @@ BENCHMARKS = (
         minutes=30,
     ),
     Benchmark(
+        name="report_page",
+        measures=(
+            "plugins/gcore-report/gcore_report",
+            "gcore_core/contract/run_files.py",
+            "tests/support/chromium.py",
+            "tests/support/page_runs.py",
+        ),
+        minutes=3,
+    ),
+    Benchmark(
         name="roles_lora",
         of="roles",
         measures=(CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_lora.py"),

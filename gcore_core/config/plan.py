@@ -116,6 +116,10 @@ class Plan:
             for leaf, value in values.items()
         )
 
+    def provenance(self) -> dict[str, str]:
+        """Returns where each value was set, as ``why`` says it, by dotted key."""
+        return {leaf: self._origin(leaf) for leaf in yaml_source.flat(self.config)}
+
     def _origin(self, leaf: str) -> str:
         if leaf in self.origins:
             return self.origins[leaf]

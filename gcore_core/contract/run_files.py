@@ -4,6 +4,7 @@ The layout; ``latest`` is the run with the highest number:
 
     runs/<name>/<NNN>/
         config.yaml                the resolved configuration
+        origins.json               dotted key of the configuration -> where its value was set
         plugins.lock.json          plugin -> distribution and version
          data.json                  how many rows the dataset has, and digests of some
         environment.jsonl          what each start of the run ran on: versions, machine, digests of the job's files
@@ -15,11 +16,14 @@ The layout; ``latest`` is the run with the highest number:
         placement.undone.jsonl     lines of steps that were undone, as they were
         tensors.jsonl              digests of the tensors of every push
         tensors.undone.jsonl       lines of steps that were undone, as they were
+        tokens.jsonl               tokens and log-probs of a few trained records, of every tenth step
+        tokens.undone.jsonl        lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
                                    their pictures, in samples/step_000020/
         logs/<process>.log
+        save                       made by whoever wants a checkpoint at the end of the next step; the run removes it
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
         summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
     runs/<name>/latest -> <NNN>
@@ -40,6 +44,7 @@ from gcore_core.contract.engine_profiles import EngineFit
 from gcore_core.contract.errors import DataError
 
 CONFIG = "config.yaml"
+ORIGINS = "origins.json"
 LOCK = "plugins.lock.json"
 DATA = "data.json"
 METRICS = "metrics.jsonl"
@@ -47,6 +52,8 @@ METRICS_UNDONE = "metrics.undone.jsonl"
 ENVIRONMENT = "environment.jsonl"
 TENSORS = "tensors.jsonl"
 TENSORS_UNDONE = "tensors.undone.jsonl"
+TOKENS = "tokens.jsonl"
+TOKENS_UNDONE = "tokens.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
 PLACEMENT_UNDONE = "placement.undone.jsonl"
@@ -59,6 +66,7 @@ SUMMARY = "summary.md"
 CURVES = "curves.png"
 TENSORBOARD = "tensorboard"
 LATEST = "latest"
+SAVE = "save"
 
 #: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
@@ -189,6 +197,15 @@ def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+
+
+def read_origins(run_dir: Path) -> dict[str, str]:
+    """Returns dotted key of the configuration -> where its value was set; empty without them."""
+    try:
+        content = (run_dir / ORIGINS).read_bytes()
+    except FileNotFoundError:
+        return {}
+    return msgspec.json.decode(content, type=dict[str, str])
 
 
 def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
@@ -387,6 +404,46 @@ def read_tensors(run_dir: Path, step: int) -> tuple[str, dict[str, str]]:
             parts = [line.digests[i : i + 8].hex() for i in range(0, len(line.digests), 8)]
             pushed = line.transport, dict(zip(names, parts, strict=False))
     return pushed
+
+
+class TrainedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """Shows one record that a step trained on, token by token.
+
+    step: that trained on it, counted from 0.
+    ordinal, sample: name it; records with one ordinal answer one prompt.
+    replica, version: who sampled it, and under which weights.
+    advantage: what it was trained with; of a job with advantages for each action its reward.
+    prompt_ids: the last tokens of the prompt.
+    action_ids: the first actions; ``actions`` says how many there were.
+    rollout_logp, trainer_logp: in nats, of each action, at the record's temperature: as its
+        generator gave it, and as the trainer had it before the step's first update.
+    entropy: of the trainer's distribution at each action, in nats; empty where it was not computed.
+    masked: places of the actions that were not trained on.
+    """
+
+    step: int
+    ordinal: int
+    sample: int
+    replica: int
+    version: int
+    advantage: float
+    prompt_ids: list[int]
+    action_ids: list[int]
+    actions: int
+    rollout_logp: list[float]
+    trainer_logp: list[float]
+    entropy: list[float] = []
+    masked: list[int] = []
+
+
+def read_tokens(run_dir: Path) -> Iterator[TrainedTokens]:
+    """Yields the records of ``tokens.jsonl`` in the order of steps; none where there is no file."""
+    decode = msgspec.json.Decoder(TrainedTokens).decode
+    for text in _lines(run_dir / TOKENS):
+        try:
+            yield decode(text)
+        except msgspec.MsgspecError:
+            continue  # half a line, as a killed run may leave it
 
 
 class Environment(msgspec.Struct, kw_only=True, frozen=True):

@@ -63,8 +63,8 @@ class Checkpointing:
     ) -> dict[str, float]:
         """Finishes the save that was begun before, and begins another where one is due.
 
-        It is called at the end of each step. A run that ends early is saved even if
-        ``checkpoint.every`` is 0.
+        It is called at the end of each step. A run that ends early, or that somebody asks to save,
+        is saved even if ``checkpoint.every`` is 0.
 
         step: the step that begins now, and the version of the weights.
         state: what a resumed run of the controller needs, as plain values.
@@ -77,12 +77,15 @@ class Checkpointing:
         every = self._context.facts.checkpoint.every
         stopping = self._context.stopping.is_set()
         self._newest = CommitCheckpoint(step, dict(state), dict(metrics))
-        if not self._context.agree.lead or not (every or (last and stopping)):
+        saving = self._context.saving.is_set()
+        due = saving or (last and bool(every or stopping)) or (every > 0 and step % every == 0)
+        if not self._context.agree.lead or not (every or due or self._begun):
             return {}
         clock = asyncio.get_running_loop().time
         began_s = clock()
         await self._finish()
-        if last or step % every == 0:
+        if due:
+            self._context.saving.clear()
             await self._begin()
         if last:
             await self._finish()

@@ -52,6 +52,7 @@ class ControllerContext:
     agents: the nodes' agents by name, where they read how long devices are in use.
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
+    saving: set in the lead when somebody has asked for a checkpoint.
     lost: which machines of generators are lost, in this attempt.
     keepers: agents of the nodes that keep records of machines that may be lost; none where no
         machine may.
@@ -76,6 +77,7 @@ class ControllerContext:
     agents: Mapping[str, Peer] = field(default_factory=dict)
     sentinel: Sentinel | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    saving: asyncio.Event = field(default_factory=asyncio.Event)
     lost: LostNodes = field(default_factory=LostNodes)
     keepers: list[Peer] = field(default_factory=list)
 

@@ -25,6 +25,7 @@ from gcore_core.contract.run_files import (
     LOGS,
     METRICS,
     METRICS_UNDONE,
+    ORIGINS,
     POSITION,
     SAMPLES,
     samples_path,
@@ -135,6 +136,14 @@ def write_config(run_dir: Path, text: str) -> None:
     text: the configuration as YAML.
     """
     write_text(run_dir / CONFIG, text)
+
+
+def write_origins(run_dir: Path, origins: Mapping[str, str]) -> None:
+    """Writes where each value of the configuration was set. Raises ConfigError when it cannot.
+
+    origins: dotted key -> a line of the job's file, an override, or whose default it is.
+    """
+    write_text(run_dir / ORIGINS, json.dumps(origins, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:

@@ -97,6 +97,7 @@ def prepare(
     for note in resumed.notes if resumed else ():
         display.note(note)
     run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
+    run_directory.write_origins(directory, plan.provenance())
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
     environment.write(directory, plan, resumed.step if resumed else 0)
     models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}

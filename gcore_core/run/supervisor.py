@@ -50,6 +50,7 @@ from gcore_core.runtime.messages import (
     LOSE_NODE,
     PUBLISHED,
     RESTART_EXIT_CODE,
+    SAVE_RUN,
     SPAWN,
     STEP_END,
     STOP_RUN,
@@ -409,6 +410,17 @@ class Supervisor:
             self._display.note(f"step {report.step}: {note}")
         if news is not None:
             self._observers.step_end(self._run, news)
+        await self._save_if_asked(site)
+
+    async def _save_if_asked(self, site: Site) -> None:
+        """Has the lead save the run at the end of a step, where a file in its directory asks."""
+        request = self._job.directory / run_files.SAVE
+        if not request.exists():
+            return
+        with contextlib.suppress(GcoreError):
+            await site.network.peer(LEAD).call(SAVE_RUN, Nothing())
+            request.unlink(missing_ok=True)
+            self._display.note("a checkpoint was asked for; it is saved while the next step runs")
 
     @contextlib.contextmanager
     def _without_lost(self) -> Iterator[None]:

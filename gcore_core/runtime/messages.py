@@ -909,6 +909,7 @@ METER = Endpoint("meter", MeterRequest, MeterReply)
 KILL = Endpoint("kill", KillRequest, Nothing)
 # of the lead
 STOP_RUN = Endpoint("stop_run", Nothing, Nothing)
+SAVE_RUN = Endpoint("save_run", Nothing, Nothing)
 # of every controller
 LOSE_NODE = Endpoint("lose_node", LostNode, LostNodeReply)
 

@@ -390,6 +390,14 @@ SMALL = (
             slow=True,
         ),
         short(
+            "report_page",
+            "--steps=200",
+            "--answers=400",
+            "--rounds=1",
+            fact=lambda values: values["panels_drawn_share"] == 1 and not values["console_errors"],
+            slow=True,
+        ),
+        short(
             "rewards",
             fact=lambda values: values["numeric_false_positives"] == 0,
             slow=True,
@@ -461,6 +469,7 @@ NOT_MEASURED_YET = {
     "large_sleep",
     "machines",
     "proved_engines",
+    "report_page",
     "roles_refined",
     "roles_reward_model",
 }

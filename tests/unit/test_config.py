@@ -178,6 +178,7 @@ def test_why_shows_value_and_origin(job: Job) -> None:
     assert plan.why("run.steps") == f"run.steps = 3  # job.yaml, line {steps_line}"
     assert plan.why("run.seed") == "run.seed = 9  # override 'run.seed=9'"
     assert plan.why("run.name") == 'run.name = "job"  # stem of job.yaml'
+    assert plan.provenance()["run.seed"] == "override 'run.seed=9'"
     assert plan.why("run.dir") == "run.dir = null  # default of the core (gcore-core 0.2.0)"
     assert plan.why("roles.rollout.config.dtype").endswith(
         '= "float32"  # default of fake (gcore-fake 0.1.0)'

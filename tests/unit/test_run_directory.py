@@ -366,6 +366,7 @@ def test_a_run_without_files_reads_as_empty(tmp_path: Path) -> None:
 def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:
     run_dir = d.create(tmp_path, "digits")
     d.write_config(run_dir, "run: {name: 'Größe'}\n")
+    d.write_origins(run_dir, {"run.name": "job.yaml, line 2"})
     d.write_lock(run_dir, {"torch": {"version": "0.1.0"}, "core": {"version": "0.1.0"}})
     rows = [{"prompt": "1+1=", "text": "2\n\u2028", "rewards": {"exact": 1.0}, "mode": "greedy"}]
     d.write_samples(run_dir, 20, rows)
@@ -377,6 +378,8 @@ def test_config_lock_and_samples_come_back(tmp_path: Path) -> None:
     }
     assert (run_dir / "config.yaml").read_text(encoding="utf-8") == "run: {name: 'Größe'}\n"
     assert list(run_files.read_lock(run_dir)) == ["core", "torch"]
+    assert run_files.read_origins(run_dir) == {"run.name": "job.yaml, line 2"}
+    assert run_files.read_origins(tmp_path / "none") == {}
     assert (
         run_files.read_samples(run_dir, 20) == rows
         and (run_dir / "samples/step_000020.jsonl").exists()

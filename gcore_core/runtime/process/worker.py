@@ -21,6 +21,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.factories import build, config_object
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Network, Peer
 from gcore_core.contract.questions import Sampler
 from gcore_core.runtime.messages import (
@@ -29,6 +30,7 @@ from gcore_core.runtime.messages import (
     HELLO,
     HUNG,
     LOSE_NODE,
+    SAVE_RUN,
     STOP_RUN,
     TIME_OF_DAY,
     Answered,
@@ -136,10 +138,15 @@ class Worker:
             context.stopping.set()
             return request
 
+        async def save(request: Nothing, call: Call) -> Nothing:
+            context.saving.set()
+            return request
+
         async def lose_node(request: LostNode, call: Call) -> LostNodeReply:
             return LostNodeReply(context.lost.lose(request.name))
 
         self._service.add(STOP_RUN, stop)
+        self._service.add(SAVE_RUN, save)
         self._service.add(LOSE_NODE, lose_node)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
@@ -252,6 +259,7 @@ class Worker:
         from gcore_core.runtime.relay import Relay
         from gcore_core.runtime.shells.trainer import TrainerShell
         from gcore_core.runtime.tensor_journal import TensorJournal
+        from gcore_core.runtime.token_journal import TokenJournal
 
         spec = self._spec
         parts: dict[str, Any] = {
@@ -269,7 +277,10 @@ class Worker:
         reader = StoreReader(*self._place()) if annotations is None else annotations.reader
         journal = TensorJournal(Path(settings.context.directory))
         sentinel = None
+        tokens = None
         if settings.sentinel is not None:
+            if spec.role == POLICY and spec.rank == 0:
+                tokens = TokenJournal(Path(settings.context.directory))
             sentinel = build(spec.factories["sentinel"], replace(settings.sentinel, rank=spec.rank))
         shell = TrainerShell(
             backend,
@@ -282,6 +293,7 @@ class Worker:
             followers=self._followers(),
             annotations=annotations,
             adapters=settings.adapters,
+            tokens=tokens,
         )
         shell.register(service, Relay(self._network, service, settings.shards))
 

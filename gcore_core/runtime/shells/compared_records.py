@@ -66,6 +66,11 @@ class ComparedRecords:
             for groups in ordinals
         ]
 
+    @property
+    def trained(self) -> list[Compared]:
+        """Returns the records of the step that was trained last, with both sides."""
+        return self._compared
+
     def diagnose(self, request: DiagnoseRequest) -> list[Finding]:
         """Returns what the records of some replicas say; none: of all."""
         chosen = self._chosen(request)

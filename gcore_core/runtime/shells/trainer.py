@@ -91,6 +91,7 @@ from gcore_core.runtime.shells.trainer_rest import TrainerRest
 from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.tensor_journal import TensorJournal
+from gcore_core.runtime.token_journal import TokenJournal
 
 T = TypeVar("T")
 # Weights of more bytes are not hashed where a run must end within seconds; these take a second.
@@ -108,6 +109,7 @@ class TrainerShell:
     followers: in rank 0, the workers of all other ranks.
     annotations: where the columns go that the role gives; None where it gives none.
     adapters: all receivers of pushes take an adapter alone.
+    tokens: gets the records that a sentinel compares; None where they are not written.
 
     Ranks may meet in collectives, and then all must do the same in the same order. An export is one
     such thing, and it is not over at once: rank 0 exports as receivers load. So whatever else may
@@ -128,6 +130,7 @@ class TrainerShell:
         *,
         annotations: Annotations | None = None,
         adapters: bool = False,
+        tokens: TokenJournal | None = None,
     ) -> None:
         self._journal = journal
         self._backend = backend
@@ -143,6 +146,7 @@ class TrainerShell:
         self._push: PushSource | None = None  # the push that is open
         self._followers = followers
         self._adapters = adapters
+        self._tokens = tokens
         self._meets = rank > 0 or bool(followers)  # whether there are other ranks
         self._turns = asyncio.Lock()  # work that may need the other ranks runs, or a push begins
         self._takers = 0  # who has the turn or waits for it
@@ -323,6 +327,8 @@ class TrainerShell:
         by_shard = self._compared.by_shard(
             [{ordinal for ordinal, _, _ in part.advantages} for part in parts]
         )
+        if self._tokens is not None:
+            self._tokens.write(parts[0].step, self._compared.trained, advantage_of)
         reply = TrainReply(metrics, version, busy_s, *self._counts, by_shard[0])
         return [reply, *(TrainReply({}, version, groups=groups) for groups in by_shard[1:])]
 

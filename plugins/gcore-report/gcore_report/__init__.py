@@ -1,4 +1,6 @@
-"""The plugin ``report`` writes TensorBoard scalars of every step and draws ``curves.png``.
+"""The plugin ``report`` shows runs: TensorBoard, ``curves.png`` and the page of ``g-core report``.
+
+Named by a job, it writes TensorBoard scalars of every step and draws ``curves.png``.
 
 The picture is drawn at evaluations, not more often than every half minute, and at the end. All
 hooks here only observe. They write into the run's directory and keep no state between calls: event
@@ -13,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gcore_core import hookimpl
-from gcore_core.contract.providers import ViewProvider
+from gcore_core.contract.providers import CommandProvider, ViewProvider
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import CURVES, SAMPLES
 
@@ -26,6 +28,14 @@ def gcore_views() -> Iterable[ViewProvider]:
         name="curves",
         summary="rewards, lengths, KL, gap and time of each step, as in curves.png",
         factory="gcore_report.curves:view",
+    )
+
+
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary="one HTML file that shows a run, or compares several",
+        factory="gcore_report.commands:report",
     )
 
 

@@ -1,0 +1,122 @@
+"use strict";
+
+// Trained records token by token, coloured by what is asked.
+const Tokens = (() => {
+  // What a token may be coloured by: its value, and a name of the value for people.
+  const BY = {
+    gap: { title: "gap, trainer - generator", of: (record, i) => record.trainer[i] - record.rollout[i], signed: true },
+    ratio: { title: "ratio, trainer over generator", of: (record, i) => Math.exp(record.trainer[i] - record.rollout[i]), middle: 1, signed: true },
+    rollout: { title: "log-prob of the generator", of: (record, i) => record.rollout[i] },
+    trainer: { title: "log-prob of the trainer", of: (record, i) => record.trainer[i] },
+    entropy: { title: "entropy", of: (record, i) => record.entropy[i] },
+    advantage: { title: "advantage of the record", of: (record) => record.advantage, signed: true },
+  };
+  let data = null;
+
+  function show(panel, given) {
+    data = given;
+    panel.append(rule(`${number(data.shown)} of ${number(data.total)} records are here. ${data.rule}`));
+    if (!data.records.length) {
+      panel.append(nothing("This run has written no tokens: it has no sentinel, its actions are no tokens, or its first step is not over."));
+      return;
+    }
+    const record = choice(data.records.map((each, i) => [String(i), labelOf(each)]), { "data-search": true });
+    const by = choice(Object.entries(BY).map(([name, kind]) => [name, kind.title]));
+    by.value = "trainer";
+    const view = make("div", {});
+    const update = () => fill(view, data.records[record.value], by.value);
+    record.addEventListener("change", update);
+    by.addEventListener("change", update);
+    panel.append(make("div", { class: "tools" }, field("Record", record), field("Colour by", by)), view);
+    update();
+  }
+
+  function labelOf(record) {
+    const run = Data.head.runs.length > 1 ? `${Data.head.runs[record.run].label}, ` : "";
+    return `${run}step ${record.step}, record ${record.name}, advantage ${number(record.advantage)}`;
+  }
+
+  const textOf = (record, id) => data.texts[record.run][id] ?? `<${id}>`;
+
+  function fill(view, record, by) {
+    const kind = BY[by];
+    const masked = new Set(record.masked);
+    const values = record.ids.map((_, i) => kind.of(record, i));
+    const known = values.filter((value, i) => Number.isFinite(value) && !masked.has(i));
+    const middle = kind.middle ?? 0;
+    const reach = kind.signed
+      ? Math.max(1e-12, ...known.map((value) => Math.abs(value - middle)))
+      : Math.max(1e-12, Math.max(...known) - Math.min(...known));
+    const least = Math.min(...known);
+    const colour = (value) => {
+      if (!Number.isFinite(value)) return "transparent";
+      if (!kind.signed) return `color-mix(in srgb, var(--accent) ${Math.round(75 * (value - least) / reach)}%, transparent)`;
+      const share = Math.round(75 * Math.abs(value - middle) / reach);
+      return `color-mix(in srgb, var(${value < middle ? "--bad" : "--good"}) ${share}%, transparent)`;
+    };
+    const details = make("p", { class: "rule token-facts", "aria-live": "polite" }, "Move over a token, or go to it by Tab and the arrow keys.");
+    const prompt = make("pre", { class: "text" }, record.prompt.map((id) => textOf(record, id)).join(""));
+    const answer = make("pre", { class: "text tokens", tabindex: 0, "aria-label": "Tokens" });
+    const tokens = record.ids.map((id, i) => make("span", {
+      class: masked.has(i) ? "token masked" : "token", style: masked.has(i) ? null : `background:${colour(values[i])}`,
+    }, textOf(record, id)));
+    let place = -1;
+    const point = (i) => {
+      tokens[place]?.classList.remove("pointed");
+      place = Math.min(tokens.length - 1, Math.max(0, i));
+      tokens[place].classList.add("pointed");
+      details.textContent = factsOf(record, place, masked.has(place));
+    };
+    tokens.forEach((token, i) => token.addEventListener("mouseenter", () => point(i)));
+    answer.addEventListener("keydown", (event) => {
+      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!move) return;
+      event.preventDefault();
+      point(place + move);
+    });
+    answer.append(...tokens);
+    const whole = record.actions > record.ids.length ? `, the first ${number(record.ids.length)} of ${number(record.actions)} tokens` : "";
+    view.replaceChildren(
+      make("article", { class: "card" },
+        make("h3", {}, labelOf(record)),
+        make("p", { class: "rule" }, `from replica ${record.replica}, weights ${record.version}${whole}; ${number(masked.size)} masked`),
+        make("h4", {}, "Prompt"), prompt, make("h4", {}, "Answer"), answer, legendOf(kind, known, middle, reach), details),
+      chartOf(record, masked));
+  }
+
+  function factsOf(record, i, isMasked) {
+    const gap = record.trainer[i] - record.rollout[i];
+    const facts = [
+      `token ${i} (${record.ids[i]}) ${JSON.stringify(textOf(record, record.ids[i]))}`,
+      `generator ${number(record.rollout[i])}`, `trainer ${number(record.trainer[i])}`,
+      `ratio ${Math.exp(gap).toFixed(5)}`,
+    ];
+    if (record.entropy.length) facts.push(`entropy ${number(record.entropy[i])}`);
+    return facts.join(", ") + (isMasked ? ", masked: not trained on" : "");
+  }
+
+  function legendOf(kind, known, middle, reach) {
+    if (!known.length) return rule("It was not computed.");
+    const text = kind.signed
+      ? `red: ${number(middle - reach)}, none: ${number(middle)}, green: ${number(middle + reach)}; struck out: masked`
+      : `none: ${number(Math.min(...known))}, full: ${number(Math.max(...known))}; struck out: masked`;
+    return rule(text);
+  }
+
+  function chartOf(record, masked) {
+    return Processes.wide("Log-probs by token", 260, () => {
+      const x = record.ids.map((_, i) => i);
+      const text = record.ids.map((id) => Charts.plain(textOf(record, id)));
+      const line = (name, y, i) => ({
+        type: "scatter", mode: x.length > 100 ? "lines" : "lines+markers", name, x, y, customdata: text,
+        line: { color: Charts.colour(i), width: 1.5 }, hovertemplate: "%{customdata}: %{y:.5g}",
+      });
+      const traces = [line("generator", record.rollout, 0), line("trainer", record.trainer, 1)];
+      if (record.entropy.length) traces.push(line("entropy", record.entropy, 2));
+      const shapes = [...masked].map((i) => ({ type: "rect", yref: "paper", x0: i - 0.5, x1: i + 0.5, y0: 0, y1: 1, fillcolor: "rgba(127,127,127,.25)", line: { width: 0 } }));
+      return { traces, layout: { shapes, hovermode: "x unified", xaxis: { title: { text: "token" } }, yaxis: { title: { text: "nats" } } } };
+    });
+  }
+
+  return { show };
+})();
