@@ -16,6 +16,7 @@ def gcore_datasets() -> Iterable[p.DatasetProvider]:
         summary="a data set of the Hugging Face hub by its name, or its formats in local files",
         factory="gcore_data.hub:Hub",
         config=HubConfig,
+        twin="gcore_data.twins:twin_of_hub",
         needs=("datasets>=4",),
     )
     yield p.DatasetProvider(

@@ -73,7 +73,8 @@ class HubConfig:
     """
     images: str | None = None
     """Column of the prompt's images: paths relative to the directory of the data, or the images
-    themselves, which are written into the cache. Empty: prompts have no images.
+    themselves, which are written into the cache. In a text that becomes a chat, "<image>" stands
+    for each. Empty: prompts have no images.
     """
 
     def __post_init__(self) -> None:

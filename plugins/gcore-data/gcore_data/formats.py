@@ -25,6 +25,8 @@ _ANSWERS = ("chosen", "rejected")
 _ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
 #: Where an answer begins in a dialogue that is one text (Anthropic's HH).
 _ASSISTANT = "\n\nAssistant:"
+#: Where an image stands in a text of a data set with images.
+_IMAGE = "<image>"
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
@@ -38,7 +40,8 @@ def prompt_of(row: int, values: Mapping[str, Any], config: HubConfig, where: str
     fields = _named(values, config, where)
     prompt = _prompt(fields, config, where)
     if isinstance(prompt, str) and config.form == "chat":
-        prompt = [{"role": "user", "content": prompt}]
+        content = _parts(prompt) if config.images else prompt
+        prompt = [{"role": "user", "content": content}]
     if not isinstance(prompt, str):
         if config.form == "text":
             raise DataError("its prompt is a chat, and form is text", where=where)
@@ -119,6 +122,18 @@ def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
         )
 
     return _PLACE.sub(value, template)
+
+
+def _parts(text: str) -> str | list[dict[str, str]]:
+    """Returns a text with places of images as the parts of a turn."""
+    if _IMAGE not in text:
+        return text
+    first, *others = text.split(_IMAGE)
+    parts = [{"type": "text", "text": first}] if first else []
+    for other in others:
+        parts.append({"type": "image"})
+        parts += [{"type": "text", "text": other}] if other else []
+    return parts
 
 
 def _turns(value: Any, name: str, where: str) -> Turns:

@@ -20,6 +20,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="DeepSpeed: AdamW with ZeRO 1, 2 or 3 on a Hugging Face causal language model",
         factory="gcore_deepspeed.trainer:make_trainer",
         memory="gcore_deepspeed.memory:trainer_memory",
+        twin="gcore_language.twins:twin_of_role",
         config=DeepSpeedTrainerConfig,
         capabilities=frozenset(
             {
