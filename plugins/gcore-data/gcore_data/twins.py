@@ -130,8 +130,18 @@ def _geometry(number: int, asked: str) -> dict[str, Any]:
     }
 
 
+def _verified(number: int, asked: str) -> dict[str, Any]:
+    return {
+        "data_source": "sums",
+        "prompt": [_turn("user", f"What is {asked}?")],
+        "reward_model": {"style": "rule", "ground_truth": str(_sum(number))},
+    }
+
+
 #: Name on the hub -> a function that gives a row with its columns.
 _KNOWN: Mapping[str, Callable[[int, str], dict[str, Any]]] = {
+    "BytedTsinghua-SIA/AIME-2024": _verified,
+    "BytedTsinghua-SIA/DAPO-Math-17k": _verified,
     "DigitalLearningGmbH/MATH-lighteval": _competition,
     "hiyouga/geometry3k": _geometry,
     "openai/gsm8k": _gsm8k,
