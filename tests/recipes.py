@@ -45,12 +45,11 @@ def run_one(name: str, directory: Path) -> None:
     made = [*command, "shrink", str(RECIPES / f"{name}.yaml"), "-o", str(small)]
     subprocess.run([*made, "--steps", str(STEPS)], cwd=directory, check=True)
     subprocess.run([*command, "run", str(small)], cwd=directory, check=True)
-    (run,) = (directory / "runs").glob("*/001/metrics.jsonl")
-    rows = [json.loads(line) for line in run.read_text().splitlines()]
+    run = directory / "runs" / name / "001"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [row["step"] for row in rows]
     assert STEPS in steps, f"{name} made steps {steps}"
-    weights = list((run.parent / "weights").glob("*.safetensors"))
-    assert weights, f"{name} left no weights in {run.parent}"
+    assert list((run / "weights").glob("*.safetensors")), f"{name} left no weights in {run}"
 
 
 def main() -> int:

@@ -41,6 +41,26 @@ _SIZES = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+#: What a ``config.json`` says of the original's tokens, layers, files and classes.
+_NOT_A_TWINS = (
+    "architectures",
+    "auto_map",
+    "bos_token_id",
+    "decoder_sparse_step",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "label2id",
+    "layer_types",
+    "mlp_only_layers",
+    "model_type",
+    "num_labels",
+    "pad_token_id",
+    "quantization_config",
+    "torch_dtype",
+    "transformers_version",
+    "use_sliding_window",
+)
 #: Model types whose tokenizers split by spaces that they write as a sign, and fall back on bytes
 #: (SentencePiece); those of all others are byte-level.
 _SPACED = ("llama", "mistral", "mixtral", "gemma")
@@ -187,7 +207,7 @@ def _make(original: Mapping[str, Any], place: Path, *, head: bool) -> None:
 
 def _shrunk(original: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
     """Returns a config with the original's words and a twin's sizes."""
-    kept = {key: value for key, value in original.items() if key not in ("model_type", "dtype")}
+    kept = {key: value for key, value in original.items() if key not in _NOT_A_TWINS}
     sizes = {name: size for name, size in _SIZES.items() if name in original}
     sizes |= {name: _SIZES[name] for name in ("hidden_size", "num_hidden_layers")}
     heads, keys = (
@@ -195,8 +215,6 @@ def _shrunk(original: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
     )
     # grouped heads stay grouped, and so does one whose size is not hidden / heads
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1 if keys < heads else 2}
-    for name in ("decoder_sparse_step", "mlp_only_layers", "layer_types"):
-        kept.pop(name, None)
     return {**kept, **sizes, "vocab_size": vocabulary, "sliding_window": None}
 
 

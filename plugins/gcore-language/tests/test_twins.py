@@ -21,6 +21,17 @@ MIXTRAL = {
     "num_experts_per_tok": 2,
     "vocab_size": 32000,
     "tie_word_embeddings": False,
+    # and what else stands in a file on the hub
+    "architectures": ["MixtralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.36.0.dev0",
+    "use_cache": True,
 }
 
 
