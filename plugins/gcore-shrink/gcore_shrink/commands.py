@@ -34,8 +34,10 @@ def shrink(words: Sequence[str]) -> int:
     )
     small.run()
     to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(written(small, args.file), encoding="utf-8")
-    load_plan(to)
+    unchecked = to.with_suffix(".unchecked.yaml")
+    unchecked.write_text(written(small, args.file), encoding="utf-8")
+    load_plan(unchecked)
+    unchecked.replace(to)
     for note in small.notes:
         print(note, file=sys.stderr)
     print(f"{to}: g-core run {to}")

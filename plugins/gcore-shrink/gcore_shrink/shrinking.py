@@ -129,6 +129,8 @@ class Shrinking:
             where = f"rewards.{name}"
             if self._take_twin("reward", str(node.get("use", "")), node, where):
                 self.notes.append(f"{where}: settings for a random model")
+            if node.pop("workers", 1) > 1:
+                self.notes.append(f"{where}: one worker")
         rewards[CHANCE] = {
             "use": "core/function",
             "config": {"path": str(Path(chance.__file__)), "name": CHANCE},

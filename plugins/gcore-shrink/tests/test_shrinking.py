@@ -41,7 +41,7 @@ roles:
     engine: {enforce_eager: true}
     config: {tensor_parallel: 2, max_new_tokens: 4096, temperature: 0.9}
 rewards:
-  exact: {use: rewards/exact-match, config: {pattern: 'It is (.*)'}}
+  exact: {use: rewards/exact-match, workers: 4, config: {pattern: 'It is (.*)'}}
 """
 
 
@@ -65,6 +65,7 @@ def test_a_small_job_loads_and_keeps_what_the_job_is_about(
     assert job["advantage"] == {"use": "algorithms/grpo", "config": {"group_size": 4}}
     assert job["objective"] == {"use": "algorithms/ppo_clip"}
     assert set(job["rewards"]) == {"exact", "chance"}
+    assert plan.settings.rewards["exact"].workers == 1
     assert job["roles"]["policy"]["config"]["learning_rate"] == 3e-6
     assert job["roles"]["rollout"]["config"]["temperature"] == 0.9
     assert "launcher" not in job and "dir" not in job["run"]
