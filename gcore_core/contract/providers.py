@@ -100,6 +100,14 @@ class Provider:
         the process is not forked.
     memory: ``"module:attribute"`` of a function that says how much memory a worker will need, see
         ``gcore_core.contract.memory``; "": nobody knows. Its module imports no engine.
+    twin: ``"module:attribute"`` of a function that makes a tiny random twin of what it opens (a
+        model, a data set), so that a job can be tried where there is no room, as ``g-core shrink``
+        does. It is called as ``twin(node, directory)`` and returns what replaces the node's
+        settings, a mapping that is merged over it, in which None leaves a setting out.
+        node: ``use``, ``config``, of a role also ``model`` and ``engine``, as the job writes them;
+        and ``like``, the policy's ``model``, for one that an earlier job has not made yet.
+        directory: where files go; what lies there from an earlier call may be used again.
+        "": the node stays as it is.
     """
 
     name: str = "default"
@@ -111,6 +119,7 @@ class Provider:
     shared_memory: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     memory: str = ""
+    twin: str = ""
 
     def problems(self, plugin: str) -> list[str]:
         """Returns the reasons why this description is not valid; none when it is."""
@@ -121,6 +130,8 @@ class Provider:
             problems.append(f"factory {self.factory!r} is not 'module:attribute'")
         if self.memory and not _FACTORY.fullmatch(self.memory):
             problems.append(f"memory {self.memory!r} is not 'module:attribute'")
+        if self.twin and not _FACTORY.fullmatch(self.twin):
+            problems.append(f"twin {self.twin!r} is not 'module:attribute'")
         if self.config is not None and not hasattr(self.config, "__dataclass_fields__"):
             problems.append(f"config {self.config!r} is not a dataclass")
         elif self.config is not None:

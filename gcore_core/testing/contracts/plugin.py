@@ -14,7 +14,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -102,6 +103,25 @@ class PluginContract(Contract):
             needs = list(import_attribute(item.spec.memory)(config, WorkerShape(role="any")))
             assert all(isinstance(need, MemoryNeed) for need in needs), item.reference
             assert [problem for need in needs for problem in need.problems()] == []
+
+    def test_a_twin_changes_settings_that_there_are(
+        self, provided: list[Provided], tmp_path: Path
+    ) -> None:
+        """What ``twin`` of a description names answers for a node that says nothing, and names no
+        setting that its provider does not have. A plugin without models need have none.
+        """
+        named = [item for item in provided if item.spec.twin]
+        if not named and any(isinstance(item.spec, _HOLDS_A_MODEL) for item in provided):
+            self.not_claimed("twin")
+        for item in named:
+            node: dict[str, Any] = {"use": item.reference, "config": {}, "model": {}, "engine": {}}
+            changes = import_attribute(item.spec.twin)(node, tmp_path)
+            assert isinstance(changes, Mapping), item.reference
+            assert set(changes) <= set(node), f"{item.reference}: {sorted(changes)}"
+            config = item.spec.config
+            known = {field.name for field in dataclasses.fields(config)} if config else set()
+            unknown = sorted(set(changes.get("config") or {}) - known)
+            assert not unknown, f"{item.reference} has no {unknown}"
 
     def test_hooks_return_at_once_and_alike(self, installed: catalog.Installed) -> None:
         Plugins().load(installed)  # imports are not counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,3 +24,18 @@ class TestParquet(DatasetContract):
         )
         pq.write_table(rows, file, row_group_size=7)
         return self.build(path=str(file))
+
+
+class TestHub(DatasetContract):
+    provider = "data/hub"
+
+    @pytest.fixture
+    def dataset(self, tmp_path: Path) -> Any:
+        rows = {
+            "question": [f"{i}+1=" for i in range(20)],
+            "answer": [f"{i} and 1 are {i + 1}.\n#### {i + 1}" for i in range(20)],
+        }
+        datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "rows"))
+        return self.build(
+            path=str(tmp_path / "rows"), columns={"prompt": "question"}, extract={"answer": "gsm8k"}
+        )

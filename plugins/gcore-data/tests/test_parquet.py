@@ -149,7 +149,8 @@ def test_the_config_comes_from_yaml_and_from_the_wire() -> None:
 
 
 def test_needs_checked_before_a_run_are_declared_dependencies() -> None:
-    requirements = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["hub"]]
     for provider in gcore_data.gcore_datasets():
         assert set(provider.needs) <= set(requirements)
 

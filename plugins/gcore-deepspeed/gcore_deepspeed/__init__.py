@@ -22,6 +22,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         factory="gcore_deepspeed.trainer:make_trainer",
         memory="gcore_deepspeed.memory:trainer_memory",
         opens="gcore_language.opened:open_policy",
+        twin="gcore_language.twins:twin_of_role",
         config=DeepSpeedTrainerConfig,
         capabilities=frozenset(
             {

@@ -15,6 +15,7 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         summary="a judge gives each completion a score",
         factory="gcore_genrm.judges:PointwiseJudge",
         config=PointwiseConfig,
+        twin="gcore_genrm.twins:twin_of_judge",
         asks=True,
     )
     yield p.RewardProvider(
@@ -25,6 +26,7 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         ),
         factory="gcore_genrm.judges:RubricJudge",
         config=RubricConfig,
+        twin="gcore_genrm.twins:twin_of_rubric",
         asks=True,
     )
     yield p.RewardProvider(

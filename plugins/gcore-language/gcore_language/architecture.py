@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gcore_language.published import PUBLISHED
+
 #: Families whose equations are those counted here.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 _QKV_BIASED = ("qwen2",)
@@ -260,14 +262,28 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> i
 def read_architecture(model: Mapping[str, Any]) -> Architecture:
     """Returns the sizes of the model that a role's ``model:`` names.
 
-    model: its ``path`` is a directory, or a name on the hub that the hub's cache has. Nothing is
-        downloaded.
+    model: its ``path`` is a directory, or a name on the hub that the hub's cache has or that is one
+        of ``published``. Nothing is downloaded.
     Raises UnknownSizes.
+    """
+    return architecture_of(read_config(model))
+
+
+def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the ``config.json`` of the model that a role's ``model:`` names.
+
+    Raises UnknownSizes where there is none.
     """
     if not model.get("path"):
         made = "make" in model
         raise UnknownSizes("the run makes this model first" if made else "no model.path is given")
-    directory = _directory(str(model["path"]), model.get("revision"))
+    path = str(model["path"])
+    try:
+        directory = _directory(path, model.get("revision"))
+    except UnknownSizes:
+        if path not in PUBLISHED:
+            raise
+        return PUBLISHED[path]
     file = directory / "config.json"
     if not file.is_file():
         raise UnknownSizes(f"{directory} has no config.json")
@@ -277,7 +293,7 @@ def read_architecture(model: Mapping[str, Any]) -> Architecture:
         raise UnknownSizes(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise UnknownSizes(f"{file} is no mapping")
-    return architecture_of(config)
+    return config
 
 
 def _directory(path: str, revision: Any) -> Path:

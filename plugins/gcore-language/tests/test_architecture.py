@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gcore_language.architecture import UnknownSizes, architecture_of, read_architecture
+from gcore_language.published import PUBLISHED
 
 from tests.support.known_models import KNOWN, KnownModel
 
@@ -97,3 +99,22 @@ def test_a_model_that_is_named_on_the_hub_is_read_from_the_hubs_cache_alone(
 def test_a_role_without_a_model_directory_is_unknown(model: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnknownSizes, match=reason):
         read_architecture(model)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_sizes_that_are_known_by_name_make_a_model_of_that_size(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly where its number of parameters is at hand, else as its name says: 0.6B is 0.60e9."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    if "text_config" in PUBLISHED[name]:
+        with pytest.raises(UnknownSizes, match="language part"):
+            read_architecture({"path": name})
+        return
+    model = read_architecture({"path": name})
+    exact = {known.name: known.parameters for known in KNOWN}
+    own = name.partition("/")[2].removesuffix("-Instruct")
+    if own in exact:
+        assert model.parameters == exact[own]
+    size = re.search(r"-(\d+(?:\.\d+)?)B", own)
+    assert size and model.parameters == pytest.approx(float(size[1]) * 1e9, rel=0.1)

@@ -25,6 +25,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         factory="gcore_megatron.trainer:make_trainer",
         memory="gcore_megatron.memory:trainer_memory",
         opens="gcore_language.opened:open_policy",
+        twin="gcore_language.twins:twin_of_role",
         config=MegatronTrainerConfig,
         capabilities=frozenset(
             {

@@ -26,6 +26,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         capabilities=frozenset({"abort", "images", "weights.push"}),
         shared_memory=SHARED_MEMORY,
         memory="gcore_sglang.memory:generator_memory",
+        twin="gcore_language.twins:twin_of_generator",
     )
     yield GeneratorProvider(
         name="sleeping",
@@ -35,6 +36,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         capabilities=frozenset({"abort", "images", "sleep", "weights.push"}),
         shared_memory=SHARED_MEMORY,
         memory="gcore_sglang.memory:generator_memory",
+        twin="gcore_language.twins:twin_of_generator",
     )
 
 

@@ -57,6 +57,7 @@ def gcore_annotators() -> Iterable[AnnotatorProvider]:
         config=config.FrozenModelConfig,
         needs=_NEEDS,
         preload=_PRELOAD,
+        twin="gcore_language.twins:twin_of_role",
     )
 
 

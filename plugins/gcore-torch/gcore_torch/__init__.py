@@ -54,6 +54,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         preload=_PRELOAD,
         memory="gcore_torch.memory:trainer_memory",
         opens="gcore_language.opened:open_policy",
+        twin="gcore_language.twins:twin_of_role",
     )
 
 
@@ -73,6 +74,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         needs=_NEEDS,
         preload=_PRELOAD,
         memory="gcore_torch.memory:generator_memory",
+        twin="gcore_language.twins:twin_of_generator",
     )
 
 
@@ -115,6 +117,7 @@ def gcore_rewards() -> Iterable[RewardProvider]:
         summary="a scalar reward model: a Hugging Face sequence classifier with one output",
         factory="gcore_torch.reward:TorchReward",
         config=TorchRewardConfig,
+        twin="gcore_language.twins:twin_of_reward",
         needs=_NEEDS,
         preload=_PRELOAD,
     )

@@ -28,6 +28,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         | {"weights.device", "weights.push"},
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",
+        twin="gcore_language.twins:twin_of_generator",
     )
     yield GeneratorProvider(
         name="sleeping",
@@ -40,6 +41,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         ),
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",
+        twin="gcore_language.twins:twin_of_generator",
     )
 
 

@@ -23,12 +23,15 @@ def gcore_generators():
 
 @hookimpl
 def gcore_balancers():
-    yield BalancerProvider(summary="in order", factory="gcore_kit_parts:Engine", config=Settings)
+    yield BalancerProvider(summary="in order", factory="gcore_kit_parts:Engine", config=Settings, twin="gcore_kit_parts:twin")
 """  # noqa: E501
 
 PARTS = """
 from dataclasses import dataclass, field
 from gcore_core.contract.memory import MemoryNeed
+
+def twin(node, directory):
+    return {"config": {"size": 1}}
 
 def needs(config, worker):
     yield MemoryNeed(phase="rollout", what="weights", nbytes=1)
@@ -61,6 +64,11 @@ class Clean(PluginContract):
 class ImportsItsEngineAtOnce(Clean):
     caught_by = ("test_importing_it_imports_no_engine",)
     root = f"import matplotlib{ROOT}"
+
+
+class SetsWhatItDoesNotHave(Clean):
+    caught_by = ("test_a_twin_changes_settings_that_there_are",)
+    parts = PARTS.replace('{"size": 1}', '{"sizes": 1}')
 
 
 class AsksAServerInAHook(Clean):

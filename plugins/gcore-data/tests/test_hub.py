@@ -1,0 +1,269 @@
+"""Data sets by name and from local files: one reader, whatever wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import msgspec
+import pytest
+from gcore_data.config import HubConfig
+from gcore_data.extraction import extracted
+from gcore_data.hub import Hub
+
+from gcore_core.contract.errors import ConfigError, DataError
+
+WORD = "Tom has {0} and buys one.\n#### {1}"
+COMMIT = "0" * 40
+
+
+def gsm8k(rows: int) -> datasets.Dataset:
+    """Rows as GSM8K has them."""
+    return datasets.Dataset.from_dict(
+        {
+            "question": [f"{n}+1?" for n in range(rows)],
+            "answer": [WORD.format(n, f"{n + 1:,}") for n in range(rows)],
+        }
+    )
+
+
+def opened(path: Path | str, **config: Any) -> Hub:
+    return Hub(HubConfig(path=str(path), **config))
+
+
+def one(tmp_path: Path, row: dict[str, Any], **config: Any) -> Any:
+    """The prompt of a data set of one row."""
+    datasets.Dataset.from_list([row]).save_to_disk(str(tmp_path / "one"))
+    return opened(tmp_path / "one", **config)[0]
+
+
+def message(error: pytest.ExceptionInfo[Exception]) -> str:
+    text = str(error.value)
+    assert len(text.splitlines()) <= 6
+    return text
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "hub"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", home)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("G_CORE_CACHE", str(tmp_path / "cache"))
+    return home
+
+
+def saved(folder: Path) -> Path:
+    gsm8k(12).save_to_disk(str(folder))
+    return folder
+
+
+def splits(folder: Path) -> Path:
+    datasets.DatasetDict({"train": gsm8k(12), "test": gsm8k(3)}).save_to_disk(str(folder))
+    return folder
+
+
+def as_on_the_hub(folder: Path) -> Path:
+    """A folder without a script: names of files say the splits."""
+    (folder / "data").mkdir(parents=True)
+    gsm8k(12).select(range(7)).to_parquet(folder / "data" / "train-00000-of-00002.parquet")
+    gsm8k(12).select(range(7, 12)).to_parquet(folder / "data" / "train-00001-of-00002.parquet")
+    gsm8k(3).to_parquet(folder / "data" / "test-00000-of-00001.parquet")
+    return folder
+
+
+def json_lines(folder: Path) -> Path:
+    folder.mkdir()
+    gsm8k(12).to_json(folder / "rows.jsonl")
+    return folder / "rows.jsonl"
+
+
+@pytest.mark.parametrize("make", [saved, splits, as_on_the_hub, json_lines])
+def test_every_layout_gives_the_same_rows(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    rows = opened(
+        make(tmp_path / "set"), columns={"prompt": "question"}, extract={"answer": "gsm8k"}
+    )
+    found = [rows[row] for row in range(len(rows))]
+    assert [prompt.text for prompt in found] == [f"{n}+1?" for n in range(12)]
+    assert [prompt.row for prompt in found] == list(range(12))
+    assert [prompt.fields for prompt in found] == [{"answer": str(n + 1)} for n in range(12)]
+
+
+def test_a_name_is_found_in_the_cache_without_the_hub(
+    tmp_path: Path, own_caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``datasets`` leaves it behind when it has fetched openai/gsm8k once."""
+    builder = datasets.load_dataset_builder(str(as_on_the_hub(tmp_path / "set")))
+    builder.download_and_prepare()
+    place = own_caches / "openai___gsm8k" / "default" / "0.0.0" / COMMIT
+    place.parent.mkdir(parents=True)
+    prepared = Path(builder.cache_dir)
+    prepared.rename(place)
+    for file in place.glob(f"{builder.dataset_name}-*"):
+        file.rename(place / file.name.replace(builder.dataset_name, "gsm8k", 1))
+    rows = opened("openai/gsm8k", columns={"prompt": "question"}, split="test")
+    assert [rows[row].text for row in range(len(rows))] == ["0+1?", "1+1?", "2+1?"]
+    with pytest.raises(DataError) as error:
+        opened("openai/gsm9k")
+    assert "HF_HUB_OFFLINE is set" in message(error)
+    assert "in the cache: openai/gsm8k" in message(error)
+
+
+@pytest.mark.slow  # a stream of datasets imports torch
+def test_a_stream_is_fetched_once_and_then_read_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def load(path: str, **options: Any) -> Any:
+        asked.append((path, options["streaming"], options["revision"]))
+        return gsm8k(50).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for _ in range(2):
+        rows = opened(
+            "openai/gsm8k", streaming=True, limit=5, revision="v1", columns={"prompt": "question"}
+        )
+        assert [rows[row].text for row in range(len(rows))] == [f"{n}+1?" for n in range(5)]
+    assert asked == [("openai/gsm8k", True, "v1")]
+
+
+def test_a_missing_split_column_or_field_says_what_there_is(tmp_path: Path) -> None:
+    folder = as_on_the_hub(tmp_path / "set")
+    for path, there in ((folder, "test"), (splits(tmp_path / "saved"), "train, test")):
+        with pytest.raises(DataError) as error:
+            opened(path, split="validation")
+        assert there in message(error), message(error)
+    for wrong, says in {
+        "columns": ({"prompt": "questions"}, "no column 'questions' (did you mean 'question'?)"),
+        "template": ("{query}", "the template names 'query'"),
+        "images": ("pictures", "no column 'pictures'"),
+        "extract": ({"result": "gsm8k"}, "field 'result'"),
+    }.items():
+        config: dict[str, Any] = {"columns": {"prompt": "question"}, wrong: says[0]}
+        with pytest.raises(DataError) as error:
+            opened(folder, **config)
+        assert says[1] in message(error)
+        assert "answer" in message(error)  # of what there is
+    with pytest.raises(DataError) as error:
+        opened(folder)
+    assert "nothing in the row is a prompt" in message(error)
+    assert "it has: question, answer" in message(error)
+
+
+def test_a_subset_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        opened(as_on_the_hub(tmp_path / "set"), subset="socratic")
+    assert "socratic" in message(error) and "default" in message(error)
+
+
+def test_a_template_is_filled_with_fields_and_never_read_again(tmp_path: Path) -> None:
+    prompt = one(
+        tmp_path,
+        {"question": "{answer}?", "answer": "4", "meta": {"level": "2"}},
+        columns={"level": "meta.level"},
+        template="{question} (level {level}) {{}}",
+        form="chat",
+        system="Think.",
+    )
+    assert prompt.messages == [
+        {"role": "system", "content": "Think."},
+        {"role": "user", "content": "{answer}? (level 2) {{}}"},
+    ]
+    assert prompt.fields["answer"] == "4"
+
+
+USER = {"role": "user", "content": "1+1?"}
+ASSISTANT = {"role": "assistant", "content": "2"}
+SHAREGPT = [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": [USER]}, [USER]),
+        ({"messages": [USER, ASSISTANT]}, [USER, ASSISTANT]),
+        ({"conversations": SHAREGPT}, [USER, ASSISTANT]),
+        ({"chosen": [USER, ASSISTANT], "rejected": [USER, {**ASSISTANT, "content": "3"}]}, [USER]),
+    ],
+)
+def test_chats_are_recognised(tmp_path: Path, row: dict[str, Any], expected: Any) -> None:
+    assert one(tmp_path, row).messages == expected
+
+
+def test_the_last_answer_of_a_chat_can_be_taken_off(tmp_path: Path) -> None:
+    prompt = one(tmp_path, {"messages": [USER, ASSISTANT]}, last_answer="take")
+    assert prompt.messages == [USER]
+    assert prompt.fields == {"completion": "2"}
+
+
+def test_preferences_without_a_prompt_are_split_where_they_part(tmp_path: Path) -> None:
+    asked = "\n\nHuman: 1+1?\n\nAssistant:"
+    both = {"chosen": f"{asked} 2", "rejected": f"{asked} 3"}
+    prompt = one(tmp_path, both)
+    assert prompt.text == asked
+    assert prompt.fields == {"chosen": " 2", "rejected": " 3"}
+
+
+def test_images_in_the_rows_become_files_with_the_same_content(tmp_path: Path) -> None:
+    from PIL import Image
+
+    picture = Image.new("RGB", (4, 4), (10, 200, 30))
+    features = datasets.Features(
+        {"problem": datasets.Value("string"), "images": datasets.List(datasets.Image())}
+    )
+    rows = datasets.Dataset.from_dict({"problem": ["?"], "images": [[picture]]}, features=features)
+    rows.save_to_disk(str(tmp_path / "set"))
+    found = opened(tmp_path / "set", columns={"prompt": "problem"}, images="images")
+    (path,) = found[0].images
+    assert found[0].images == [path]
+    assert Image.open(path).getpixel((0, 0)) == (10, 200, 30)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "answer"),
+    [
+        ("gsm8k", "so 5\n#### 1,234", "1234"),
+        ("gsm8k", "no mark 5", None),
+        ("boxed", r"\boxed{1} then \boxed{\frac{1}{2}} ok", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{1", None),
+        ("number", "2 and -3.50.", "-3.50"),
+        ("The answer is {answer}.", "The answer is 1. No. The answer is 42. Yes.", "42"),
+        ("Answer: {answer}", "Answer: 42 ", "42"),
+        ("{answer} (end)", "42 (end)", "42"),
+        ("Answer: {answer}", "nothing", None),
+    ],
+)
+def test_an_answer_is_found_by_its_rule(rule: str, text: str, answer: str | None) -> None:
+    assert extracted(rule, text) == answer
+
+
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"streaming": True}, "streaming"),
+        ({"extract": {"answer": "gsm9k"}}, "extract.answer"),
+        ({"extract": {"answer": "{answer}"}}, "extract.answer"),
+        ({"system": "x", "form": "text"}, "system"),
+    ],
+)
+def test_wrong_settings_are_refused(config: dict[str, Any], where: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        HubConfig(path="openai/gsm8k", **config)
+    assert where in message(error)
+
+
+def test_what_means_the_hub_is_refused_for_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="revision means the hub"):
+        opened(saved(tmp_path / "set"), revision="main")
+
+
+def test_times_and_other_values_of_rows_travel(tmp_path: Path) -> None:
+    import datetime
+
+    prompt = one(tmp_path, {"prompt": "?", "when": datetime.datetime(2024, 1, 2)})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(prompt.fields)) == {
+        "when": "2024-01-02T00:00:00"
+    }

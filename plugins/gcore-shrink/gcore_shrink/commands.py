@@ -1,0 +1,113 @@
+"""The command ``g-core shrink``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.kits.commands import load_plan
+from gcore_shrink.shrinking import Shrinking
+
+_WIDTH = 100
+
+
+def shrink(words: Sequence[str]) -> int:
+    """Makes a small job of a job."""
+    args = _parser().parse_intermixed_args(list(words))
+    to = args.output or Path(f"{args.file.stem}-small.yaml")
+    if to.exists():
+        raise ConfigError("there is a file already", where=str(to), todo="take another name for -o")
+    small = Shrinking(
+        job=read_job(args.file, args.overrides),
+        directory=to.absolute().parent / f"{to.stem}.twins",
+        steps=args.steps,
+        slots=args.slots,
+        engine=args.engine,
+    )
+    small.run()
+    to.parent.mkdir(parents=True, exist_ok=True)
+    unchecked = to.with_suffix(".unchecked.yaml")
+    unchecked.write_text(written(small, args.file), encoding="utf-8")
+    load_plan(unchecked)
+    unchecked.replace(to)
+    for note in small.notes:
+        print(note, file=sys.stderr)
+    print(f"{to}: g-core run {to}")
+    return 0
+
+
+def read_job(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns a job as plain values, with overrides and without interpolations.
+
+    Paths that lie beside the file are absolute. Raises DataError and ConfigError.
+    """
+    try:
+        tree = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
+        job = OmegaConf.to_container(tree, resolve=True)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(str(error).splitlines()[0], where=str(file)) from error
+    if not isinstance(job, dict):
+        raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
+    plain: dict[str, Any] = {str(name): value for name, value in job.items()}
+    if isinstance(plain.get("plugins"), list):
+        plain["plugins"] = {str(name): None for name in plain["plugins"]}
+    _anchor(plain, file.absolute().parent)
+    return plain
+
+
+def written(small: Shrinking, source: Path) -> str:
+    """Returns a small job as YAML, after what was done to it."""
+    lines = [
+        f"# Made of {source.name} by g-core shrink: here it can be seen whether its parts go",
+        "# together, and nothing of what it learns.",
+        *(f"#   {note}" for note in small.notes),
+    ]
+    for name, section in small.job.items():
+        text: str = yaml.safe_dump(
+            {name: section}, sort_keys=False, width=_WIDTH, allow_unicode=True
+        )
+        lines.append(text.rstrip("\n"))
+    return "\n".join(lines) + "\n"
+
+
+def _anchor(node: Any, base: Path) -> None:
+    """Makes paths absolute that mean files beside the job, in place."""
+    for name, value in node.items() if isinstance(node, dict) else ():
+        if name in ("path", "known") and isinstance(value, str):
+            place = base / value
+            if place.exists() or value.startswith(("./", "../", "~")):
+                node[name] = str(place.expanduser().resolve())
+        else:
+            _anchor(value, base)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="g-core shrink", description="Make a job that runs here, to try how its parts go."
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the small job; FILE-small.yaml"
+    )
+    parser.add_argument("--steps", type=int, default=2, metavar="N", help="its steps; 2")
+    parser.add_argument("--slots", type=int, default=2, metavar="N", help="most of a role; 2")
+    parser.add_argument(
+        "--engine",
+        default="torch",
+        metavar="PLUGIN",
+        help="what takes the place of engines that are not installed; torch",
+    )
+    return parser

@@ -1,0 +1,7 @@
+"""What the plugin offers holds the public contracts."""
+
+from __future__ import annotations
+
+from gcore_core.testing.conformance import contracts_of
+
+globals().update(contracts_of("shrink"))
