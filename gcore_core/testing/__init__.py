@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.launcher import LauncherContract
     from gcore_core.testing.contracts.meter import MeterContract
     from gcore_core.testing.contracts.objective import ObjectiveContract
+    from gcore_core.testing.contracts.observer import ObserverContract
     from gcore_core.testing.contracts.placement import PlacementPolicyContract
     from gcore_core.testing.contracts.plugin import PluginContract
     from gcore_core.testing.contracts.sampler import SamplerContract
@@ -43,6 +44,7 @@ _HOMES = {
     "MeterContract": "meter",
     "NotClaimed": "base",
     "ObjectiveContract": "objective",
+    "ObserverContract": "observer",
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
     "SamplerContract": "sampler",
@@ -67,6 +69,7 @@ __all__ = [
     "MeterContract",
     "NotClaimed",
     "ObjectiveContract",
+    "ObserverContract",
     "PlacementPolicyContract",
     "PluginContract",
     "SamplerContract",
