@@ -44,6 +44,7 @@ from gcore_core.contract.job_settings import (
     Choice,
     Data,
     JobSettings,
+    Observer,
     Reward,
     Role,
 )
@@ -227,7 +228,7 @@ def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _choices(user: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields every node of the user's tree in which a provider is chosen."""
     nodes = [_get(user, path) for path in schema.KIND_AT]
-    for section in ("roles", "rewards"):
+    for section in schema.NAMED:
         children = user.get(section)
         nodes += list(children.values()) if isinstance(children, Mapping) else []
     nodes += [node.get("objective") for node in nodes if isinstance(node, dict)]
@@ -242,12 +243,12 @@ def _get(tree: Any, path: str) -> Any:
 
 
 def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
-    """Returns the core schema with a node for every role and reward that the user names.
+    """Returns the core schema with a node for every role, reward and observer that the user names.
 
     Providers' config classes are grafted onto these nodes later.
     """
     tree: DictConfig = OmegaConf.structured(JobSettings)
-    for section, cls in (("roles", Role), ("rewards", Reward)):
+    for section, cls in (("roles", Role), ("rewards", Reward), ("observers", Observer)):
         for name in user.get(section) or ():
             if not schema.NAME.fullmatch(str(name)):
                 raise ConfigError(
@@ -399,7 +400,7 @@ def _require(
     ]
     required_roles = [POLICY, ROLLOUT] if "generation" in parts else [POLICY]
     absent += [f"roles.{name}" for name in required_roles if name not in core["roles"]]
-    for section in ("roles", "rewards"):
+    for section in schema.NAMED:
         absent += [
             f"{section}.{name}.use"
             for name, node in core[section].items()
@@ -427,7 +428,7 @@ def _require(
 def _uses(core: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (config path, value of ``use``) where something is chosen, in the schema's order."""
     nodes = [(path, _get(core, path)) for path in schema.KIND_AT]
-    for section in ("roles", "rewards"):
+    for section in schema.NAMED:
         nodes += [(f"{section}.{name}", node) for name, node in core[section].items()]
     nodes += [
         (f"roles.{name}.objective", node.get("objective")) for name, node in core["roles"].items()
@@ -493,7 +494,7 @@ def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, P
                 )
             kind = roles[name].spec.kind  # type: ignore[attr-defined]
         else:
-            kind = "reward" if section == "rewards" else schema.KIND_AT[path]
+            kind = schema.KIND_IN.get(section) or schema.KIND_AT[path]
         yield path, plugins.resolve(kind, use, where=f"{path}.use")
 
 

@@ -227,6 +227,9 @@ class Observers:
     def weights_published(self, run: RunFacts, version: int) -> None:
         self._tell("gcore_weights_published", {"run": run, "version": version})
 
+    def checkpoint_saved(self, run: RunFacts, step: int, path: str) -> None:
+        self._tell("gcore_checkpoint_saved", {"run": run, "step": step, "path": path})
+
     def worker_failed(self, run: RunFacts, failure: WorkerFailure) -> None:
         self._tell("gcore_worker_failed", {"run": run, "failure": failure})
 

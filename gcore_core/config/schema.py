@@ -16,7 +16,7 @@ from typing import Any
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import KIND, LIMIT, JobSettings, Limit
 
-#: Pattern for the name of a role, a reward or a scorer worker.
+#: Pattern for the name of a role, a reward, an observer or a scorer worker.
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 
 
@@ -30,9 +30,12 @@ def _kinds(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
             yield from _kinds(typing.cast(type, hint), f"{prefix}{one.name}.")
 
 
-#: Config path at which one provider is chosen -> the provider's kind. Roles and rewards are not in
-#: it: the role decides the kind below ``roles``, and below ``rewards`` it is "reward".
+#: Sections whose nodes are named by the user, each with a provider of its own.
+NAMED = ("roles", "rewards", "observers")
+#: Config path at which one provider is chosen -> the provider's kind. The sections of ``NAMED`` are
+#: not in it: the role decides the kind below ``roles``, below the others it is that of ``KIND_IN``.
 KIND_AT = dict(_kinds(JobSettings, ""))
+KIND_IN = {"rewards": "reward", "observers": "observer"}
 
 
 def limits(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Limit]]:
@@ -46,7 +49,7 @@ def limits(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Limit]]:
         value = getattr(node, one.name)
         if LIMIT in one.metadata:
             yield path, value, one.metadata[LIMIT]
-        # Sections, and the named nodes below "roles" and "rewards".
+        # Sections, and the nodes that the user names.
         inner = {path: value} if is_dataclass(value) else {}
         if isinstance(value, dict):
             inner = {f"{path}.{name}": node for name, node in value.items() if is_dataclass(node)}

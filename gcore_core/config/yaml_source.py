@@ -89,7 +89,7 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
     """
     settings.local = [str(anchored(name, base)) for name in settings.local]
     datasets = [node for node in (settings.data, settings.evaluation.data) if node is not None]
-    for node in (*datasets, *settings.rewards.values()):
+    for node in (*datasets, *settings.rewards.values(), *settings.observers.values()):
         _resolve(node.config, base, hub=False)
     for reward in settings.rewards.values():
         if reward.known:

@@ -20,7 +20,8 @@ nothing.
 
 **Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results
 are ignored. One that raises is reported once with its plugin's name and disabled for the rest of
-the run; the others and the run go on.
+the run; the others and the run go on. They have no settings: what needs some, or calls over a
+network, is provided by ``gcore_observers`` and chosen under ``observers:``.
 """
 
 from __future__ import annotations
@@ -115,6 +116,13 @@ def gcore_samplers() -> Iterable[p.SamplerProvider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def gcore_observers() -> Iterable[p.ObserverProvider]:  # type: ignore[empty-body]
+    """Observers with settings of their own. Factory: ``(config, context: ObserverContext) ->
+    Observer``, called in a process of the observer's own.
+    """
+
+
+@hookspec
 def gcore_filters() -> Iterable[p.FilterProvider]:  # type: ignore[empty-body]
     """Judges of whole groups for dynamic sampling. Factory: ``(config) -> Filter``, called in
     controllers.
@@ -185,6 +193,13 @@ def gcore_step_end(run: RunFacts, report: StepReport) -> None:
 @hookspec
 def gcore_weights_published(run: RunFacts, version: int) -> None:
     """Every generator has verified weights ``version``. Once per push."""
+
+
+@hookspec
+def gcore_checkpoint_saved(run: RunFacts, step: int, path: str) -> None:
+    """A whole checkpoint of the state after ``step`` steps lies in the directory ``path``. Once per
+    checkpoint.
+    """
 
 
 @hookspec

@@ -244,6 +244,14 @@ class Reward(Choice):
 
 
 @dataclass
+class Observer(Choice):
+    """One of ``observers``: what is told of everything and changes nothing."""
+
+    # How long one report may take it, and how long the end of the run waits for it.
+    timeout_s: float = _positive(default=120.0)
+
+
+@dataclass
 class JobSettings:
     """The root of the YAML."""
 
@@ -263,5 +271,6 @@ class JobSettings:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     roles: dict[str, Role] = field(default_factory=dict)
     rewards: dict[str, Reward] = field(default_factory=dict)
+    observers: dict[str, Observer] = field(default_factory=dict)
     plugins: dict[str, str | None] = field(default_factory=dict)
     local: list[str] = field(default_factory=list)

@@ -360,6 +360,11 @@ class SentinelProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObserverProvider(Provider):
+    """Describes what observes a run, in a process of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetProvider(Provider):
     """Describes rows of prompts, opened where they are used.
 
@@ -460,6 +465,7 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "filter": ("gcore_filters", FilterProvider),
     "sampler": ("gcore_samplers", SamplerProvider),
     "sentinel": ("gcore_sentinels", SentinelProvider),
+    "observer": ("gcore_observers", ObserverProvider),
     "dataset": ("gcore_datasets", DatasetProvider),
     "launcher": ("gcore_launchers", LauncherProvider),
     "command": ("gcore_commands", CommandProvider),

@@ -61,11 +61,13 @@ class Keeper:
         directory: Path,
         note: Callable[[str], None],
         hashed: Callable[[int, str], None] = lambda step, weights_sha256: None,
+        saved: Callable[[int, str], None] = lambda step, path: None,
     ) -> None:
         self._plan = plan
         self._trainers = [POLICY, *learners(plan)]
         self._note = note
         self._hashed = hashed
+        self._saved = saved  # called with step and directory of each checkpoint that is whole
         self._checkpoints = Checkpoints(directory)
         self._once = Gathering(1)  # a repeated request gets the first one's answer
         #: (step, shard) -> its carried records; steps before the latest are dropped.
@@ -182,9 +184,11 @@ class Keeper:
         async def act(_: list[None]) -> None:
             self._begun = None
             collected = await self._collected(request)
-            await asyncio.to_thread(self._commit, collected)
+            path = await asyncio.to_thread(self._commit, collected)
             if collected.weights_sha256:
                 self._hashed(collected.step, collected.weights_sha256)
+            if path is not None:
+                self._saved(collected.step, str(path))
 
         await self._once.join(("commit", request.step), 0, None, act)
         return Nothing()
@@ -207,13 +211,17 @@ class Keeper:
             return msgspec.structs.replace(request, failed=failed, weights_sha256="")
         return request
 
-    def _commit(self, request: CommitCheckpoint) -> None:
+    def _commit(self, request: CommitCheckpoint) -> Path | None:
+        """Makes the parts a checkpoint, and removes those that need not stay.
+
+        Returns its directory, or None where it failed, which is then told.
+        """
         settings = self._plan.settings.checkpoint
         try:
             if request.failed:
                 self._checkpoints.abandon(request.step)
                 self._note(request.failed)
-                return
+                return None
             partial = self._checkpoints.partial(request.step)
             (partial / STATE).write_bytes(msgspec.json.encode(request.state))
             (partial / CONFIG).write_bytes(msgspec.json.encode(self._plan.config))
@@ -225,7 +233,7 @@ class Keeper:
                 metrics=request.metrics,
                 weights_sha256=request.weights_sha256,
             )
-            self._checkpoints.commit(request.step, facts)
+            path = self._checkpoints.commit(request.step, facts)
             self._checkpoints.keep(
                 Retention(
                     last=settings.last,
@@ -237,6 +245,8 @@ class Keeper:
         except (CheckpointError, OSError) as error:
             self._checkpoints.abandon(request.step)
             self._note(str(error))
+            return None
+        return path
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):

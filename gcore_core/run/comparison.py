@@ -73,6 +73,7 @@ _NEUTRAL = (
     "launcher",
     "checkpoint",
     "evaluation",
+    "observers",
     "plugins",
     "local",
 )

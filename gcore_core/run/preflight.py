@@ -45,6 +45,8 @@ def check_parts(plan: Plan) -> None:
         if not node.python:
             _check_module(plan, f"roles.{role}")
         _check_model(role, node.model)
+    for name in plan.settings.observers:
+        _check_module(plan, f"observers.{name}")
 
 
 def _check_waves(plan: Plan) -> None:

@@ -38,6 +38,7 @@ from gcore_core.run.logs import hold_log
 from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
+from gcore_core.run.observers import chosen_observers
 from gcore_core.run.preflight import check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
@@ -247,14 +248,18 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
     def stop(within_s: float) -> bool:
         return works and supervisor is not None and supervisor.stop(within_s)
 
-    # Signals are asked for while the site closes, too: one must not end that half way.
+    # Signals are asked for while the site closes, too: one must not end that half way. Observers
+    # take what is left when the site is closed, since a hanging one must not hold its devices.
     with signals.ask(stop):
-        async with KeptSite(job, guard) as place:
+        async with (
+            chosen_observers(job.plan, job.directory, display.note) as observers,
+            KeptSite(job, guard) as place,
+        ):
             if guard is not None and guard.remembered():
                 await place.open()  # processes of before end before their files are read
             with ending(lambda: supervisor):
                 for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
-                    supervisor = Supervisor(job, display)
+                    supervisor = Supervisor(job, display, observers)
                     works = True
                     try:
                         await supervisor.run(place)

@@ -37,6 +37,7 @@ from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.lost_nodes import replicas_left
+from gcore_core.run.observers import ChosenObservers, EveryObserver
 from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
 from gcore_core.runtime.agreements import AgreementService
@@ -88,7 +89,11 @@ class Supervisor:
     Make it inside a running event loop, and await ``run``.
     """
 
-    def __init__(self, job: Job, display: Display) -> None:
+    def __init__(self, job: Job, display: Display, chosen: ChosenObservers | None = None) -> None:
+        """Prepares a run.
+
+        chosen: the observers that the job names; None: nobody tells them.
+        """
         self._job = job
         self._display = display
         self._run = RunFacts(
@@ -98,7 +103,8 @@ class Supervisor:
             config=job.plan.config,
             resumed_from=job.resumed.step if job.resumed else 0,
         )
-        self._observers = job.plan.plugins.observers(self._observer_failed)
+        hooks = job.plan.plugins.observers(self._observer_failed)
+        self._observers = EveryObserver(hooks, chosen)
         self._metrics = run_directory.MetricsFile(
             job.directory,
             alarm=display.note,
@@ -119,7 +125,9 @@ class Supervisor:
         self._evaluated = (
             build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
         )
-        self._keeper = Keeper(job.plan, job.directory, display.note, self._metrics.hashed)
+        self._keeper = Keeper(
+            job.plan, job.directory, display.note, self._metrics.hashed, self._checkpoint_saved
+        )
         self._started_s = time.monotonic()
         # A controller repeats a report when the answer was lost; each report is handled once.
         self._once = Gathering(1)
@@ -177,6 +185,7 @@ class Supervisor:
             summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
         except GcoreError as unwritten:  # must not hide how the run ended
             self._display.note(str(unwritten))
+        self._observers.all_written(error or stopped)
 
     async def _attempt(self, site: Site) -> None:
         """Starts and watches the processes of the site, until the run is over."""
@@ -605,6 +614,9 @@ class Supervisor:
     def _end(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
+
+    def _checkpoint_saved(self, step: int, path: str) -> None:
+        self._observers.checkpoint_saved(self._run, step, path)
 
     def _observer_failed(self, plugin: str, hook: str, error: BaseException) -> None:
         log.error("plugin %s failed in %s", plugin, hook, exc_info=error)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gcore_core.testing.contracts.launcher import LauncherContract
     from gcore_core.testing.contracts.meter import MeterContract
     from gcore_core.testing.contracts.objective import ObjectiveContract
+    from gcore_core.testing.contracts.observer import ObserverContract
     from gcore_core.testing.contracts.placement import PlacementPolicyContract
     from gcore_core.testing.contracts.plugin import PluginContract
     from gcore_core.testing.contracts.sampler import SamplerContract
@@ -44,6 +45,7 @@ _HOMES = {
     "MeterContract": "meter",
     "NotClaimed": "base",
     "ObjectiveContract": "objective",
+    "ObserverContract": "observer",
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
     "SamplerContract": "sampler",
@@ -69,6 +71,7 @@ __all__ = [
     "MeterContract",
     "NotClaimed",
     "ObjectiveContract",
+    "ObserverContract",
     "PlacementPolicyContract",
     "PluginContract",
     "SamplerContract",

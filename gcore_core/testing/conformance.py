@@ -41,6 +41,7 @@ BY_KIND = {
     "generator": "GeneratorContract",
     "launcher": "LauncherContract",
     "objective": "ObjectiveContract",
+    "observer": "ObserverContract",
     "placement": "PlacementPolicyContract",
     "reward": "ScorerContract",
     "sampler": "SamplerContract",

@@ -23,6 +23,7 @@ from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError, NonFiniteLoss, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.observer import ObserverContext
 from gcore_core.contract.records import (
     ABORTED,
     FINISHED,
@@ -30,8 +31,11 @@ from gcore_core.contract.records import (
     REWARD_FAILED,
     TRUNCATED,
     Prompt,
+    RunFacts,
+    StepReport,
     TensorSpec,
     WeightPlan,
+    WorkerFailure,
 )
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
@@ -470,6 +474,38 @@ class FakeScorer:
         ]
 
 
+class FakeObserver:
+    """Writes what it is told, one JSON object a line, into ``observed.<name>.jsonl`` of the run."""
+
+    def __init__(self, config: None, context: ObserverContext) -> None:
+        self._directory = Path(context.directory)
+        self._file = self._directory / f"observed.{context.name}.jsonl"
+
+    def _write(self, what: str, **facts: Any) -> None:
+        with open(self._file, "a") as file:
+            file.write(json.dumps({"told": what, **facts}) + "\n")
+
+    def run_start(self, run: RunFacts) -> None:
+        self._write("run_start", name=run.name, resumed_from=run.resumed_from)
+
+    def step_end(self, report: StepReport) -> None:
+        self._write(
+            "step_end", step=report.step, metrics=report.metrics, evaluation=report.evaluation
+        )
+
+    def weights_published(self, version: int) -> None:
+        self._write("weights_published", version=version)
+
+    def checkpoint_saved(self, step: int, path: str) -> None:
+        self._write("checkpoint_saved", step=step, path=path)
+
+    def worker_failed(self, failure: WorkerFailure) -> None:
+        self._write("worker_failed", role=failure.role, rank=failure.rank)
+
+    def run_end(self, error: str) -> None:
+        self._write("run_end", error=error)
+
+
 class FakeDataset:
     """Gives the prompts "row 0", "row 1" and so on."""
 
@@ -597,6 +633,13 @@ def gcore_annotators() -> Iterable[p.AnnotatorProvider]:
 def gcore_rewards() -> Iterable[p.RewardProvider]:
     yield p.RewardProvider(
         summary="share of the letter a", factory="gcore_core.testing.fake:FakeScorer"
+    )
+
+
+@hookimpl
+def gcore_observers() -> Iterable[p.ObserverProvider]:
+    yield p.ObserverProvider(
+        summary="writes what it is told into a file", factory="gcore_core.testing.fake:FakeObserver"
     )
 
 

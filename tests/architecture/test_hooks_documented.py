@@ -26,6 +26,7 @@ PROVIDER_HOOKS = {
     "gcore_balancers": [],
     "gcore_samplers": [],
     "gcore_sentinels": [],
+    "gcore_observers": [],
     "gcore_filters": [],
     "gcore_datasets": [],
     "gcore_launchers": [],
@@ -38,6 +39,7 @@ OTHER_HOOKS = {
     "gcore_run_start": ["run"],
     "gcore_step_end": ["run", "report"],
     "gcore_weights_published": ["run", "version"],
+    "gcore_checkpoint_saved": ["run", "step", "path"],
     "gcore_worker_failed": ["run", "failure"],
     "gcore_run_end": ["run", "error"],
 }

@@ -238,6 +238,8 @@ def gcore_step_end(run, report): CALLS.append(("step_end", report.step))
 @hookimpl
 def gcore_weights_published(run, version): CALLS.append(("weights_published", version))
 @hookimpl
+def gcore_checkpoint_saved(run, step, path): CALLS.append(("checkpoint_saved", step, path))
+@hookimpl
 def gcore_worker_failed(run, failure): CALLS.append(("worker_failed", failure.role))
 @hookimpl
 def gcore_run_end(run, error): CALLS.append(("run_end", error))
@@ -247,12 +249,14 @@ def gcore_run_end(run, error): CALLS.append(("run_end", error))
     observers.run_start(RUN)
     observers.step_end(RUN, StepReport(step=1, version=1, metrics={}))
     observers.weights_published(RUN, 1)
+    observers.checkpoint_saved(RUN, 1, "checkpoints/step-000001")
     observers.worker_failed(RUN, WorkerFailure(role="rollout", rank=0, reason="lost"))
     observers.run_end(RUN, "why")
     assert sys.modules["gcore_all"].CALLS == [
         ("run_start", "r"),
         ("step_end", 1),
         ("weights_published", 1),
+        ("checkpoint_saved", 1, "checkpoints/step-000001"),
         ("worker_failed", "rollout"),
         ("run_end", "why"),
     ]

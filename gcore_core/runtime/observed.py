@@ -1,0 +1,109 @@
+"""Holds what the supervisor and the process of an observer send each other, and how.
+
+A frame is eight bytes with a length and a msgpack of that length. The supervisor sends an
+``ObserverSpec`` and then one event after the other; the observer answers each of these, the spec
+too, with ``Taken`` or ``Failed``.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+
+_LENGTH = struct.Struct(">Q")
+
+
+class ObserverSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which observer a process is to be.
+
+    name: what the job calls it.
+    directory: the run's.
+    factory: what makes it.
+    timeout_s: within which it ends by itself when the supervisor is lost.
+    """
+
+    name: str
+    directory: str
+    factory: FactorySpec
+    timeout_s: float
+
+
+class RunStarted(msgspec.Struct, frozen=True, tag="run_start"):
+    run: RunFacts
+
+
+class StepEnded(msgspec.Struct, frozen=True, tag="step_end"):
+    report: StepReport
+
+
+class WeightsPublished(msgspec.Struct, frozen=True, tag="weights_published"):
+    version: int
+
+
+class CheckpointSaved(msgspec.Struct, frozen=True, tag="checkpoint_saved"):
+    step: int
+    path: str
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag="worker_failed"):
+    failure: WorkerFailure
+
+
+class RunEnded(msgspec.Struct, frozen=True, tag="run_end"):
+    error: str
+
+
+#: What an observer is told. The tag is the method of ``gcore_core.contract.observer.Observer``, the
+#: fields are its arguments.
+Event = RunStarted | StepEnded | WeightsPublished | CheckpointSaved | WorkerFailed | RunEnded
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """Says that the observer has handled what it was told."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Says that it raised; its process ends.
+
+    method: what it was in; "factory" where it could not be made.
+    error: type and text.
+    at: file and line of its own code.
+    """
+
+    method: str
+    error: str
+    at: str
+
+
+Answer = Taken | Failed
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """Returns a message as it is sent."""
+    content = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(content)) + content
+
+
+def receive(link: socket.socket) -> bytes:
+    """Returns the content of the next frame; empty when the other side has ended."""
+    head = _exactly(link, _LENGTH.size)
+    return _exactly(link, _LENGTH.unpack(head)[0]) if head else b""
+
+
+def _exactly(link: socket.socket, size: int) -> bytes:
+    """Returns so many bytes; empty when the other side ends before."""
+    content = bytearray()
+    while len(content) < size:
+        try:
+            part = link.recv(min(size - len(content), 1 << 20))
+        except OSError:
+            return b""
+        if not part:
+            return b""
+        content += part
+    return bytes(content)
