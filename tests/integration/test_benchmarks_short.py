@@ -462,16 +462,10 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 NOT_MEASURED_YET = {
     "asynchronous_quickstart",
     "large_context",
-    "large_load",
-    "large_logprobs",
-    "large_moe",
-    "large_plan",
-    "large_sleep",
     "machines",
     "proved_engines",
     "report_page",
     "roles_refined",
-    "roles_reward_model",
 }
 
 #: benchmarks whose short form is elsewhere, and where
