@@ -55,7 +55,8 @@ class FrozenModel:
         self._device = choose_device(config.device, context, config.threads)
         policy_files = self._policy_files()
         self._check_tokenizers(files, policy_files)
-        self._known = min(_embedded(files), _embedded(policy_files or files))
+        self._embedded = _embedded(files)
+        self._known = min(self._embedded, _embedded(policy_files or files))
         self._check_top_k()
         self._check_memory(files)
         self._policy = self._open(self._path)
@@ -156,8 +157,9 @@ class FrozenModel:
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         """Returns the role's columns of each record; see ``Annotates.annotate``.
 
-        Raises DataError for a log-prob that is not finite.
+        Raises DataError for a log-prob that is not finite, and for a token that this model lacks.
         """
+        self._check_ids(records)
         answers: list[Mapping[str, np.ndarray]] = [self._empty() for _ in records]
         samples = [
             Sample(
@@ -180,6 +182,24 @@ class FrozenModel:
                 for place, columns in self._of_batch(batch):
                     answers[place] = columns
         return answers
+
+    def _check_ids(self, records: Sequence[TrainRecord]) -> None:
+        """Raises DataError for an id beyond this model's embedding.
+
+        A policy may embed more rows than its tokenizer has words, more than this model, and sample
+        one of them.
+        """
+        for record in records:
+            for name in ("prompt_ids", "action_ids"):
+                most = int(record.columns[name].max(initial=0))
+                if most >= self._embedded:
+                    raise DataError(
+                        f"a record has the token {most}, and the model embeds {self._embedded}.",
+                        where=f"roles.{self._role}.model: {self._path}",
+                        why=f"{name} of record {record.sample} of prompt {record.ordinal}: the "
+                        "policy embeds rows without a word, and sampled one.",
+                        todo=f"Take a {self._role} that embeds as many tokens as the policy.",
+                    )
 
     def _empty(self) -> dict[str, np.ndarray]:
         """Returns the columns of a record without actions."""

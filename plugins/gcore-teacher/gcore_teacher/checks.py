@@ -57,12 +57,14 @@ def _of_files(
 ) -> Iterator[str]:
     """The top k are not more than the vocabulary, and token ids mean the same to the policy."""
     top_k = role["config"].get("top_k", 0)
-    tokens = _embedded(directory)
-    if tokens is not None and top_k > tokens:
-        yield (
-            f"roles.{name}.config.top_k: {top_k} likeliest tokens are more than the {tokens} that "
-            "the model has."
-        )
+    for whose, model in (("the model", directory), ("the policy", policy)):
+        tokens = _embedded(model) if model else None
+        if tokens is not None and top_k > tokens:
+            yield (
+                f"roles.{name}.config.top_k: {top_k} likeliest tokens are more than the {tokens} "
+                f"that {whose} has."
+            )
+            break
     own, other = read_vocabulary(directory), read_vocabulary(policy) if policy else None
     if own is None or other is None:
         return

@@ -142,6 +142,17 @@ def test_otherwise_the_reference_is_the_trainers_own_but_for_rounding(
         np.testing.assert_allclose(columns["ref_logp"], expected, rtol=0, atol=ROUNDING)
 
 
+def test_a_token_that_only_the_policy_embeds_is_named(models: dict[str, Path]) -> None:
+    record, other = tiny.make_records(1, 2)
+    actions = record.columns["action_ids"].copy()
+    actions[-1] = tiny.VOCABULARY
+    columns = {**record.columns, "action_ids": actions}
+    with pytest.raises(DataError) as caught:
+        frozen(models).annotate([other, replace(record, columns=columns)])
+    assert "a record has the token 22, and the model embeds 22" in str(caught.value)
+    assert "take a teacher that embeds as many tokens as the policy" in str(caught.value).lower()
+
+
 def test_a_record_without_actions_has_empty_columns(models: dict[str, Path]) -> None:
     (record,) = tiny.make_records(1, 1)
     columns = {**record.columns, "action_ids": np.zeros(0, np.int32)}

@@ -19,6 +19,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("job")
     for name in ("policy", "teacher", "other"):
         tiny.save_model(root / name, "llama")
+    tiny.save_model(root / "knows-more", "llama", extra=3)
     file = root / "other" / "tokenizer.json"
     parsed = json.loads(file.read_text())
     words = parsed["model"]["vocab"]
@@ -79,6 +80,11 @@ def test_a_teacher_that_gives_its_likeliest_tokens_says_how_many(directory: Path
         (
             ["roles.teacher.config.top_k=23"],
             "roles.teacher.config.top_k: 23 likeliest tokens are more than the 22 that the model "
+            "has.",
+        ),
+        (
+            ["roles.teacher.config.top_k=24", "roles.teacher.model.path=knows-more"],
+            "roles.teacher.config.top_k: 24 likeliest tokens are more than the 22 that the policy "
             "has.",
         ),
         (
