@@ -35,6 +35,6 @@ def test_a_policy_with_a_value_head_learns_the_quickstart(tmp_path: Path) -> Non
     explained = [row["explained_variance"] for row in rows]
     print([round(value, 3) for value in rewards], [round(value, 3) for value in explained])
     assert fmean(rewards[-5:]) > fmean(rewards[:5]) + 0.2
-    assert fmean(explained[-10:]) > fmean(explained[:2]) + 0.1
+    assert fmean(explained[-8:]) > 0.2, "of returns the values say less than a constant at first"
     names = load_file(tmp_path / "weights" / "model.safetensors").keys()
     assert "score.weight" not in names and len(names) > 1
