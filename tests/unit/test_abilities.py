@@ -37,6 +37,9 @@ class Talkative:
     def takes_adapters(self) -> bool:
         return False
 
+    def own_columns(self) -> frozenset[str]:
+        return frozenset({"values"})
+
     def shows_images(self) -> bool:
         return True
 
@@ -66,6 +69,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.replica_slots(silent) == 1
     assert abilities.keeps_weights(silent) is True
     assert abilities.takes_adapters(silent) is True
+    assert abilities.own_columns(silent) == frozenset()
     assert abilities.shows_images(None) is False
     assert abilities.updates_per_step(silent) == 1
     assert abilities.groups_per_step(silent) == 0
@@ -82,6 +86,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     assert abilities.replica_slots(talkative) == 4
     assert abilities.keeps_weights(talkative) is False
     assert abilities.takes_adapters(talkative) is False
+    assert abilities.own_columns(talkative) == {"values"}
     assert abilities.shows_images(talkative) is True
     assert abilities.updates_per_step(talkative) == 6
     assert abilities.groups_per_step(talkative) == 32
@@ -90,7 +95,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
 
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
-    assert len(ABILITIES) == 18
+    assert len(ABILITIES) == 19
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 

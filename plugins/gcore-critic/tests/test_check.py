@@ -121,3 +121,44 @@ def test_a_critic_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     plan_of(tmp_path, *use("same"))
     with pytest.raises(ConfigError, match=r"its tokenizer\.json is not that of roles\.policy"):
         plan_of(tmp_path, *use("other"))
+
+
+SHARED = "roles.policy.config.value_head.coefficient=0.5"
+
+
+def test_a_policy_with_a_value_head_needs_no_critic(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, SHARED, **WITHOUT)
+    assert learners(plan) == []
+    assert plan.at("roles.policy.config.value_head.clip") == 0.2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "problem"),
+    [
+        ([SHARED], {}, "roles.policy.config: computes 'values', as roles.critic does; leave one"),
+        (
+            [SHARED, "advantage.use=algorithms/grpo"],
+            WITHOUT,
+            "computes next_values, values, and the advantage requires none of them",
+        ),
+        (
+            ["roles.critic.config.value_head.coefficient=0.5"],
+            {},
+            "roles.critic.config: computes next_values, values for an advantage of its own, and ",
+        ),
+        ([f"{SHARED}", "roles.policy.use=deepspeed"], WITHOUT, "value_head"),
+        ([f"{SHARED}", "roles.policy.use=megatron"], WITHOUT, "value_head"),
+        (
+            [SHARED, "roles.policy.config.lora.rank=4"],
+            WITHOUT,
+            "roles.policy.config.value_head: goes neither with lora",
+        ),
+    ],
+)
+def test_a_value_head_that_could_not_train_is_refused(
+    overrides: list[str], changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(tmp_path, *overrides, **changes)
+    found = "\n".join([str(caught.value), *caught.value.facts.get("problems", [])])
+    assert problem in found

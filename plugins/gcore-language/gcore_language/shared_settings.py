@@ -20,6 +20,10 @@ class ValueHeadSettings:
     """How far a value may move in a step until moving it further is not rewarded, at least 0, in
     units of the reward; 0: as far as it likes.
     """
+    speed: float = 10.0
+    """The head's learning rate over the policy's, above 0. A new head begins with zeros, and says
+    little to the trunk until it has grown.
+    """
     detach: bool = False
     """Whether the value loss trains the head alone; false: it trains the trunk too."""
 
@@ -29,6 +33,8 @@ class ValueHeadSettings:
             require(
                 0 <= value < math.inf, f"value_head.{name}", f"must not be negative, is {value}"
             )
+
+        require(0 < self.speed < math.inf, "value_head.speed", f"must be positive, is {self.speed}")
 
     @property
     def on(self) -> bool:

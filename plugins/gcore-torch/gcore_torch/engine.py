@@ -255,11 +255,17 @@ class TorchEngine:
         Its learning rate is 0 until ``update`` sets one.
         """
         config = self._config
-        matrices = [p for p in self._parameters if p.dim() > 1]
+        head = self._policy.score.weight if isinstance(self._policy, PolicyWithValues) else None
+        matrices = [p for p in self._parameters if p.dim() > 1 and p is not head]
         vectors = [p for p in self._parameters if p.dim() <= 1]
         groups = [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
+            {
+                "params": [] if head is None else [head],
+                "weight_decay": config.weight_decay,
+                "speed": config.value_head.speed,
+            },
         ]
         betas = (config.betas[0], config.betas[1])
         return torch.optim.AdamW(
@@ -413,7 +419,7 @@ class TorchEngine:
             if factor != 1:
                 torch._foreach_mul_(gradients, factor)
             for group in self._optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("speed", 1.0)
             self._optimizer.step()
         self.discard()
         return norm
@@ -429,8 +435,8 @@ class TorchEngine:
             self._tensors[name].grad = saved
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See ``ShowsWeights.weights``."""
-        return self._tensors
+        """See ``ShowsWeights.weights``; a value head, which has a speed of its own, is left out."""
+        return self._pushed()
 
     def weights_by_export(self) -> Mapping[str, Tensor]:
         """See ``NamesExports.weights_by_export``."""

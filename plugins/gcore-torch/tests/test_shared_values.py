@@ -20,6 +20,8 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.testing.runs import run_together
+from tests.support import shared_value_ranks
 from tests.support.language_models import Clip, make_context, make_records
 from tests.support.value_ranks import Squares
 
@@ -29,26 +31,14 @@ COEFFICIENT, CLIP, LAM = 0.3, 0.05, 0.9
 
 
 def open_trainer(
-    model: Path, *, head: dict[str, Any] | None = None, objective: Any = None, **settings: Any
+    model: Path, *, head: dict[str, Any] | None = None, **settings: Any
 ) -> TorchSharedTrainer:
-    config = TorchTrainerConfig(
-        **{"learning_rate": 3e-3, "eps": 1e-3, "value_head_std": 0.5, "budget_tokens": 64}
-        | settings,
-        value_head=ValueHeadSettings(**{"coefficient": COEFFICIENT, "clip": CLIP} | (head or {})),
+    """Opens a trainer with this file's coefficient and clip; advantages are not whitened."""
+    trainer = shared_value_ranks.open_trainer(
+        model, head={"coefficient": COEFFICIENT, "clip": CLIP} | (head or {}), **settings
     )
-    context = make_context(model, objective or Clip())
-    context.parts["advantage"] = Gae(GaeConfig(lam=LAM))
-    trainer = make_trainer(config, context)
-    assert isinstance(trainer, TorchSharedTrainer)
+    trainer._context.parts["advantage"] = Gae(GaeConfig(lam=LAM))
     return trainer
-
-
-def train(trainer: Any, step: int) -> dict[str, float]:
-    records = make_records(seed=step, minibatches=2)
-    trainer.prepare(records, frozenset())
-    rewards = np.random.default_rng(step).standard_normal(len(records))
-    metrics: dict[str, float] = trainer.train(step, rewards, 2, 2)
-    return metrics
 
 
 def gae(reward: float, values: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -156,12 +146,12 @@ def test_a_saved_trainer_goes_on_with_the_same_bits(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
     trainer = open_trainer(model_dirs["qwen2"])
-    train(trainer, 0)
+    shared_value_ranks.train(trainer, 0)
     trainer.save(tmp_path / "state")
-    expected = train(trainer, 1)
+    expected = shared_value_ranks.train(trainer, 1)
     again = open_trainer(model_dirs["qwen2"], value_head_std=0.1)
     again.load(tmp_path / "state")
-    assert train(again, 1) == expected
+    assert shared_value_ranks.train(again, 1) == expected
     for name, tensor in trainer._engine._tensors.items():
         assert torch.equal(tensor, again._engine._tensors[name]), name
     assert "score.weight" in trainer._engine._tensors
@@ -179,7 +169,7 @@ def test_neither_a_push_nor_an_exported_model_has_the_head(
     assert "score.weight" not in load_file(tmp_path / "model.safetensors")
     architectures = json.loads((tmp_path / "config.json").read_text())["architectures"]
     assert architectures == ["LlamaForCausalLM"]
-    train(trainer, 0)
+    shared_value_ranks.train(trainer, 0)
     assert trainer.diagnose_export() == []
 
 
@@ -205,3 +195,44 @@ def test_what_cannot_have_a_shared_head_is_refused(model_dirs: dict[str, Path]) 
         make_trainer(config, make_context(model_dirs["llama"], Clip()))
     with pytest.raises(ConfigError, match="trains values alone"):
         make_trainer(config, make_context(model_dirs["llama"], Squares()))
+
+
+def run_ranks(ranks: int, packing: str, model: Path, work: Path, resume: Path) -> dict[str, Any]:
+    if ranks == 1:
+        numbers: dict[str, Any] = shared_value_ranks.run(0, 1, packing, model, work, resume)
+        return numbers
+    (work / "meet").mkdir(parents=True)
+    given = [str(ranks), packing, str(model), str(work), str(resume)]
+    run_together([["-m", shared_value_ranks.__name__, str(rank), *given] for rank in range(ranks)])
+    told: dict[str, Any] = json.loads((work / "numbers.json").read_text())
+    return told
+
+
+@pytest.mark.slow
+def test_one_and_two_sharded_ranks_train_alike_and_go_on_from_each_others_state(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    model = model_dirs["qwen2"]
+    one = run_ranks(1, "auto", model, tmp_path / "1", tmp_path / "1/state")
+    two = run_ranks(2, "auto", model, tmp_path / "2", tmp_path / "1/state")
+    back = run_ranks(1, "auto", model, tmp_path / "back", tmp_path / "2/state")
+    for name, values in one["weights"].items():
+        np.testing.assert_allclose(values, two["weights"][name], atol=1e-5, err_msg=name)
+    for numbers in (two, back):
+        for left, right in zip(one["metrics"], numbers["metrics"], strict=True):
+            assert left == pytest.approx(right, rel=1e-4, abs=1e-6)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "2/pretrained")
+
+
+@pytest.mark.slow
+def test_a_deterministic_run_has_the_same_bits_on_one_and_two_ranks(
+    model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    one, two = (
+        run_ranks(
+            ranks, "exact", model_dirs["qwen2"], tmp_path / str(ranks), tmp_path / f"{ranks}/state"
+        )
+        for ranks in (1, 2)
+    )
+    assert one["weights"] == two["weights"]
+    assert one["metrics"] == two["metrics"]

@@ -85,7 +85,7 @@ class TreeSearch:
 
     def _wave_of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the wave that draws each of the samples, int64[n]."""
-        return np.maximum(samples - self._first + self._wave, 0) // self._wave
+        return np.asarray(np.maximum(samples - self._first + self._wave, 0) // self._wave)
 
     def _values(self, group: DrawnSoFar) -> np.ndarray:
         """Returns what each record is worth, float64[N]; -inf where the reward skipped it."""
