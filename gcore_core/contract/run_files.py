@@ -15,6 +15,8 @@ The layout; ``latest`` is the run with the highest number:
         placement.undone.jsonl     lines of steps that were undone, as they were
         tensors.jsonl              digests of the tensors of every push
         tensors.undone.jsonl       lines of steps that were undone, as they were
+        memberships.jsonl          which groups each step took, and when they were begun; only of programs that run ahead
+        memberships.undone.jsonl   lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
@@ -50,6 +52,8 @@ TENSORS_UNDONE = "tensors.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
 PLACEMENT_UNDONE = "placement.undone.jsonl"
+MEMBERSHIPS = "memberships.jsonl"
+MEMBERSHIPS_UNDONE = "memberships.undone.jsonl"
 TRACE = "trace"
 TRACE_UNDONE = "trace.undone"
 SAMPLES = "samples"

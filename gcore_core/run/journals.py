@@ -1,7 +1,8 @@
 """Takes out of a run's journals what is made again when it goes back to a checkpoint.
 
-The journals are ``placement.jsonl``, ``tensors.jsonl`` and the files of the trace, which processes
-of the run append to. ``metrics.jsonl`` is the supervisor's own: see ``directory.MetricsFile``.
+The journals are ``placement.jsonl``, ``memberships.jsonl``, ``tensors.jsonl`` and the files of the
+trace, which processes of the run append to. ``metrics.jsonl`` is the supervisor's own: see
+``directory.MetricsFile``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from gcore_core.contract.run_files import (
+    MEMBERSHIPS,
+    MEMBERSHIPS_UNDONE,
     PLACEMENT,
     PLACEMENT_UNDONE,
     TENSORS,
@@ -45,7 +48,11 @@ def go_back(run_dir: Path, next_step: int, alarm: Callable[[str], None]) -> None
 
 def _journals(run_dir: Path) -> Iterator[tuple[Path, Path]]:
     """Yields each journal that is there, and the file for its lines that are undone."""
-    for name, undone in ((PLACEMENT, PLACEMENT_UNDONE), (TENSORS, TENSORS_UNDONE)):
+    for name, undone in (
+        (PLACEMENT, PLACEMENT_UNDONE),
+        (MEMBERSHIPS, MEMBERSHIPS_UNDONE),
+        (TENSORS, TENSORS_UNDONE),
+    ):
         if (run_dir / name).exists():
             yield run_dir / name, run_dir / undone
     for path in sorted((run_dir / TRACE).glob("*.jsonl")):
