@@ -547,7 +547,8 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         factory="gcore_core.testing.fake:FakeGenerator",
         config=FakeGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}
+            {"abort", "determinism", "logprobs", "sleep"}
+            | {"weights.fingerprint", "weights.midway", "weights.push"}
         ),
     )
 
