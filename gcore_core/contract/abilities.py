@@ -176,6 +176,18 @@ class NeedsRouting(Protocol):
 
 
 @runtime_checkable
+class CutsSamples(Protocol):
+    """Says that a step program pushes weights while samples run."""
+
+    def cuts_samples(self) -> bool:
+        """Returns whether samples go on through a push under these settings.
+
+        The policy's generators must then claim the capability "weights.midway". Without the method:
+        False.
+        """
+
+
+@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -301,6 +313,11 @@ def needs_routing(config: Any) -> bool:
     return isinstance(config, NeedsRouting) and config.needs_routing()
 
 
+def cuts_samples(config: Any) -> bool:
+    """Returns whether a step program pushes weights while samples run."""
+    return isinstance(config, CutsSamples) and config.cuts_samples()
+
+
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -376,6 +393,7 @@ ABILITIES = (
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
     _ability(LimitsGaps, "controller"),
+    _ability(CutsSamples, "controller"),
     _ability(NamesMeters, "placement"),
 )
 _NEAR_EDITS = 2

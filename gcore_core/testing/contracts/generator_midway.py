@@ -15,6 +15,9 @@ from gcore_core.testing.safetensors_files import Tensors
 if TYPE_CHECKING:
     from gcore_core.contract.generator import Finished
 
+#: Columns by which actions are scored; not "routing", which holds what older weights chose.
+_ASKED = ("prompt_ids", "action_ids", "logp", "action_mask", "temperature")
+
 
 class MidwayTests(Contract):
     """Tests of pushes into samples that run, which are mixed into ``GeneratorContract``.
@@ -100,7 +103,8 @@ class MidwayTests(Contract):
 
 
 def _scored(generator: Any, records: list[Finished]) -> list[np.ndarray]:
-    scored: list[np.ndarray] = generator.logprobs([record.columns for record in records])
+    asked = [{name: record.columns[name] for name in _ASKED} for record in records]
+    scored: list[np.ndarray] = generator.logprobs(asked)
     return scored
 
 
@@ -116,7 +120,7 @@ def _can_be_cut(fits: Sequence[np.ndarray]) -> bool:
     reached = {0}  # actions that the parts so far can end behind
     for number, fit in enumerate(fits):
         is_end = number in (0, len(fits) - 1)
-        ends = set()
+        ends = set[int]()
         for begin in reached:
             wrong = np.flatnonzero(~fit[begin:])
             longest = begin + (int(wrong[0]) if len(wrong) else count - begin)

@@ -46,3 +46,7 @@ class AsyncConfig(SyncConfig):
                 "replay needs midway: wait, since the clock decides where a push cuts samples in "
                 "two and no journal says so"
             )
+
+    def cuts_samples(self) -> bool:
+        """Returns whether a push comes while samples run."""
+        return self.midway == "recompute"

@@ -53,7 +53,7 @@ def gcore_generators():
         summary="-",
         factory="keeps:Keeps",
         config=KeepsConfig,
-        capabilities=frozenset({{"weights.push", "determinism", "abort", "logprobs"}}),
+        capabilities=frozenset({{"weights.push", "weights.midway", "abort", "logprobs"}}),
     )
 '''
 
