@@ -19,6 +19,7 @@ from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import (
     adapts,
     column_widths,
+    cuts_samples,
     gives_routing,
     needs_routing,
     own_columns,
@@ -123,6 +124,7 @@ def run(
     problems += _token_logprobs(objects.get("objective"), provided)
     problems += _routing(provided, objects)
     problems += _continued(provided)
+    problems += _midway(provided, objects)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -562,6 +564,20 @@ def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> It
         yield (
             f"roles.{ROLLOUT}.config: under these settings {rollout.reference} does not say which "
             f"experts computed a token, and {policy}, is to replay them; have it say so."
+        )
+
+
+def _midway(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+    """Where pushes come while samples run, the generator's samples go on through them."""
+    rollout = provided.get(f"roles.{ROLLOUT}")
+    if rollout is None or not cuts_samples(objects.get("controller")):
+        return
+    if "weights.midway" not in rollout.spec.capabilities:
+        yield (
+            f"roles.{ROLLOUT}.use: {rollout.reference} is not known to go on with samples through "
+            f"a push, and controller {provided['controller'].reference} pushes while they run; "
+            "take a generator with the capability weights.midway, such as torch, or have pushes "
+            "wait (controller.config.midway: wait)."
         )
 
 

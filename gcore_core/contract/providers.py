@@ -76,6 +76,8 @@ CAPABILITIES = frozenset(
         # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
         "weights.device",
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
+        # a generator whose samples go on through a push, read again under the new weights
+        "weights.midway",
         "weights.push",  # follows the policy's weights (ReceivesWeights)
     }
 )

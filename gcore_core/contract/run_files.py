@@ -18,6 +18,8 @@ The layout; ``latest`` is the run with the highest number:
         tensors.undone.jsonl       lines of steps that were undone, as they were
         tokens.jsonl               tokens and log-probs of a few trained records, of every tenth step
         tokens.undone.jsonl        lines of steps that were undone, as they were
+        memberships.jsonl          which groups each step took, and when they were begun; only of programs that run ahead
+        memberships.undone.jsonl   lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
@@ -57,6 +59,8 @@ TOKENS_UNDONE = "tokens.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
 PLACEMENT_UNDONE = "placement.undone.jsonl"
+MEMBERSHIPS = "memberships.jsonl"
+MEMBERSHIPS_UNDONE = "memberships.undone.jsonl"
 TRACE = "trace"
 TRACE_UNDONE = "trace.undone"
 SAMPLES = "samples"

@@ -1,8 +1,8 @@
 """Takes out of a run's journals what is made again when it goes back to a checkpoint.
 
-The journals are ``placement.jsonl``, ``tensors.jsonl``, ``tokens.jsonl`` and the files of the
-trace, which processes of the run append to. ``metrics.jsonl`` is the supervisor's own: see
-``directory.MetricsFile``.
+The journals are ``placement.jsonl``, ``memberships.jsonl``, ``tensors.jsonl``, ``tokens.jsonl`` and
+the files of the trace, which processes of the run append to. ``metrics.jsonl`` is the supervisor's
+own: see ``directory.MetricsFile``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from gcore_core.contract.run_files import (
+    MEMBERSHIPS,
+    MEMBERSHIPS_UNDONE,
     PLACEMENT,
     PLACEMENT_UNDONE,
     TENSORS,
@@ -26,6 +28,7 @@ from gcore_core.contract.run_files import (
 
 _JOURNALS = {
     PLACEMENT: PLACEMENT_UNDONE,
+    MEMBERSHIPS: MEMBERSHIPS_UNDONE,
     TENSORS: TENSORS_UNDONE,
     TOKENS: TOKENS_UNDONE,
 }

@@ -58,6 +58,6 @@ def steps_to_close(state: Mapping[str, Any]) -> int:
     """
     window = state["window"]
     base = state.get("ledger", {}).get("next_ordinal", 0)
-    waiting = window["front"] - base - len(window["above"])
-    prompts = window["bounds"][0]
+    waiting: int = window["front"] - base - len(window["above"])
+    prompts: int = window["bounds"][0]
     return max(1, -(-waiting // prompts))

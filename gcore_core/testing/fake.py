@@ -602,7 +602,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         config=FakeGeneratorConfig,
         capabilities=frozenset(
             {"abort", "continues", "determinism", "logprobs", "sleep"}
-            | {"weights.push", "weights.fingerprint"}
+            | {"weights.fingerprint", "weights.midway", "weights.push"}
         ),
     )
 

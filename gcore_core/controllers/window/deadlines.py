@@ -19,7 +19,7 @@ long. Versions that records report are not needed for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ class Told(msgspec.Struct, array_like=True, frozen=True):
     first: the oldest version of the weights that began one of its records.
     mean_first: the mean of these versions over its records.
     spanning: share of its records that more than one version sampled.
+    digest: of its records with their rewards, 64 bits.
     """
 
     ordinal: int
@@ -45,6 +46,7 @@ class Told(msgspec.Struct, array_like=True, frozen=True):
     first: int
     mean_first: float
     spanning: float
+    digest: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +55,12 @@ class Membership:
 
     trained: the groups that it trains on, by ordinal.
     consumed: their ordinals and those of the groups that it passes over for good, sorted.
+    digests: of the records of these groups, in the same order.
     """
 
     trained: list[Told]
     consumed: list[int]
+    digests: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +148,11 @@ class Deadlines:
         self.rounds += 1
         return ordinals
 
+    def issues(self) -> Iterator[list[int]]:
+        """Yields the ordinals of each round that is to begin now."""
+        if ordinals := self.issue():
+            yield ordinals
+
     def _next(self, count: int) -> list[int]:
         """Returns the lowest ordinals that are not begun: first those that are begun again."""
         again = self._again[:count]
@@ -182,6 +191,14 @@ class Deadlines:
         passed = [o for o, one in self._told.items() if not one.teaches and o < end]
         trained = [self._told[ordinal] for ordinal in chosen]
         consumed = sorted([*chosen, *passed])
+        if self._drops and not self.bounds.exact and self._kept_flags:
+            flags = np.array(self._kept_flags, np.int64)
+            self.belief = self.belief.after(by_quarter(flags), by_quarter(np.ones(len(flags))))
+        return self._end_step(trained, consumed)
+
+    def _end_step(self, trained: list[Told], consumed: list[int]) -> Membership:
+        """Ends a step that trains on some groups and consumes these ordinals."""
+        digests = [self._told[ordinal].digest for ordinal in consumed]
         for ordinal in consumed:
             del self._begun[ordinal]
             del self._told[ordinal]
@@ -189,15 +206,17 @@ class Deadlines:
         while self.base in self._above:
             self._above.remove(self.base)
             self.base += 1
-        if self._drops and not self.bounds.exact and self._kept_flags:
-            flags = np.array(self._kept_flags, np.int64)
-            self.belief = self.belief.after(by_quarter(flags), by_quarter(np.ones(len(flags))))
         self._kept_flags = []
         self.step += 1
         self.issued = self.rounds = self.unusable = self.complete = 0
-        return Membership(trained=trained, consumed=consumed)
+        return Membership(trained=trained, consumed=consumed, digests=digests)
 
     # -- what is so --------------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> list[tuple[int, int]]:
+        """Each group that is begun and that no step has taken: its ordinal, what began it."""
+        return sorted(self._begun.items())
 
     @property
     def in_flight(self) -> int:

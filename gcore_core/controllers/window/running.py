@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.records import QUARANTINED, TRAINED
+from gcore_core.contract.records import QUARANTINED, TRAINED, Header
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
 from gcore_core.controllers.window.drawing import Round
+from gcore_core.controllers.window.journal import MembershipJournal, read_memberships
+from gcore_core.controllers.window.replayed import ReplayedDeadlines
 from gcore_core.controllers.window.subsets import SubsetLedger
 from gcore_core.controllers.window.verdicts import (
     Settled,
@@ -26,6 +31,7 @@ from gcore_core.controllers.window.verdicts import (
 )
 from gcore_core.controllers.window.window import TICK_SHARE, Taken, Window, _digests
 from gcore_core.runtime.messages import TRAIN
+from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
 
 # How often shards look together while a step waits for its groups: every ``TICK_S`` seconds, and
 # when it has waited long after ``TICK_SHARE`` of that. While no step waits, every ``IDLE_TICK_S``.
@@ -60,6 +66,10 @@ class RunningWindow(Window):
 
     Every shard has the same ``Deadlines``: all shards *look* together, again and again, and tell
     each other which groups have ended. What follows from that each computes for itself.
+
+    ahead, age: see ``deadlines``.
+    replay: the directory of a run that this one repeats; None: it decides itself.
+    by_clock: steps take what is complete in a deterministic run, too.
     """
 
     takes_any: ClassVar[bool] = True
@@ -72,6 +82,8 @@ class RunningWindow(Window):
         *,
         ahead: int,
         age: int,
+        replay: str | None = None,
+        by_clock: bool = False,
     ) -> None:
         facts = context.facts
         start = facts.start_step
@@ -80,10 +92,13 @@ class RunningWindow(Window):
             ahead=ahead,
             age=age,
             limit=config.max_rounds * config.prompts,
-            exact=facts.run.deterministic,
+            exact=facts.run.deterministic and not by_clock,
             steps=facts.run.steps,
         )
-        self._deadlines = Deadlines(
+        make: Callable[..., Deadlines] = Deadlines
+        if replay is not None:
+            make = partial(ReplayedDeadlines, lines=read_memberships(Path(replay)), source=replay)
+        self._deadlines = make(
             bounds=bounds,
             step=start,
             base=facts.next_ordinal,
@@ -125,6 +140,15 @@ class RunningWindow(Window):
         self._restore()
         self._state = self._present_state()
 
+    @property
+    def last_step(self) -> int | None:
+        """The step behind the last that can be taken; None where any can.
+
+        It is there where a run is replayed.
+        """
+        replayed = self._deadlines
+        return replayed.end if isinstance(replayed, ReplayedDeadlines) else None
+
     def _restore(self) -> None:
         facts = self._context.facts
         ordinals = {header.ordinal for header in facts.carried}
@@ -132,6 +156,8 @@ class RunningWindow(Window):
         kept = set(taken_over)
         self._subsets.carry(header for header in facts.carried if header.ordinal in kept)
         self._subsets.lease_these(taken_over)  # nothing of them is to be drawn
+        directory = Path(facts.trace).parent if facts.trace and self._agree.lead else None
+        self._journal = MembershipJournal(directory, self._deadlines.begun)
 
     # -- what a step program calls -----------------------------------------------------------------
 
@@ -273,6 +299,7 @@ class RunningWindow(Window):
             self._context.trace.settled(one.group, one.verdict, one.reason)
         self._context.trace.flush()
         counts["kept"] = len(groups)
+        self._journal.takes(step, sorted(trained), membership.consumed, membership.digests)
         self._note_metrics(step, membership)
         return Taken(
             step=step,
@@ -289,11 +316,12 @@ class RunningWindow(Window):
 
     def _begin_groups(self) -> None:
         """Begins what may be begun now, on all shards alike."""
-        deadlines = self._deadlines
-        ordinals = deadlines.issue()
-        if not ordinals:
-            return
-        version = deadlines.version
+        for ordinals in self._deadlines.issues():
+            self._begin(ordinals)
+
+    def _begin(self, ordinals: list[int]) -> None:
+        version = self._deadlines.version
+        self._journal.begins(version, ordinals)
         leases = self._subsets.lease_these(ordinals)
         # Memory is held for the version that begins the records: by that they are released.
         number = self._next_round(version)
@@ -408,6 +436,7 @@ class RunningWindow(Window):
 
 
 def _told(one: Settled) -> Told:
+    digests = [digest for header in one.group for digest in _digests_of(header)]
     firsts = [header.versions[0] for header in one.group]
     spanning = [header.versions[0] != header.versions[1] for header in one.group]
     return Told(
@@ -417,4 +446,9 @@ def _told(one: Settled) -> Told:
         min(firsts),
         float(np.mean(firsts)),
         float(np.mean(spanning)),
+        sum_of(digests),
     )
+
+
+def _digests_of(header: Header) -> tuple[int, int]:
+    return generation_digest(header), rewarding_digest(header)

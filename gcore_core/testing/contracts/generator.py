@@ -22,6 +22,7 @@ from gcore_core.contract.records import ABORTED, FAILED, FINISHED, OPEN, TRUNCAT
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.generator_engine import EngineTests
 from gcore_core.testing.contracts.generator_logprobs import LogprobTests
+from gcore_core.testing.contracts.generator_midway import MidwayTests
 from gcore_core.testing.contracts.sleep import SleepTests
 
 Key = tuple[int, int]
@@ -49,7 +50,7 @@ _OF_SAMPLES = frozenset(
 )
 
 
-class GeneratorContract(EngineTests, LogprobTests, SleepTests, Contract):
+class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Contract):
     """To test a generator, override ``provider``, or both ``generator`` and ``capabilities``.
 
     tolerance: how much log-probs may differ, in nats.

@@ -40,6 +40,10 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             "have samples in flight; set it to core/even."
         )
     settings = controller.get("config") or {}
+    if settings.get("replay"):
+        from gcore_async.replaying import problems
+
+        yield from problems(plan, str(settings["replay"]))
     if plan["run"]["deterministic"] and settings.get("midway", "wait") != "wait":
         yield (
             "controller.config.midway: a deterministic run cannot push weights into samples that "

@@ -19,11 +19,18 @@ class AsyncConfig(SyncConfig):
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
         version. "recompute": they pause, the generator reads again what they have so far under the
         new weights, and they go on; a sample may have several versions.
+    order: which groups a step of a deterministic run takes. "auto": in order, so that the run
+        repeats itself. "clock": those that are complete, as in other runs; engines still give the
+        same records for the same weights, so that a replay repeats the run.
+    replay: the directory of an earlier run, which this one repeats bit for bit: its journal says
+        under which weights groups are begun and which step takes them. None: the clock decides.
     """
 
     ahead: int = 1
     age: int = 4
     midway: Literal["wait", "recompute"] = "wait"
+    order: Literal["auto", "clock"] = "auto"
+    replay: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,3 +41,12 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
+        if self.replay is not None and self.midway != "wait":
+            raise ValueError(
+                "replay needs midway: wait, since the clock decides where a push cuts samples in "
+                "two and no journal says so"
+            )
+
+    def cuts_samples(self) -> bool:
+        """Returns whether a push comes while samples run."""
+        return self.midway == "recompute"

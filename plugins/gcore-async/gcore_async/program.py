@@ -7,13 +7,16 @@ what has been generated ahead.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gcore_async.config import AsyncConfig
+from gcore_async.replaying import check_rows
 from gcore_core.contract.errors import ConfigError
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.tracing import Stopwatch
-from gcore_core.controllers.window import RunningWindow
+from gcore_core.controllers.window import RunningWindow, Taken
 
 
 class AsynchronousController(StepProgram):
@@ -23,6 +26,9 @@ class AsynchronousController(StepProgram):
 
     def __init__(self, config: AsyncConfig, context: ControllerContext) -> None:
         _refuse(config, context)
+        self._replay = config.replay
+        if config.replay is not None and context.facts.trace:
+            check_rows(Path(context.facts.trace).parent, config.replay)
         self._waits_at_push = config.midway == "wait"
         self._updates = config.updates_per_step() if config.ahead else 1
         super().__init__(config, context)
@@ -31,8 +37,18 @@ class AsynchronousController(StepProgram):
         """Returns what produces groups without a break."""
         assert isinstance(config, AsyncConfig)
         return RunningWindow(
-            self.context, config, self.placement, ahead=config.ahead, age=config.age
+            self.context,
+            config,
+            self.placement,
+            ahead=config.ahead,
+            age=config.age,
+            replay=config.replay,
+            by_clock=config.order == "clock",
         )
+
+    def is_last(self, step: int, taken: Taken) -> bool:
+        """Whether the run ends with this step; one that is replayed ends where its journal does."""
+        return super().is_last(step, taken) or step + 1 == self.window.last_step
 
     async def run(self) -> None:
         """Runs as every program does, and ends generation with it."""
@@ -54,8 +70,13 @@ class AsynchronousController(StepProgram):
         return await self.end(step, taken, trained | self.window.metrics, watch)
 
     def _notes(self, step: int) -> list[str]:
-        """Adds what a person should know of several updates a step."""
+        """Adds what a person should know of a replay, and of several updates a step."""
         notes = super()._notes(step)
+        end = self.window.last_step
+        if step == self.context.facts.start_step and end is not None:
+            notes.append(f"it repeats {self._replay}")
+            if end < self.context.facts.run.steps:
+                notes.append(f"the journal of that run ends with step {end}, and so does this run")
         if step == self.context.facts.start_step and self._updates > 1:
             notes.append(
                 f"{self._updates} updates a step: at the last of them records are further from the "

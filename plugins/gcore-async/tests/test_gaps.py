@@ -128,7 +128,7 @@ def gcore_generators():
         summary="-",
         factory="overtaken:Overtaken",
         config=fake.FakeGeneratorConfig,
-        capabilities=frozenset({{"weights.push", "weights.fingerprint", "abort"}}),
+        capabilities=frozenset({{"weights.push", "weights.midway", "abort"}}),
     )
 '''
 

@@ -183,6 +183,13 @@ def check(directory: Path, job: dict[str, Any]) -> str:
             "objective: fake does not correct for actions that older weights sampled",
         ),
         (
+            {
+                "roles": {"rollout": {"use": "trouble/halting"}},
+                "controller": {"config": {"ahead": 1, "age": 4, "midway": "recompute"}},
+            },
+            "is not known to go on with samples through a push",
+        ),
+        (
             {"objective": {"config": {"old_logprobs": "recompute"}}},
             "set objective.config.correction.kind",
         ),
@@ -200,7 +207,7 @@ def check(directory: Path, job: dict[str, Any]) -> str:
             "controller.config.midway: a deterministic run cannot",
         ),
     ],
-    ids=["stale", "recompute", "sleep", "age", "ahead", "midway"],
+    ids=["stale", "cut", "recompute", "sleep", "age", "ahead", "midway"],
 )
 def test_check_refuses_what_the_program_cannot_run(
     changes: dict[str, Any], told: str, tmp_path: Path

@@ -69,7 +69,8 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=TorchGeneratorConfig,
         capabilities=frozenset(
             {"abort", "continues", "determinism", "images", "logprobs", "routing", "sleep"}
-            | {"weights.adapter", "weights.device", "weights.fingerprint", "weights.push"}
+            | {"weights.adapter", "weights.device", "weights.fingerprint", "weights.midway"}
+            | {"weights.push"}
         ),
         needs=_NEEDS,
         preload=_PRELOAD,

@@ -640,3 +640,70 @@ class RoutingNamesAnExpertTwice(CleanRouting):
                 with_columns(record, routing=np.zeros_like(record.columns["routing"]))
                 for record in super().step()
             ]
+
+
+# -- pushes into samples that run ------------------------------------------------------------------
+
+
+class KeepsItsTable(Clean):
+    """A sample keeps the log-probs of the weights that began it, as from a cache."""
+
+    caught_by = (
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_two_pushes_cut_a_sample_twice",
+    )
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            old = self._tables[ended.versions[0]]
+            return with_columns(ended, logp=old[np.array(letters, np.int64)])
+
+        def step(self) -> list[Finished]:
+            self._tables = getattr(self, "_tables", {})
+            if self._logits.size:  # it is awake
+                self._tables[self.version] = log_softmax(self._logits)
+            return super().step()
+
+
+class ForgetsTheSecondPush(Clean):
+    """From the second version of a sample on, its log-probs stay those of that version."""
+
+    caught_by = ("test_two_pushes_cut_a_sample_twice",)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            if ended.versions[1] < ended.versions[0] + 2:
+                return ended
+            table = self._tables[ended.versions[0] + 1]
+            logp = table[np.array(letters, np.int64)]
+            logp[0] = ended.columns["logp"][0]
+            return with_columns(ended, logp=logp)
+
+        def step(self) -> list[Finished]:
+            self._tables = getattr(self, "_tables", {})
+            if self._logits.size:  # it is awake
+                self._tables[self.version] = log_softmax(self._logits)
+            return super().step()
+
+
+class ReadsThePromptUnderOldWeights(Clean):
+    """The first action's log-prob is of the weights that held when the sample was asked for."""
+
+    caught_by = ("test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",)
+
+    class Backend(FakeGenerator):
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            table = log_softmax(self._logits)
+            self._at_first = getattr(self, "_at_first", {})
+            self._at_first |= {(r.ordinal, r.sample): table for r in requests}
+            super().submit(requests)
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            if not letters:
+                return ended
+            logp = ended.columns["logp"].copy()
+            logp[0] = self._at_first[request.ordinal, request.sample][letters[0]]
+            return with_columns(ended, logp=logp)

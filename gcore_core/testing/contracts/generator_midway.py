@@ -1,0 +1,129 @@
+"""The part of a generator's contract about samples that go on through a push."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.testing.contracts.base import Contract, claims
+from gcore_core.testing.contracts.weights import perturbed, push
+from gcore_core.testing.safetensors_files import Tensors
+
+if TYPE_CHECKING:
+    from gcore_core.contract.generator import Finished
+
+#: Columns by which actions are scored; not "routing", which holds what older weights chose.
+_ASKED = ("prompt_ids", "action_ids", "logp", "action_mask", "temperature")
+
+
+class MidwayTests(Contract):
+    """Tests of pushes into samples that run, which are mixed into ``GeneratorContract``.
+
+    That class has ``drain`` and the tolerance.
+    """
+
+    tolerance: ClassVar[float]
+
+    if TYPE_CHECKING:
+
+        def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
+
+    def _asks_for_scores(self) -> None:
+        if "logprobs" not in self.claimed():
+            self.not_claimed("logprobs, by which actions on both sides of a cut are scored again")
+
+    @claims("weights.midway")
+    def test_a_push_cuts_a_sample_in_old_and_new_logprobs(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        """Actions before the cut have log-probs of the old weights, those behind it of the new.
+
+        The latter are given all that was sampled before, read again under the new weights.
+        """
+        self._asks_for_scores()
+        before = generator.version
+        generator.submit(requests)
+        ended = [record for _ in range(2) for record in generator.step()]
+        push(generator, perturbed(weights), before + 1)
+        later = self.drain(generator, requests, ended)
+        cut = [record for record in later if record.versions == (before, before + 1)]
+        assert cut, "no sample went on through the push: let samples be longer"
+        new = _scored(generator, cut)
+        push(generator, weights, before + 2)
+        self._check(cut, [_scored(generator, cut), new])
+
+    @claims("weights.midway")
+    def test_two_pushes_cut_a_sample_twice(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        self._asks_for_scores()
+        before = generator.version
+        generator.submit(requests)
+        ended = generator.step()
+        push(generator, perturbed(weights), before + 1)
+        ended += generator.step()
+        push(generator, weights, before + 2)
+        later = self.drain(generator, requests, ended)
+        cut = [record for record in later if record.versions == (before, before + 2)]
+        assert cut, "no sample went on through both pushes: let samples be longer"
+        old = _scored(generator, cut)
+        push(generator, perturbed(weights), before + 3)
+        self._check(cut, [old, _scored(generator, cut), old])
+
+    @claims("weights.midway")
+    def test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        """Not in its log-probs, and not in its versions: what was read of the prompt goes, too."""
+        self._asks_for_scores()
+        before = generator.version
+        generator.submit(requests)
+        push(generator, perturbed(weights), before + 1)
+        later = self.drain(generator, requests)
+        assert {record.versions for record in later} == {(before + 1, before + 1)}
+        self._check(later, [_scored(generator, later)])
+
+    def _check(self, records: list[Finished], parts: Sequence[list[np.ndarray]]) -> None:
+        """Each record's log-probs are those of the parts one after the other, each of some actions.
+
+        parts: for each version in turn, log-probs float32[A] of each record's actions under it.
+        """
+        for number, record in enumerate(records):
+            logp = record.columns["logp"]
+            trained = record.columns["action_mask"] > 0
+            fits = [abs(logp - part[number]) <= self.tolerance for part in parts]
+            fits = [fit | ~trained for fit in fits]
+            assert _can_be_cut(fits), (
+                f"ordinal {record.request.ordinal}, sample {record.request.sample}: no cut divides "
+                "its log-probs in those of older and those of newer weights"
+            )
+
+
+def _scored(generator: Any, records: list[Finished]) -> list[np.ndarray]:
+    asked = [{name: record.columns[name] for name in _ASKED} for record in records]
+    scored: list[np.ndarray] = generator.logprobs(asked)
+    return scored
+
+
+def _can_be_cut(fits: Sequence[np.ndarray]) -> bool:
+    """Returns whether actions can be divided into consecutive parts that each fit theirs.
+
+    The first and the last part have an action at least; parts in between may be empty, since two
+    pushes may come between the same actions.
+
+    fits: for each part, bool[A]: whether an action has its log-prob.
+    """
+    count = len(fits[0])
+    reached = {0}  # actions that the parts so far can end behind
+    for number, fit in enumerate(fits):
+        is_end = number in (0, len(fits) - 1)
+        ends = set[int]()
+        for begin in reached:
+            wrong = np.flatnonzero(~fit[begin:])
+            longest = begin + (int(wrong[0]) if len(wrong) else count - begin)
+            ends.update(range(begin + is_end, longest + 1))
+        reached = ends
+    return count in reached
