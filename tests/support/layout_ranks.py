@@ -37,11 +37,14 @@ class Like:
     model: a family of ``gcore_language.tiny``.
     values: whether with a value head.
     settings: of the trainer.
+    tolerance: how far numbers may be apart, as a share of a tensor's largest number, or of 1. In
+        float32 that is sums in another order; products in bfloat16 have two digits.
     """
 
     model: str = "qwen2"
     values: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,9 @@ LIKES = {
     "padded": Like(model="qwen3", settings={"packing": "padded"}),
     "adapters": Like(settings={"lora": LoraSettings(rank=3, alpha=6.0)}),
     "values": Like(values=True, settings={"value_head_std": 0.5}),
+    "llama": Like(model="llama"),
+    "shared": Like(model="qwen3", settings={"packing": "shared_prompt"}),
+    "bfloat16": Like(settings={"dtype": "bfloat16", "packing": "padded"}, tolerance=2e-2),
     "experts": Like(model="qwen3_moe", settings={"router_aux_loss": 0.1}),
 }
 _TWO = ShardingSettings(replicas=2)
@@ -92,6 +98,19 @@ CASES = {
     "two ranks, all on the host": Case(
         like="flat", ranks=2, settings=_BOTH, exactly="two ranks, one replica"
     ),
+    "bfloat16": Case(like="bfloat16", ranks=2, sharding=_TWO),
+    "bfloat16, all on the host": Case(
+        like="bfloat16", ranks=2, sharding=_TWO, settings=_BOTH, exactly="bfloat16"
+    ),
+    "tensor": Case(like="padded", ranks=2, sharding=ShardingSettings(tensor=2)),
+    "tensor, shared prompts": Case(like="shared", ranks=2, sharding=ShardingSettings(tensor=2)),
+    "tensor, values": Case(like="values", ranks=2, sharding=ShardingSettings(tensor=2)),
+    "tensor, llama checkpointed": Case(
+        like="llama",
+        ranks=2,
+        sharding=ShardingSettings(tensor=2),
+        settings={"gradient_checkpointing": True},
+    ),
     "values of two ranks": Case(like="values", ranks=2),
     "values of two ranks, state on the host": Case(
         like="values", ranks=2, settings=_STATE, exactly="values of two ranks"
@@ -105,6 +124,10 @@ CASES = {
     "experts, all on the host": Case(
         like="experts", ranks=4, sharding=_TWO, settings=_BOTH, exactly="experts"
     ),
+    "data and tensor": Case(
+        like="padded", ranks=4, sharding=ShardingSettings(tensor=2), sleeps=True
+    ),
+    "data and tensor, auto": Case(like="flat", ranks=4, sharding=ShardingSettings(tensor=2)),
     "four replicas": Case(like="flat", ranks=4, sharding=ShardingSettings(replicas=4)),
 }
 
@@ -156,7 +179,6 @@ def _open(case: Case, own: Rank, models: Path, work: Path) -> TorchTrainer:
         "clip_grad_norm": 0.3,
         "weight_decay": 0.1,
         "budget_tokens": 64,
-        "resplit_every": 1,
         "sharding": case.sharding,
     }
     context = make_context(
@@ -193,8 +215,8 @@ def _step(trainer: TorchTrainer, step: int, case: Case, own: Rank) -> dict[str, 
     records = make_records(seed=step, minibatches=2)
     advantages = make_advantages(records, seed=step)
     # uneven: the last of those that get other records has a few of one minibatch
-    dealt = own.count
-    place = own.rank
+    dealt = own.count // case.sharding.tensor
+    place = own.rank // case.sharding.tensor
     last = np.array([i % 4 == 0 and record.minibatch == 0 for i, record in enumerate(records)])
     others = np.arange(len(records)) % max(1, dealt - 1)
     mine = (np.where(last, dealt - 1, others) == place).nonzero()[0]
