@@ -1,8 +1,8 @@
 """One rank of gcore-torch's trainer in several layouts; it writes its numbers as JSON.
 
-``python -m tests.support.layout_ranks RANK RANKS MODELS WORK RESUME``, by test_layouts.py. Each
-case of ``CASES`` that is for so many ranks takes two steps and saves a state, then one step more
-from the state below RESUME of its ``like``, which other ranks saved in another layout.
+``python -m tests.support.layout_ranks RANK RANKS MODELS WORK RESUME CASE ...``, by test_layouts.py.
+Each case takes two steps and saves a state, then one step more from the state below RESUME of its
+``like``, which one rank saved.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from gcore_language.lora_settings import LoraSettings
-from gcore_language.weights import full
+from gcore_language.weights import from_bytes, full
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
@@ -227,23 +228,26 @@ def _step(trainer: TorchTrainer, step: int, case: Case, own: Rank) -> dict[str, 
 
 def _weights(trainer: TorchTrainer) -> dict[str, list[float]]:
     """Returns the weights by name, and the adapters' as "adapter <name>"; empty beside rank 0."""
-    arrays = {spec.name: array.copy() for spec, array in trainer.export_weights()}
-    arrays |= {f"adapter {spec.name}": array.copy() for spec, array in trainer.export_adapter()}
-    return {name: array.view(np.float32).tolist() for name, array in arrays.items()}
+    parts = [("", trainer.export_weights()), ("adapter ", trainer.export_adapter())]
+    return {
+        mark + spec.name: from_bytes(spec, content).flatten().tolist() if content.size else []
+        for mark, exported in parts
+        for spec, content in exported
+    }
 
 
-def main(own: Rank, models: Path, work: Path, resume: Path) -> None:
-    """Writes ``work``/numbers.json; rank 0 only."""
+def main(own: Rank, models: Path, work: Path, resume: Path, names: Sequence[str]) -> None:
+    """Writes numbers.json of each case below ``work``/<name>; rank 0 only."""
     torch.set_num_threads(1)
-    found = {}
-    for name, case in CASES.items():
-        if case.ranks == own.count:
-            state = resume / case.like / "state"
-            found[name] = run(case, own, models, work / name, state)
-    if own.rank == 0:
-        (work / "numbers.json").write_text(json.dumps(found))
+    for name in names:
+        case = CASES[name]
+        found = run(case, own, models, work / name, resume / case.like / "state")
+        if own.rank == 0:
+            (work / name / "numbers.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Rank(rank=int(sys.argv[1]), count=int(sys.argv[2])), *map(Path, sys.argv[3:6]))
+    place = Rank(rank=int(sys.argv[1]), count=int(sys.argv[2]))
+    of_models, of_work, of_states = map(Path, sys.argv[3:6])
+    main(place, of_models, of_work, of_states, sys.argv[6:])
     os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds
