@@ -46,6 +46,7 @@ class Placed:
     moves: devices may change between generators, so the policy is asked before every step.
     sleeps: roles whose backend can sleep.
     resting: of ``sleeps``, the generators that sleep while the trainer works.
+    resting_trainers: the trainers that sleep while generators sample.
     provider: the policy's provider, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read in each rollout; "": none.
     mode: how generators share cells at first, as in ``Decision.mode``.
@@ -58,6 +59,7 @@ class Placed:
     moves: bool = False
     sleeps: Sequence[str] = ()
     resting: Sequence[str] = ()
+    resting_trainers: Sequence[str] = ()
     provider: str = ""
     meter: str = ""
     mode: Mode = "split"
@@ -182,6 +184,7 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
         )
     sleeps = [role for role, need in needs.items() if need.sleeps and need.kind == "generator"]
     resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
+    trainers = [role for role, need in needs.items() if need.sleeps and need.kind == "trainer"]
     moves = decision.engines is not None
     kind = next((device.kind for device in window.devices), "")
     meter = meter_of(plan.objects.get("placement"), kind)
@@ -196,6 +199,7 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
         meter=meter,
         sleeps=sleeps,
         resting=resting,
+        resting_trainers=trainers if plan.settings.placement.sleep_in_rollout == "always" else (),
         mode=decision.mode,
         reason=decision.reason,
     )

@@ -217,9 +217,13 @@ def _needs_on(
 ) -> Iterator[MemoryNeed]:
     """Yields what a role's worker on a device holds in each phase, awake or asleep."""
     is_awake = role == _awake_there(device, role, answers, placed)
+    says_asleep = any(need.phase == ASLEEP for need in answers[role])
     for phase in PHASES:
         rests = role in placed.resting and phase in ("preparation", "training")
-        state = ASLEEP if role in placed.sleeps and (rests or not is_awake) else phase
+        # a trainer that does not say what it keeps is counted as awake
+        away = role in placed.resting_trainers and phase == "rollout" and says_asleep
+        sleeping = role in placed.sleeps and (rests or not is_awake)
+        state = ASLEEP if sleeping or away else phase
         for need in answers[role]:
             if need.phase == state:
                 yield _in_phase(need, phase)

@@ -1,8 +1,8 @@
 """One rank of gcore-torch's trainer in several layouts; it writes its numbers as JSON.
 
-``python -m tests.support.layout_ranks RANK RANKS MODELS WORK RESUME``, by test_layouts.py. Each
-case of ``CASES`` that is for so many ranks takes two steps and saves a state, then one step more
-from the state below RESUME of its ``like``, which other ranks saved in another layout.
+``python -m tests.support.layout_ranks RANK RANKS MODELS WORK RESUME CASE ...``, by test_layouts.py.
+Each case takes two steps and saves a state, then one step more from the state below RESUME of its
+``like``, which one rank saved.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from gcore_language.lora_settings import LoraSettings
-from gcore_language.weights import full
+from gcore_language.weights import from_bytes, full
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
@@ -37,11 +38,14 @@ class Like:
     model: a family of ``gcore_language.tiny``.
     values: whether with a value head.
     settings: of the trainer.
+    tolerance: how far numbers may be apart, as a share of a tensor's largest number, or of 1. In
+        float32 that is sums in another order; products in bfloat16 have two digits.
     """
 
     model: str = "qwen2"
     values: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,9 @@ LIKES = {
     "padded": Like(model="qwen3", settings={"packing": "padded"}),
     "adapters": Like(settings={"lora": LoraSettings(rank=3, alpha=6.0)}),
     "values": Like(values=True, settings={"value_head_std": 0.5}),
+    "llama": Like(model="llama"),
+    "shared": Like(model="qwen3", settings={"packing": "shared_prompt"}),
+    "bfloat16": Like(settings={"dtype": "bfloat16", "packing": "padded"}, tolerance=2e-2),
     "experts": Like(model="qwen3_moe", settings={"router_aux_loss": 0.1}),
 }
 _TWO = ShardingSettings(replicas=2)
@@ -92,6 +99,19 @@ CASES = {
     "two ranks, all on the host": Case(
         like="flat", ranks=2, settings=_BOTH, exactly="two ranks, one replica"
     ),
+    "bfloat16": Case(like="bfloat16", ranks=2, sharding=_TWO),
+    "bfloat16, all on the host": Case(
+        like="bfloat16", ranks=2, sharding=_TWO, settings=_BOTH, exactly="bfloat16"
+    ),
+    "tensor": Case(like="padded", ranks=2, sharding=ShardingSettings(tensor=2)),
+    "tensor, shared prompts": Case(like="shared", ranks=2, sharding=ShardingSettings(tensor=2)),
+    "tensor, values": Case(like="values", ranks=2, sharding=ShardingSettings(tensor=2)),
+    "tensor, llama checkpointed": Case(
+        like="llama",
+        ranks=2,
+        sharding=ShardingSettings(tensor=2),
+        settings={"gradient_checkpointing": True},
+    ),
     "values of two ranks": Case(like="values", ranks=2),
     "values of two ranks, state on the host": Case(
         like="values", ranks=2, settings=_STATE, exactly="values of two ranks"
@@ -105,6 +125,10 @@ CASES = {
     "experts, all on the host": Case(
         like="experts", ranks=4, sharding=_TWO, settings=_BOTH, exactly="experts"
     ),
+    "data and tensor": Case(
+        like="padded", ranks=4, sharding=ShardingSettings(tensor=2), sleeps=True
+    ),
+    "data and tensor, auto": Case(like="flat", ranks=4, sharding=ShardingSettings(tensor=2)),
     "four replicas": Case(like="flat", ranks=4, sharding=ShardingSettings(replicas=4)),
 }
 
@@ -156,7 +180,6 @@ def _open(case: Case, own: Rank, models: Path, work: Path) -> TorchTrainer:
         "clip_grad_norm": 0.3,
         "weight_decay": 0.1,
         "budget_tokens": 64,
-        "resplit_every": 1,
         "sharding": case.sharding,
     }
     context = make_context(
@@ -193,8 +216,8 @@ def _step(trainer: TorchTrainer, step: int, case: Case, own: Rank) -> dict[str, 
     records = make_records(seed=step, minibatches=2)
     advantages = make_advantages(records, seed=step)
     # uneven: the last of those that get other records has a few of one minibatch
-    dealt = own.count
-    place = own.rank
+    dealt = own.count // case.sharding.tensor
+    place = own.rank // case.sharding.tensor
     last = np.array([i % 4 == 0 and record.minibatch == 0 for i, record in enumerate(records)])
     others = np.arange(len(records)) % max(1, dealt - 1)
     mine = (np.where(last, dealt - 1, others) == place).nonzero()[0]
@@ -205,23 +228,26 @@ def _step(trainer: TorchTrainer, step: int, case: Case, own: Rank) -> dict[str, 
 
 def _weights(trainer: TorchTrainer) -> dict[str, list[float]]:
     """Returns the weights by name, and the adapters' as "adapter <name>"; empty beside rank 0."""
-    arrays = {spec.name: array.copy() for spec, array in trainer.export_weights()}
-    arrays |= {f"adapter {spec.name}": array.copy() for spec, array in trainer.export_adapter()}
-    return {name: array.view(np.float32).tolist() for name, array in arrays.items()}
+    parts = [("", trainer.export_weights()), ("adapter ", trainer.export_adapter())]
+    return {
+        mark + spec.name: from_bytes(spec, content).flatten().tolist() if content.size else []
+        for mark, exported in parts
+        for spec, content in exported
+    }
 
 
-def main(own: Rank, models: Path, work: Path, resume: Path) -> None:
-    """Writes ``work``/numbers.json; rank 0 only."""
+def main(own: Rank, models: Path, work: Path, resume: Path, names: Sequence[str]) -> None:
+    """Writes numbers.json of each case below ``work``/<name>; rank 0 only."""
     torch.set_num_threads(1)
-    found = {}
-    for name, case in CASES.items():
-        if case.ranks == own.count:
-            state = resume / case.like / "state"
-            found[name] = run(case, own, models, work / name, state)
-    if own.rank == 0:
-        (work / "numbers.json").write_text(json.dumps(found))
+    for name in names:
+        case = CASES[name]
+        found = run(case, own, models, work / name, resume / case.like / "state")
+        if own.rank == 0:
+            (work / name / "numbers.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Rank(rank=int(sys.argv[1]), count=int(sys.argv[2])), *map(Path, sys.argv[3:6]))
+    place = Rank(rank=int(sys.argv[1]), count=int(sys.argv[2]))
+    of_models, of_work, of_states = map(Path, sys.argv[3:6])
+    main(place, of_models, of_work, of_states, sys.argv[6:])
     os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds

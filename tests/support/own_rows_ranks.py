@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,6 @@ KINDS: dict[str, set[str] | None] = {
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A rank among so many; what ``materialise`` asks of ``Ranks``."""
-
-    rank: int
-    count: int
-
-
 def _open(path: Path, kind: str, *, empty: bool) -> Policy:
     if kind == "values":
         return ValueModel(load_value_model(str(path), std=0.1, seed=3, empty=empty))
@@ -60,7 +51,7 @@ def _rounding(kind: str) -> torch.dtype:
     return torch.bfloat16 if kind.endswith("bfloat16") else torch.float32
 
 
-def _differences(path: Path, kind: str, rank: int, count: int, mesh: Any) -> list[str]:
+def _differences(path: Path, kind: str, mesh: Any) -> list[str]:
     """Returns in what the two models differ on this rank.
 
     mesh: of the ranks that share them.
@@ -74,8 +65,7 @@ def _differences(path: Path, kind: str, rank: int, count: int, mesh: Any) -> lis
     blocks = set(whole.model._no_split_modules or ())
     for policy in (whole, read):
         shard(policy, mesh, blocks)
-    place: Any = _Place(rank, count)
-    materialise(read, rows, place, _CPU, _rounding(kind))
+    materialise(read, rows, _CPU, _rounding(kind))
     found = [*_of_tensors(whole, read), *_of_buffers(whole, read)]
     if _tied(whole.model) != _tied(read.model):
         found.append("tied")
@@ -139,7 +129,7 @@ def main(rank: int, models: Path, work: Path) -> None:
             for count, mesh in meshes.items():
                 if rank < count and (names is None or path.name in names):
                     case = f"{path.name}, {kind}, {count} ranks"
-                    found[case] = _differences(path, kind, rank, count, mesh)
+                    found[case] = _differences(path, kind, mesh)
     (work / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
 

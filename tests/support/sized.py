@@ -18,7 +18,7 @@ class SizedConfig:
 
     weights: held in every phase, shared out over the slots.
     activations: at most, in a full step.
-    kept: held while it sleeps.
+    kept: held while it sleeps; below 0: it does not say.
     fault: what its answer is, in place of needs.
     """
 
@@ -50,7 +50,8 @@ def needs(config: SizedConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
         at_most=True,
         setting=f"config.activations={config.activations // 2}",
     )
-    yield MemoryNeed(phase=ASLEEP, what="weights", nbytes=config.kept * GIB, on="host")
+    if config.kept >= 0:
+        yield MemoryNeed(phase=ASLEEP, what="weights", nbytes=config.kept * GIB, on="host")
 
 
 @hookimpl
@@ -59,7 +60,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         summary="sized",
         factory="gcore_core.testing.fake:FakeTrainer",
         config=SizedConfig,
-        capabilities=frozenset({"sharding"}),
+        capabilities=frozenset({"sharding", "sleep"}),
         memory="tests.support.sized:needs",
     )
 

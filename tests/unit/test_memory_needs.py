@@ -72,6 +72,17 @@ def test_a_generator_that_sleeps_in_training_leaves_only_what_it_keeps_on_the_ho
     assert gib(needs, -1) == {"rollout": 0, "preparation": 3, "training": 3, "push": 0}
 
 
+def test_a_trainer_that_sleeps_in_the_rollout_leaves_only_what_it_keeps_on_the_host(
+    job: Path,
+) -> None:
+    asleep = "placement.sleep_in_rollout=always"
+    needs = counted(job, machine(1, 80), asleep, "roles.policy.config.kept=3")
+    assert gib(needs, 0) == {"rollout": 8, "preparation": 8, "training": 8, "push": 16}
+    assert gib(needs, -1)["rollout"] == 3
+    silent = counted(job, machine(1, 80), asleep, "roles.policy.config.kept=-1")
+    assert gib(silent, 0)["rollout"] == 16, "nobody says what it keeps, so it is counted awake"
+
+
 def test_on_cpus_all_workers_of_a_machine_share_its_memory(job: Path) -> None:
     nodes = machine(4, 0, "cpu", host=64)
     needs = counted(job, nodes, "roles.policy.slots=2", "roles.rollout.slots=2")

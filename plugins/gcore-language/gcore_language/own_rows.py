@@ -1,8 +1,9 @@
 """Gives a model that was opened without its weights the rows that a rank holds of each tensor.
 
-A sharded model has, of each tensor, the rows of one rank. They are read from the safetensors files
-one tensor at a time, so that no rank ever holds a whole tensor. The files are mapped: their pages
-belong to the system's cache, which gives them up when memory is short.
+A sharded model has, of each tensor, the part of one rank: its rows, or of a matrix that a tensor
+group splits some columns. They are read from the safetensors files one tensor at a time, so that no
+rank ever holds a whole tensor. The files are mapped: their pages belong to the system's cache,
+which gives them up when memory is short.
 
 A tensor of the model is one of the files' tensors, or it is put together from several of them, as
 the experts of a layer are: each expert has its own tensors in the files, and one row in the model.
@@ -21,6 +22,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from gcore_language.cuts import Cut, cut_of
 from gcore_language.image_requests import name_in_checkpoint
 from gcore_language.model_files import tensors_in
 from gcore_language.weights import named_tensors
@@ -54,8 +56,8 @@ def empty_tensors(model: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors_in_files(model).items() if tensor.is_meta}
 
 
-#: Reads rows of a tensor of the files, by its name there.
-_Read = Callable[[str, slice], Tensor]
+#: Reads a part of a tensor of the files, by its name there.
+_Read = Callable[[str, Cut], Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class _Alone:
 
     name: str
 
-    def fill(self, local: Tensor, first: int, read: _Read) -> None:
-        local.copy_(read(self.name, slice(first, first + len(local))))
+    def fill(self, local: Tensor, cut: Cut, read: _Read) -> None:
+        local.copy_(read(self.name, cut))
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,11 @@ class _Experts:
 
     rows: Sequence[Sequence[str]]
 
-    def fill(self, local: Tensor, first: int, read: _Read) -> None:
-        for row, names in zip(local, self.rows[first:], strict=False):
+    def fill(self, local: Tensor, cut: Cut, read: _Read) -> None:
+        for row, names in zip(local, self.rows[cut[0]], strict=True):
             start = 0
             for name in names:
-                part = read(name, slice(None))
+                part = read(name, (slice(None),))
                 row[start : start + len(part)].copy_(part)
                 start += len(part)
 
@@ -104,32 +106,31 @@ class OwnRows:
     def fill(
         self,
         tensors: Mapping[str, Tensor],
-        rank: int,
-        ranks: int,
         rounding: torch.dtype = torch.float32,
     ) -> None:
-        """Reads this rank's rows of each tensor; they must not be among those that are lacking.
+        """Reads this rank's part of each tensor; they must not be among those that are lacking.
 
-        tensors: name in the model -> tensor of which FSDP2 gives each rank its rows.
+        tensors: name in the model -> tensor, of which a rank holds what ``cut_of`` says. Experts
+            are cut by rows alone.
         rounding: dtype to which numbers are rounded before they take the tensor's.
         """
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}
 
-            def read(name: str, rows: slice) -> Tensor:
+            def read(name: str, cut: Cut) -> Tensor:
                 file = self._files[name][0]
                 if file not in opened:
                     opened[file] = stack.enter_context(safe_open(file, "pt"))
-                found: Tensor = opened[file].get_slice(name)[rows]
+                found: Tensor = opened[file].get_slice(name)[cut]
                 return found if rounding == torch.float32 else found.to(rounding)
 
             for name, tensor in tensors.items():
                 source = self._source(name, tensor.shape)
                 if source is None:
                     raise KeyError(name)
-                local, first = _own_rows(tensor, rank, ranks)
-                if len(local):
-                    source.fill(local, first, read)
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+                if local.numel():
+                    source.fill(local, cut_of(tensor), read)
 
     def _source(self, name: str, shape: Sequence[int]) -> _Alone | _Experts | None:
         """Returns where the files have a tensor; None when they do not have it in that shape."""
@@ -157,13 +158,3 @@ class OwnRows:
         shapes = [self._files[name][1] for name in names]
         height = sum(each[0] for each in shapes)
         return height == shape[0] and all(each[1:] == tuple(shape[1:]) for each in shapes)
-
-
-def _own_rows(tensor: Tensor, rank: int, ranks: int) -> tuple[Tensor, int]:
-    """Returns this rank's rows of a tensor, and which row of the whole is the first of them.
-
-    FSDP2 cuts as ``torch.chunk`` does: all parts but the last ones are equally long.
-    """
-    if not hasattr(tensor, "to_local"):
-        return tensor, 0
-    return tensor.to_local(), rank * -(-tensor.shape[0] // ranks)

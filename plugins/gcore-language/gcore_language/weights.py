@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gcore_core.contract.records import TensorSpec
+from gcore_language.cuts import with_part
 
 #: torch dtype -> name in safetensors
 _NAMES = {
@@ -61,9 +62,7 @@ def like(whole: Tensor, sharded: Tensor) -> Tensor:
     whole = whole.to(sharded.device, sharded.dtype)
     if not hasattr(sharded, "placements"):
         return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    return with_part(whole, sharded)
 
 
 def flat_bytes(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -30,7 +30,9 @@ class TorchTrainerConfig(LoraTrainerSettings):
     offload: OffloadSettings = field(default_factory=OffloadSettings)
     """What lies in host memory: ``offload: {state: true, activations: true}``."""
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
-    """How slots share the model: ``sharding: {replicas: 2}`` has two groups of them hold it."""
+    """How slots share the model: ``sharding: {replicas: 2}`` has two groups of them hold it,
+    ``sharding: {tensor: 2}`` has two split every layer.
+    """
     router_replay: Literal["auto", "always", "never"] = "auto"
     """Whether a mixture of experts takes the experts by which a record was sampled, in place of
     those that its own routers choose: auto where records have them; always refuses a generator that
@@ -59,10 +61,17 @@ class TorchTrainerConfig(LoraTrainerSettings):
         super().__post_init__()
         if self.context.degree > 1:
             _check_shared(self)
+        if self.sharding.tensor > 1:
+            _check_split(self)
         require(
             not (self.value_head.on and (self.lora.on or self.context.degree > 1)),
             "value_head",
             "goes neither with lora, since a new head is trained as a whole, nor with context",
+        )
+        require(
+            not self.value_head.on or (self.sharding == ShardingSettings() and not self.offload.on),
+            "value_head",
+            "goes neither with sharding nor with offload: they have not been tested together",
         )
         require(
             self.gradient_checkpointing or not self.offload.activations,
@@ -82,7 +91,7 @@ class TorchTrainerConfig(LoraTrainerSettings):
 
     def replica_slots(self) -> int:
         """Returns how many slots get the same records."""
-        return self.context.degree
+        return self.context.degree * self.sharding.tensor
 
 
 def _check_shared(config: TorchTrainerConfig) -> None:
@@ -105,14 +114,32 @@ def _check_shared(config: TorchTrainerConfig) -> None:
     )
     require(not config.lora.on, "lora", "does not go with context: adapters are not tested there")
     require(
-        config.sharding.replicas == 1,
-        "sharding.replicas",
-        "does not go with context: slots that share records and replicas are not tested together",
+        config.sharding == ShardingSettings(),
+        "sharding",
+        "does not go with context: slots that share records have been tested with neither replicas "
+        "nor tensor",
     )
     require(
         not config.offload.on,
         "offload",
         "does not go with context: slots that share records were not tested with it",
+    )
+
+
+def _check_split(config: TorchTrainerConfig) -> None:
+    """Raises ConfigError for what has not been tested with slots that split the layers."""
+    why = "does not go with sharding.tensor"
+    require(not config.lora.on, "lora", f"{why}: adapters are not tested there")
+    require(not config.offload.on, "offload", f"{why}: nothing was kept on the host there")
+    require(
+        config.dtype == "float32",
+        "dtype",
+        f"{config.dtype} {why}: gradients have not been compared",
+    )
+    require(
+        config.attn_implementation == "auto",
+        "attn_implementation",
+        f"{config.attn_implementation} {why}: not tested there",
     )
 
 

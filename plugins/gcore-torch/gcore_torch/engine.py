@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from gcore_context.sharing import make_sharing
 from gcore_language.alignment import align
+from gcore_language.cuts import rows_of_rank
 from gcore_language.device_clock import DeviceClock
 from gcore_language.experts import FAMILIES, CheckpointTensors, cut, expert_names
 from gcore_language.lora import (
@@ -66,10 +67,13 @@ from gcore_torch.gradients import (
     Gradients,
     PlainGradients,
     ShardedExactGradients,
+    SplitGradients,
+    by_mesh,
 )
 from gcore_torch.mesh import make_mesh, refuse_images
 from gcore_torch.offload import check_head, offload_layers, offload_policy, refuse_exact_sums
 from gcore_torch.sharding import free_gathered, gathered_for_now, materialise, shard
+from gcore_torch.tensor_parallel import split_layers
 
 
 class TorchEngine:
@@ -95,6 +99,9 @@ class TorchEngine:
         self._mesh = make_mesh(
             config.sharding, context, self.ranks, self.device, always=config.offload.state
         )
+        if self._mesh is not None and not self._mesh.speaks:
+            self.ranks.speaks = False
+        self._splits = config.sharding.tensor > 1
         self.sums_exactly = context.deterministic
         self._path = str(files.directory)
         self._adapters: Adapters | None = None
@@ -144,6 +151,8 @@ class TorchEngine:
         model = policy.model
         if policy.takes_images:
             refuse_images(config.sharding, self._context.role)
+        if self._splits and self._mesh is not None:
+            split_layers(model, self._mesh.of_tensor, self._context.role)
         policy.routers = Routers.of(model, replays=config.router_replay != "never")
         if self._sharing is not None:
             policy = self._sharing.share(policy)
@@ -173,11 +182,12 @@ class TorchEngine:
         if self._mesh is None:
             return
         kept = offload_policy(self.device) if config.offload.state else None
-        shard(policy, self._mesh.of_weights, set(policy.model._no_split_modules or ()), kept)
+        blocks = set(policy.model._no_split_modules or ())
+        shard(policy, self._mesh.of_layers, blocks, self._mesh.of_rest, kept)
         if rows is not None:
             rounding = DTYPES[config.dtype if adapters is not None else "float32"]
             place = torch.device("cpu") if config.offload.state else self.device
-            materialise(policy, rows, self._mesh, place, rounding)
+            materialise(policy, rows, place, rounding)
 
     def _try(self, policy: Policy, adapters: Adapters | None) -> None:
         """Tries the layouts of a policy; see ``check_layouts``."""
@@ -188,7 +198,10 @@ class TorchEngine:
             check_layouts(
                 policy,
                 self.device,
-                may_flat=exact and self.device.type == "cpu" and config.packing != "padded",
+                may_flat=exact
+                and self.device.type == "cpu"
+                and config.packing != "padded"
+                and not self._splits,
                 tolerance=1e-4 if exact else 5e-2,
             )
             if self._sharing is not None:
@@ -258,18 +271,20 @@ class TorchEngine:
         head = self._policy.score.weight if isinstance(self._policy, PolicyWithValues) else None
         matrices = [p for p in self._parameters if p.dim() > 1 and p is not head]
         vectors = [p for p in self._parameters if p.dim() <= 1]
+        value_head = [] if head is None else [head]
+        kinds = (  # parameters, weight decay, learning rate as a multiple of the policy's
+            (matrices, config.weight_decay, 1.0),
+            (vectors, 0.0, 1.0),
+            (value_head, config.weight_decay, config.value_head.speed),
+        )
         groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-            {
-                "params": [] if head is None else [head],
-                "weight_decay": config.weight_decay,
-                "speed": config.value_head.speed,
-            },
+            {"params": together, "weight_decay": decay, "speed": speed}
+            for parameters, decay, speed in kinds
+            for together in by_mesh(parameters)
         ]
         betas = (config.betas[0], config.betas[1])
         return torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            groups,
             lr=0.0,
             betas=betas,
             eps=config.eps,
@@ -278,6 +293,8 @@ class TorchEngine:
 
     def _add_gradients(self) -> Gradients:
         """Returns how gradients are added: exactly in a deterministic run."""
+        if self._splits and self._mesh is not None:
+            return SplitGradients(self.ranks, self._mesh.records)
         if not self.sums_exactly:
             return PlainGradients(self.ranks)
         if self.ranks.count > 1:
@@ -417,7 +434,8 @@ class TorchEngine:
             self.staging.wait()  # until a save in the background has its copy of the weights
             factor = scale * (min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0)
             if factor != 1:
-                torch._foreach_mul_(gradients, factor)
+                for together in by_mesh(gradients):
+                    torch._foreach_mul_(together, factor)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * group.get("speed", 1.0)
             self._optimizer.step()
@@ -547,8 +565,18 @@ class TorchEngine:
             }
             for part, state in parts.items():
                 if state is not None:
-                    local[f"{part}/{name}"] = local_rows(state, first=self.ranks.rank == 0)
+                    local[f"{part}/{name}"] = self._saved_rows(state)
         return {key: rows for key, rows in local.items() if rows is not None}
+
+    def _saved_rows(self, tensor: Tensor) -> Tensor | None:
+        """Returns the rows of a tensor that this rank saves.
+
+        Of what a tensor group splits no rank has whole rows, so each tensor is put together for a
+        moment.
+        """
+        if self._splits:
+            return rows_of_rank(full(tensor), self.ranks.rank, self.ranks.count)
+        return local_rows(tensor, first=self.ranks.rank == 0)
 
     @torch.no_grad()
     def load(self, directory: Path) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """Adds up the gradients of an update's micro-batches so that their order leaves no trace.
 
 PlainGradients   as torch adds them: each backward pass adds to ``grad``
+SplitGradients   the same over ranks of which some split the layers
 ExactGradients   exact sums on one rank
 ShardedExactGradients   exact sums over the ranks that share a model by FSDP2
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from gcore_language.cuts import copies_of
 from gcore_language.exact_sums import ExactSum, exact_norm
 from gcore_language.ranks import Ranks
 from gcore_language.weights import full
@@ -66,6 +69,43 @@ class PlainGradients:
 
     def discard(self) -> None:
         pass
+
+
+class SplitGradients(PlainGradients):
+    """Adds gradients as torch does, where ranks of a tensor group split the layers.
+
+    FSDP2 averages over the ranks that have other records. What a tensor group holds whole has the
+    same gradient on each of its ranks.
+    """
+
+    def __init__(self, ranks: Ranks, records: int) -> None:
+        """
+        records: see ``Mesh.records``.
+        """
+        super().__init__(ranks)
+        self._records = records
+
+    @property
+    def scale(self) -> float:
+        return float(self._records)
+
+    def norm(self, gradients: Sequence[Tensor]) -> float:
+        squares = 0.0
+        for gradient in gradients:
+            local = gradient.to_local()
+            squares += float(local.double().square().sum()) / copies_of(gradient, self._ranks.count)
+        return self.scale * math.sqrt(self._ranks.sum_parts([squares])[0])
+
+
+def by_mesh(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Returns the tensors in groups that lie on one mesh each.
+
+    An operator of torch that takes many tensors takes those of one mesh.
+    """
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
 
 
 class ExactGradients:

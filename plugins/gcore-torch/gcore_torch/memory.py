@@ -51,7 +51,8 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
         return
     for need in held_by_rank(model, config, worker):
         yield replace(need, on="host") if config.offload.state else need
-    yield from _computing(model, config, worker)
+    yield _asleep(model, config, worker)
+    yield from _computing(_split(model, config.sharding.tensor), config, worker)
     yield push_buckets(model, config.dtype)
     if worker.slots > 1:
         yield MemoryNeed(
@@ -67,7 +68,7 @@ def held_by_rank(
 ) -> Iterator[MemoryNeed]:
     """Yields weights, gradients and optimizer of the fullest rank."""
     replicas = config.sharding.replicas
-    own = model.of_rank(max(1, worker.slots // replicas))
+    own = _own_numbers(model, config, worker.slots)
     more = f"slots={worker.slots * 2}" if replicas == 1 else "config.sharding.replicas=1"
     apart = worker.device != "cpu" and not config.offload.state and not worker.deterministic
     elsewhere = "config.offload.state=true" if apart else more
@@ -89,6 +90,43 @@ def held_by_rank(
             nbytes=16 * own + _MASTER * own,
             note="two float64 for each gradient, and the gradients of one pass",
         )
+
+
+def _asleep(model: Architecture, config: TorchTrainerConfig, worker: WorkerShape) -> MemoryNeed:
+    """Returns what a rank keeps in memory while it sleeps in the rollout; see ``Bed``."""
+    if worker.device == "cpu":
+        return MemoryNeed(
+            phase=ASLEEP, what="state", nbytes=0, on="host", note="in a file of the run's directory"
+        )
+    kept = _MASTER + MOMENTS_BYTES + (_MASTER if keeps_reference(config, worker) else 0)
+    return MemoryNeed(
+        phase=ASLEEP,
+        what="state",
+        nbytes=kept * _own_numbers(model, config, worker.slots),
+        on="host",
+        note="weights, moments and reference in pinned memory",
+    )
+
+
+def _own_numbers(model: Architecture, config: TorchTrainerConfig, slots: int) -> int:
+    """Returns how many numbers of the model the fullest rank holds."""
+    sharing = max(1, slots // config.sharding.replicas)
+    tensor = config.sharding.tensor
+    layers = [item for layer in _split(model, tensor).all_layers() for item in layer]
+    rest = sum(item.of_rank(sharing) for item in model.root())
+    return rest + sum(item.of_rank(max(1, sharing // tensor)) for item in layers)
+
+
+def _split(model: Architecture, tensor: int) -> Architecture:
+    """Returns a model with the heads and channels that one slot of a tensor group computes."""
+    if tensor == 1:
+        return model
+    return replace(
+        model,
+        heads=model.heads // tensor,
+        kv_heads=model.kv_heads // tensor,
+        intermediate=model.intermediate // tensor,
+    )
 
 
 def _computing(

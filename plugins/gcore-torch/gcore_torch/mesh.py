@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,37 +11,28 @@ from gcore_language.ranks import Ranks
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
-from gcore_torch.sharding_settings import ShardingSettings, problem_of_slots
+from gcore_torch.sharding_settings import ShardingSettings, problems_of_slots
 
 
-class Place(Protocol):
-    """Where a rank is among those that share a model.
-
-    rank: its number; it holds the rows with that number.
-    count: how many ranks share the model.
-    """
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mesh:
     """The ranks of a trainer, of which this process is one.
 
-    of_weights: torch's device mesh for FSDP2. It has one dimension, or two: replicas, then the
+    of_layers: torch's device mesh for FSDP2. It has one dimension, or two: replicas, then the
         ranks that share one.
-    rank, count: see ``Place``.
+    of_rest: the same for what is no layer, embeddings above all. It has all ranks.
+    of_tensor: the ranks that split the layers with this one; None: there are none.
+    records: how many ranks get other records than each other.
+    speaks: see ``Ranks``; of a tensor group the first rank does.
     is_first_replica: whether this rank's replica is the one that is saved.
     """
 
-    of_weights: Any
-    rank: int
-    count: int
-    is_first_replica: bool
+    of_layers: Any
+    of_rest: Any
+    of_tensor: Any = None
+    records: int
+    speaks: bool = True
+    is_first_replica: bool = True
 
 
 def make_mesh(
@@ -61,26 +52,50 @@ def make_mesh(
     Raises ConfigError for ranks that cannot be arranged so, and for what does not go with it.
     """
     where = f"roles.{context.role}.config.sharding"
-    problem = problem_of_slots(settings, ranks.count)
-    if problem:
-        raise ConfigError(f"{problem}.", where=f"{where}.replicas")
-    if settings.replicas > 1 and context.deterministic:
-        raise ConfigError(
-            "replicas of a model do not go with a deterministic run.",
-            where=f"{where}.replicas",
-            why="Sums over them have other bits for another number of replicas.",
-        )
+    for setting, problem in problems_of_slots(settings, ranks.count):
+        raise ConfigError(f"{problem}.", where=f"{where}.{setting}")
+    for setting, size in (("replicas", settings.replicas), ("tensor", settings.tensor)):
+        if size > 1 and context.deterministic:
+            raise ConfigError(
+                "this layout does not go with a deterministic run.",
+                where=f"{where}.{setting}",
+                why="Sums over it have other bits for another number of ranks.",
+                todo="Set it to 1.",
+            )
     if ranks.count == 1 and not always:
         return None
-    if settings.replicas == 1:
-        whole = dist.init_device_mesh(device.type, (ranks.count,))
-        return Mesh(whole, ranks.rank, ranks.count, is_first_replica=True)
-    shards = ranks.count // settings.replicas
+    if settings.tensor > 1:
+        return _of_tensor_groups(settings.tensor, ranks, device)
+    if settings.replicas > 1:
+        return _of_replicas(settings.replicas, ranks, device)
+    every = dist.init_device_mesh(device.type, (ranks.count,))
+    return Mesh(of_layers=every, of_rest=every, records=ranks.count)
+
+
+def _of_replicas(replicas: int, ranks: Ranks, device: torch.device) -> Mesh:
+    shards = ranks.count // replicas
     mesh = dist.init_device_mesh(
-        device.type, (settings.replicas, shards), mesh_dim_names=("replica", "shard")
+        device.type, (replicas, shards), mesh_dim_names=("replica", "shard")
     )
-    replica, shard = divmod(ranks.rank, shards)
-    return Mesh(mesh, shard, shards, is_first_replica=replica == 0)
+    return Mesh(
+        of_layers=mesh,
+        of_rest=mesh,
+        records=ranks.count,
+        is_first_replica=ranks.rank < shards,
+    )
+
+
+def _of_tensor_groups(size: int, ranks: Ranks, device: torch.device) -> Mesh:
+    """Neighbouring ranks are one group. Layers are cut by ``tensor`` first, then by ``data``."""
+    groups = ranks.count // size
+    mesh = dist.init_device_mesh(device.type, (groups, size), mesh_dim_names=("data", "tensor"))
+    return Mesh(
+        of_layers=mesh["data"],
+        of_rest=dist.init_device_mesh(device.type, (ranks.count,)),
+        of_tensor=mesh["tensor"],
+        records=groups,
+        speaks=ranks.rank % size == 0,
+    )
 
 
 def refuse_images(settings: ShardingSettings, role: str) -> None:

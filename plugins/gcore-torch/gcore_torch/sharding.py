@@ -11,15 +11,16 @@ from gcore_language.own_rows import OwnRows, empty_tensors, tensors_in_files
 from gcore_language.policy import Policy
 from torch import Tensor
 
-from gcore_torch.mesh import Place
 
-
-def shard(policy: Policy, mesh: Any, blocks: Collection[str], offload: Any = None) -> None:
+def shard(
+    policy: Policy, mesh: Any, blocks: Collection[str], rest: Any = None, offload: Any = None
+) -> None:
     """Shards a policy over a mesh.
 
-    mesh: see ``Mesh.of_weights``.
+    mesh: see ``Mesh.of_layers``.
     blocks: names of classes. Each module of these classes is gathered by itself, the other
         parameters with the root.
+    rest: see ``Mesh.of_rest``; None: as ``mesh``.
     offload: FSDP2's policy for parameters that lie elsewhere than on the device; None: none do.
     """
     from torch.distributed.fsdp import (
@@ -31,19 +32,16 @@ def shard(policy: Policy, mesh: Any, blocks: Collection[str], offload: Any = Non
     kept = OffloadPolicy() if offload is None else offload
     for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
         fully_shard(module, mesh=mesh, offload_policy=kept)
-    fully_shard(policy, mesh=mesh, offload_policy=kept)
+    fully_shard(policy, mesh=mesh if rest is None else rest, offload_policy=kept)
     register_fsdp_forward_method(policy, "trial")  # it need not go through the root's forward
 
 
-def materialise(
-    policy: Policy, rows: OwnRows, place: Place, device: torch.device, rounding: torch.dtype
-) -> None:
+def materialise(policy: Policy, rows: OwnRows, device: torch.device, rounding: torch.dtype) -> None:
     """Gives a sharded policy without weights its memory, and reads this rank's rows of them.
 
     Parameters that have numbers already keep them.
 
     device: where the rows lie.
-    place: of this rank among those that share the model.
     rounding: see ``OwnRows.fill``.
     """
     empty = empty_tensors(policy.model).keys()
@@ -53,7 +51,7 @@ def materialise(
 
     policy._apply(allocated)
     tensors = tensors_in_files(policy.model)
-    rows.fill({name: tensors[name] for name in empty}, place.rank, place.count, rounding)
+    rows.fill({name: tensors[name] for name in empty}, rounding)
 
 
 @contextmanager

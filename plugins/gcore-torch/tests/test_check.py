@@ -12,6 +12,7 @@ from gcore_language.lora_settings import LoraSettings
 from gcore_torch import gcore_check
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.mesh import refuse_images
+from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
 
 from gcore_core.contract.abilities import replica_slots
@@ -119,6 +120,47 @@ def test_slots_that_cannot_be_divided_into_replicas_are_refused_before_a_start()
     ]
     for replicas in (1, 2, 4):
         assert list(gcore_check(sharded({"replicas": replicas}))) == []
+
+
+def test_layers_that_slots_cannot_split_are_refused_before_a_start(tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 12, "num_key_value_heads": 4, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+
+    def found(tensor: int) -> list[str]:
+        plan = sharded({"tensor": tensor}, slots=tensor)
+        plan["roles"]["policy"]["model"] = {"path": str(tmp_path)}
+        return list(gcore_check(plan))
+
+    assert found(2) == found(4) == []
+    assert found(3) == [
+        "roles.policy.config.sharding.tensor: 4 key-value heads cannot be divided among 3 slots; "
+        "take a smaller number."
+    ]
+    (problem,) = gcore_check(sharded({"tensor": 2}, deterministic=True))
+    assert problem.startswith("roles.policy.config.sharding.tensor: ")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"lora": LoraSettings(rank=2)},
+        {"offload": OffloadSettings(state=True)},
+        {"dtype": "bfloat16"},
+        {"attn_implementation": "eager"},
+        {"context": ContextSettings(ring=2)},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_is_not_tested_with_split_layers_is_refused(setting: dict[str, Any]) -> None:
+    TorchTrainerConfig(**setting)
+    with pytest.raises(ConfigError, match="sharding"):
+        TorchTrainerConfig(**setting, sharding=ShardingSettings(tensor=2))
+
+
+def test_slots_that_split_the_layers_are_one_replica() -> None:
+    assert replica_slots(TorchTrainerConfig(sharding=ShardingSettings(tensor=2))) == 2
+    with pytest.raises(ConfigError, match="does not go with replicas"):
+        ShardingSettings(tensor=2, replicas=2)
 
 
 def test_what_is_not_tested_with_replicas_is_refused() -> None:

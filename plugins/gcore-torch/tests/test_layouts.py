@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,6 @@ from gcore_language.tiny import save_model
 
 from gcore_core.testing.runs import run_together
 from tests.support import layout_ranks
-
-#: float32 sums in another order, as a share of a tensor's largest number, or of 1.
-TOLERANCE = 1e-5
 
 Numbers = dict[str, Any]
 
@@ -39,40 +37,67 @@ def alone(models: Path, room: Path) -> dict[str, Numbers]:
     return {like: layout_ranks.alone(like, models, room / "alone" / like) for like in likes}
 
 
+class Together:
+    """What several ranks come to, by name of the case; their third step starts from one rank's
+    state. Ranks are started when one of their cases is asked for, and take four cases.
+    """
+
+    def __init__(self, models: Path, room: Path) -> None:
+        self._models = models
+        self._room = room
+        self._found: dict[str, Numbers] = {}
+
+    def __getitem__(self, name: str) -> Numbers:
+        if name not in self._found:
+            self._run(layout_ranks.CASES[name].ranks, _with(name))
+        return self._found[name]
+
+    def _run(self, count: int, names: Sequence[str]) -> None:
+        given = [str(count), str(self._models), str(self._room), str(self._room / "alone"), *names]
+        ranks = [["-m", layout_ranks.__name__, str(rank), *given] for rank in range(count)]
+        run_together(ranks, timeout_s=900)
+        for name in names:
+            self._found[name] = json.loads((self._room / name / "numbers.json").read_text())
+
+
+def _with(name: str) -> list[str]:
+    """Returns the names of the cases that are run with this one."""
+    count = layout_ranks.CASES[name].ranks
+    names = [other for other, case in layout_ranks.CASES.items() if case.ranks == count]
+    first = names.index(name) // 4 * 4
+    return names[first : first + 4]
+
+
 @pytest.fixture(scope="module")
-def together(models: Path, room: Path, alone: dict[str, Numbers]) -> dict[str, Numbers]:
-    """Returns what several ranks come to, whose third step starts from one rank's state."""
-    found: dict[str, Numbers] = {}
-    for count in sorted({case.ranks for case in layout_ranks.CASES.values()}):
-        work = room / f"of {count}"
-        work.mkdir()
-        given = [str(count), str(models), str(work), str(room / "alone")]
-        run_together([["-m", layout_ranks.__name__, str(rank), *given] for rank in range(count)])
-        found |= json.loads((work / "numbers.json").read_text())
-    return found
+def together(models: Path, room: Path, alone: dict[str, Numbers]) -> Together:
+    return Together(models, room)
 
 
-def assert_close(one: dict[str, list[float]], other: dict[str, list[float]]) -> None:
+def assert_close(
+    one: dict[str, list[float]], other: dict[str, list[float]], tolerance: float
+) -> None:
     assert one.keys() == other.keys()
     for name, values in one.items():
         size = max(1.0, *np.abs(values))
-        np.testing.assert_allclose(values, other[name], atol=TOLERANCE * size, err_msg=name)
+        np.testing.assert_allclose(values, other[name], atol=tolerance * size, err_msg=name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", layout_ranks.CASES)
 def test_gradients_metrics_and_weights_are_those_of_one_rank(
-    name: str, alone: dict[str, Numbers], together: dict[str, Numbers]
+    name: str, alone: dict[str, Numbers], together: Together
 ) -> None:
     """The third step starts from the state that the one rank saved."""
-    one, other = alone[layout_ranks.CASES[name].like], together[name]
+    like = layout_ranks.CASES[name].like
+    tolerance = layout_ranks.LIKES[like].tolerance
+    one, other = alone[like], together[name]
     assert len(one["gradients"]) == len(other["gradients"]) == 3 * 2
     for left, right in zip(one["gradients"], other["gradients"], strict=True):
-        assert_close(left, right)
+        assert_close(left, right, tolerance)
     for left, right in zip(one["metrics"], other["metrics"], strict=True):
-        assert left == pytest.approx(right, rel=1e-4, abs=TOLERANCE)
-    assert_close(one["weights"], other["weights"])
-    assert_close(one["after"], other["after"])
+        assert left == pytest.approx(right, rel=10 * tolerance, abs=10 * tolerance)
+    assert_close(one["weights"], other["weights"], tolerance)
+    assert_close(one["after"], other["after"], tolerance)
 
 
 @pytest.mark.slow
@@ -80,19 +105,22 @@ def test_gradients_metrics_and_weights_are_those_of_one_rank(
     "name", [name for name, case in layout_ranks.CASES.items() if not case.exactly]
 )
 def test_one_rank_goes_on_from_the_state_of_several(
-    name: str, models: Path, room: Path, together: dict[str, Numbers], alone: dict[str, Numbers]
+    name: str, models: Path, room: Path, together: Together, alone: dict[str, Numbers]
 ) -> None:
     case = layout_ranks.CASES[name]
-    state = room / f"of {case.ranks}" / name / "state"
+    assert together[name]["metrics"]  # so that the state is there
+    state = room / name / "state"
+    one, tolerance = alone[case.like], layout_ranks.LIKES[case.like].tolerance
     back = layout_ranks.alone(case.like, models, room / "back" / name, state)
-    assert back["metrics"][2] == pytest.approx(alone[case.like]["metrics"][2], rel=1e-4, abs=1e-5)
-    assert_close(back["after"], alone[case.like]["after"])
+    near = 10 * tolerance
+    assert back["metrics"][2] == pytest.approx(one["metrics"][2], rel=near, abs=near)
+    assert_close(back["after"], one["after"], tolerance)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name, case in layout_ranks.CASES.items() if case.exactly]
 )
-def test_where_a_state_lies_changes_no_bit(name: str, together: dict[str, Numbers]) -> None:
+def test_where_a_state_lies_changes_no_bit(name: str, together: Together) -> None:
     """On a CPU, with FSDP2 on one rank too, and with checkpointed layers."""
     assert together[name] == together[layout_ranks.CASES[name].exactly]

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gcore_language.lora_settings import LoraSettings
+from gcore_language.tiny import save_tokenizer
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.memory import generator_memory, trainer_memory
 from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
+from gcore_torch.trainer import TorchTrainer
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gcore_core.contract.memory import ASLEEP, MemoryNeed, WorkerShape
 from tests.support.known_models import KNOWN
+from tests.support.language_models import Clip, make_advantages, make_context, make_records
 
 MODEL = KNOWN[0]  # Qwen2.5-0.5B
 
@@ -46,6 +51,36 @@ def test_gradients_are_held_in_training_alone_and_a_reference_only_where_it_is_a
     assert of(list(trainer_memory(TorchTrainerConfig(), given)), "reference", "training") is None
 
 
+def test_what_is_foreseen_of_a_rank_is_what_it_holds_awake_and_asleep(tmp_path: Path) -> None:
+    """Of a model of 5 million numbers, in pages of 4 KiB.
+
+    One rank's weights lie in mapped files, whose pages are the system's to keep: those count asleep
+    too.
+    """
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=4096,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    settings = TorchTrainerConfig(learning_rate=1e-3, resplit_every=0)
+    trainer = TorchTrainer(settings, make_context(tmp_path, Clip(beta=0.0)))
+    records = make_records(groups=1)
+    trainer.prepare(records, frozenset())
+    trainer.train(0, make_advantages(records), 1, 1)
+    needs = list(trainer_memory(settings, worker(str(tmp_path))))
+    foreseen = sum(of(needs, what, "rollout") or 0 for what in ("weights", "optimizer"))
+    assert trainer.memory_bytes == pytest.approx(foreseen, rel=0.02)
+    trainer.sleep()
+    assert of(needs, "state", ASLEEP) == 0
+    mapped = of(needs, "weights", "rollout") or 0
+    assert trainer.memory_bytes < mapped + 0.02 * foreseen
+    trainer.close()
+
+
 def test_a_deterministic_run_also_holds_exact_sums(path: str) -> None:
     needs = list(trainer_memory(TorchTrainerConfig(), worker(path, deterministic=True)))
     assert of(needs, "exact sums", "training") == 20 * MODEL.parameters
@@ -58,6 +93,18 @@ def test_each_replica_holds_the_whole_model(path: str) -> None:
 
     assert held(8, 2) == held(4, 1)
     assert held(4, 4) == held(1, 1)
+
+
+def test_slots_that_split_the_layers_hold_and_compute_parts_of_them(path: str) -> None:
+    def needs(slots: int, tensor: int) -> list[MemoryNeed]:
+        config = TorchTrainerConfig(sharding=ShardingSettings(tensor=tensor))
+        return list(trainer_memory(config, worker(path, slots=slots)))
+
+    split, shared = needs(4, 2), needs(4, 1)
+    weights, even = (of(found, "weights", "training") for found in (split, shared))
+    assert weights == pytest.approx(even, rel=2e-2)  # vectors are whole in a group
+    saved, all_saved = (of(found, "activations", "training") for found in (split, shared))
+    assert saved is not None and all_saved is not None and all_saved / 2 < saved < all_saved
 
 
 def of_place(needs: list[MemoryNeed], place: str) -> int:
@@ -103,6 +150,18 @@ def test_what_was_never_counted_is_unknown_and_not_zero(
     needs = list(trainer_memory(config, worker(path, **words)))
     assert {need.nbytes for need in needs} == {None}
     assert all(need.note for need in needs)
+
+
+def test_a_trainer_that_sleeps_keeps_its_state_on_the_host_and_on_a_cpu_nothing(
+    path: str,
+) -> None:
+    def asleep(device: str, **words: Any) -> int | None:
+        needs = list(trainer_memory(TorchTrainerConfig(), worker(path, device=device, **words)))
+        return of(needs, "state", ASLEEP)
+
+    assert asleep("cpu") == 0
+    assert asleep("cuda") == 12 * MODEL.parameters
+    assert asleep("cuda", requires=frozenset({"ref_logp"})) == 16 * MODEL.parameters
 
 
 @pytest.mark.parametrize(("sleep", "kept"), [("keep", 2 * MODEL.parameters), ("discard", 0)])
