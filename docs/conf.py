@@ -16,7 +16,7 @@ author = "the authors of G-Core"
 copyright = author
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # myst_parser, and notebooks
     "sphinx.ext.autodoc",
     "mermaid_svg",
     "house_docstrings",
@@ -30,6 +30,8 @@ html_title = f"G-Core {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
+
+nb_execution_mode = "off"  # a notebook shows the output that it is committed with
 
 myst_enable_extensions = ["deflist"]
 myst_fence_as_directive = ["mermaid"]

@@ -90,7 +90,11 @@ def _plain_function(function: Callable[..., Any], where: str) -> FunctionType:
     plain = inspect.unwrap(function)
     if isinstance(plain, FunctionType) and plain.__name__ != "<lambda>":
         return plain
-    kind = "a lambda" if isinstance(plain, FunctionType) else f"a {type(function).__name__}"
+    kind = (
+        "a lambda"
+        if isinstance(plain, FunctionType)
+        else f"a value of type {type(function).__name__}"
+    )
     raise ConfigError(
         f"{kind} has no source that can travel to another process.",
         where=where,
@@ -143,7 +147,7 @@ def _add(name: str, function: FunctionType, parts: _Parts, where: str) -> None:
         if isinstance(value, re.Pattern):
             parts.imports["re"] = "import re"
     else:
-        parts.lacking[name] = f"a {type(value).__qualname__} of this session"
+        parts.lacking[name] = f"a value of this session, of type {type(value).__qualname__}"
 
 
 def _import_module(name: str, module: ModuleType, parts: _Parts) -> None:

@@ -117,7 +117,10 @@ def _model(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
         ``f(directory, config, progress)``.
     """
     if isinstance(model, Mapping):
-        return dict(model), {}
+        node = rows.anchored(model)
+        if isinstance(node.get("make"), Mapping):
+            node["make"] = rows.anchored(node["make"])
+        return node, {}
     if isinstance(model, str | Path):
         place = Path(model).expanduser()
         return {"path": str(place.absolute()) if place.exists() else str(model)}, {}
@@ -126,7 +129,7 @@ def _model(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
         text = file_of(model, "model")
         return {"make": {"path": name, "name": model.__name__}}, {name: text.encode()}
     raise ConfigError(
-        f"a {type(model).__qualname__} cannot travel to the processes of a run.",
+        f"a value of type {type(model).__qualname__} cannot travel to the processes of a run.",
         where="model",
         todo="give a name of the hub or a folder: model.save_pretrained(FOLDER), and the tokenizer",
     )

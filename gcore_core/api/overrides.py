@@ -71,7 +71,7 @@ def _word(key: str, value: Any) -> str:
         text = msgspec.json.encode(value, enc_hook=_plain).decode()
     except (TypeError, NotImplementedError) as error:
         raise ConfigError(
-            f"a {type(value).__qualname__} cannot stand in YAML.",
+            f"a value of type {type(value).__qualname__} cannot stand in YAML.",
             where=key,
             why=str(error),
             todo="give numbers, texts, lists or mappings",
@@ -85,4 +85,4 @@ def _plain(value: Any) -> Any:
         return str(value)
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
-    raise NotImplementedError(f"{type(value).__qualname__} has no form in YAML")
+    raise NotImplementedError("there is no form for it")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gcore_core.api.functions import file_of
+from gcore_core.api.rows import anchored
 from gcore_core.contract.errors import ConfigError
 
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -76,7 +77,7 @@ def _name_of(item: Any, where: str) -> str:
     if callable(item):
         return str(getattr(item, "__name__", type(item).__name__))
     raise ConfigError(
-        f"a {type(item).__qualname__} is no reward.",
+        f"a value of type {type(item).__qualname__} is no reward.",
         where=where,
         todo='give a function, or the name of a provider such as "rewards/numeric"',
     )
@@ -89,7 +90,7 @@ def _one(name: str, item: Any, where: str) -> tuple[dict[str, Any], str | None]:
     rest = dict(item) if isinstance(item, Mapping) else {"function": item}
     function = rest.pop("function", None)
     if function is None:
-        return rest, None
+        return {**rest, "config": anchored(rest.get("config") or {})}, None
     config, text = _function(name, function, where)
     return {"use": "core/function", **rest, "config": config}, text
 

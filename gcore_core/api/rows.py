@@ -26,7 +26,7 @@ def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[s
     Raises DataError for what holds no rows.
     """
     if isinstance(data, Mapping):
-        return dict(data), {}
+        return {**data, "config": anchored(data.get("config") or {})}, {}
     if isinstance(data, str | Path):
         path = str(Path(data).expanduser().absolute())
         return {"use": "core/jsonl", "config": {"path": path}}, {}
@@ -40,12 +40,23 @@ def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[s
     return {"use": "core/jsonl", "config": config}, {name: b"".join(lines)}
 
 
+def anchored(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a mapping whose ``path``, where it is of this directory, is absolute.
+
+    In a call of Python a path is relative to the current directory, in a YAML to the file.
+    """
+    path = node.get("path")
+    if isinstance(path, str | Path) and Path(path).expanduser().exists():
+        return {**node, "path": str(Path(path).expanduser().absolute())}
+    return dict(node)
+
+
 def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # a DataFrame
         data = data.to_dict(orient="records")
     if not isinstance(data, Iterable):
         raise DataError(
-            f"a {type(data).__qualname__} holds no rows.",
+            f"a value of type {type(data).__qualname__} holds no rows.",
             where=where,
             todo="give a list of dicts, a path of JSON lines, a Dataset or a DataFrame",
         )
@@ -74,4 +85,4 @@ def _plain(value: Any) -> Any:
     """Gives arrays and numbers of numpy as Python's own."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise NotImplementedError(f"it holds a {type(value).__qualname__}")
+    raise NotImplementedError(f"it holds a value of type {type(value).__qualname__}")

@@ -48,7 +48,7 @@ def template(algorithm: str) -> dict[str, Any]:
         why=f"installed: {', '.join(names) or 'none'}",
         todo="pip install gcore-jobs"
         if not names
-        else "or write a job and run it: gcore.run(FILE)",
+        else "write a job of your own and run it: gcore.run(FILE)",
         choices=names,
     )
 

@@ -26,6 +26,8 @@ VERBS = {
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
     "hash": "print the SHA-256 of weights",
+    "doctor": "look at this machine and the installed plugins, and say what to mend",
+    "completion": "print the script by which a shell completes the command",
     "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
 

@@ -29,7 +29,8 @@ def table_of_contents() -> list[str]:
 
 
 def test_every_page_stands_once_in_a_table_of_contents() -> None:
-    pages = [str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")]
+    files = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
+    pages = [str(page.relative_to(DOCS).with_suffix("")) for page in files]
     assert len(pages) > 10
     assert sorted(table_of_contents()) == sorted(pages)
 

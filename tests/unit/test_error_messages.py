@@ -65,7 +65,7 @@ from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
-from tests.support import plugin_messages
+from tests.support import api_messages, plugin_messages
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = Path(__file__).with_name("error_messages.json")
@@ -446,6 +446,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "too few machines are left": machines_left,
     },
     **plugin_messages.CASES,
+    **api_messages.CASES,
 }
 
 

@@ -153,6 +153,16 @@ def test_a_policy_with_a_value_head_needs_no_critic(tmp_path: Path) -> None:
             WITHOUT,
             "roles.policy.config.value_head: goes neither with lora",
         ),
+        (
+            [SHARED, "roles.policy.config.offload.state=true"],
+            WITHOUT,
+            "roles.policy.config.value_head: goes neither with sharding nor with offload",
+        ),
+        (
+            [SHARED, "roles.policy.slots=2", "roles.policy.config.sharding.replicas=2"],
+            WITHOUT,
+            "roles.policy.config.value_head: goes neither with sharding nor with offload",
+        ),
     ],
 )
 def test_a_value_head_that_could_not_train_is_refused(
