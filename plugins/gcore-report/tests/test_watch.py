@@ -117,6 +117,16 @@ def test_new_rows_are_given_once_and_whole(directory: Path) -> None:
     assert list(rows.read()) == [] and not rows.is_replaced
 
 
+def test_a_row_that_gets_a_field_afterwards_is_not_given_again(directory: Path) -> None:
+    """The hash of weights comes late, and then takes the place of the row's last characters."""
+    rows = NewRows(directory)
+    with (directory / METRICS).open("rb+") as file:
+        file.seek(-2, 2)
+        file.write(b',"weights_sha256":"abc"}\n{"step":11}\n')
+    assert list(rows.read()) == [b'{"step":11}']
+    assert list(rows.read()) == []
+
+
 def test_a_run_that_goes_back_has_the_page_loaded_anew(directory: Path) -> None:
     rows = NewRows(directory)
     path = directory / METRICS

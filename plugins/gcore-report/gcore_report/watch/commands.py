@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gcore_core.contract.errors import ConfigError
+
+_LARGEST_PORT = 65535
 _EPILOG = """\
 The page is on 127.0.0.1 alone. From another machine, make a tunnel: ssh -L PORT:127.0.0.1:PORT HOST
 
@@ -28,6 +31,12 @@ def watch(words: list[str]) -> int:
         "--port", type=int, default=0, metavar="PORT", help="default: one that is free"
     )
     args = parser.parse_args(words)
+    if not 0 <= args.port <= _LARGEST_PORT:
+        raise ConfigError(
+            f"{args.port} is no port.",
+            where="--port",
+            todo=f"give a number from 0 to {_LARGEST_PORT}, or none for a free port",
+        )
     from gcore_report.page.runs import open_runs
     from gcore_report.watch.serving import serve
 

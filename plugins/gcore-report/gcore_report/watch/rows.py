@@ -38,7 +38,13 @@ class NewRows:
         if status.st_size == self._place:
             return
         with self._path.open("rb") as file:
-            file.seek(self._place)
+            file.seek(max(0, self._place - 1))
+            if self._place and file.read(1) != b"\n":
+                # The last row that was given has got a field more at its end meanwhile.
+                rest = file.readline()
+                if not rest.endswith(b"\n"):
+                    return
+                self._place += len(rest)
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # it is being written
