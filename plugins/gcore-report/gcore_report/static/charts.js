@@ -81,7 +81,7 @@ const Charts = (() => {
     const { traces, layout: own } = build();
     // Small charts have no buttons: to drag zooms, and a double click shows the whole again.
     const isWide = Boolean(element.closest(".wide"));
-    await Plotly.react(element, traces, layout(own, isWide), { ...CONFIG, displayModeBar: isWide });
+    await Plotly.react(element, traces, layout(own, isWide), { ...CONFIG, displayModeBar: isWide ? "hover" : false });
     drawn.add(element);
     element.dataset.drawn = "true";
   }
