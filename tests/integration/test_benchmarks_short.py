@@ -394,6 +394,7 @@ SMALL = (
             "--steps=200",
             "--answers=400",
             "--rounds=1",
+            "--watched=3",
             fact=lambda values: values["panels_drawn_share"] == 1 and not values["console_errors"],
             slow=True,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -41,9 +42,12 @@ def chromium(width: int = 1400, height: int = 900) -> Iterator[Chrome]:
 
 @pytest.fixture
 def browser() -> Iterator[Chrome]:
-    """Opens a browser; skips the test where there is none, and says what to install."""
+    """Opens a browser. Where there is none, says what to install: by a skip, and by a failure
+    where ``CI`` is set.
+    """
     if missing():
-        pytest.skip(f"no browser here: apt-get install {' '.join(missing())}")
+        leave = pytest.fail if os.environ.get("CI") else pytest.skip
+        leave(f"no browser here: apt-get install {' '.join(missing())}")
     with chromium() as opened:
         yield opened
 

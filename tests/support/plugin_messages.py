@@ -52,6 +52,14 @@ def judged(world: Any, *lines: dict[str, Any]) -> Path:
     return file
 
 
+def begun(world: Any) -> Path:
+    """A run whose first step is not over."""
+    directory: Path = world.directory / "run"
+    directory.mkdir(exist_ok=True)
+    (directory / "config.yaml").write_text("run: {steps: 3}\n")
+    return directory
+
+
 CASES: dict[str, Cases] = {
     "Critic": {
         "plugin that is not named": lambda w: w.load("roles.critic.use=torch"),
@@ -111,6 +119,13 @@ CASES: dict[str, Cases] = {
             "rewards.letters.use=human",
             "rewards.letters.config={path: asked, lowest: 5, highest: 1}",
         ),
+    },
+    "Page of a run": {
+        "directory without a run": lambda w: w.command("report", str(w.directory)),
+        "page that cannot be written": lambda w: w.command(
+            "report", str(begun(w)), "--to", str(w.directory / "gone" / "page.html")
+        ),
+        "number that is no port": lambda w: w.command("watch", str(begun(w)), "--port", "65536"),
     },
     "Refinement": {
         "one first answer": lambda w: w.load("sampling={use: refine, config: {first: 1}}"),

@@ -70,8 +70,9 @@ def test_a_short_curve_is_drawn_as_it_is() -> None:
 
 
 def test_every_metric_of_a_run_has_one_line(run: Run) -> None:
-    groups = curves([run])
-    keys = [line["key"] for g in groups for c in g["charts"] for line in c["lines"] if line["key"]]
+    charts = [chart for group in curves([run]) for chart in group["charts"]]
+    plain_charts = [chart for chart in charts if not chart.get("stacked")]
+    keys = [line["key"] for chart in plain_charts for line in chart["lines"]]
     metrics = {key for row in run.rows for key in row["metrics"]}
     evaluation = {f"evaluation:{key}" for row in run.rows for key in row["evaluation"]}
     assert sorted(keys) == sorted(metrics | evaluation)
@@ -92,6 +93,9 @@ def test_runs_share_a_chart_and_ways_of_sampling_a_line_each(run: Run) -> None:
 def test_stages_lie_on_top_of_each_other_and_sum_to_the_step(run: Run) -> None:
     chart = the_chart(curves([run]), f"seconds of a step, by stage ({run.label})")
     assert chart["stacked"]
+    assert [line["key"] for line in chart["lines"]] == [
+        f"seconds/{stage}" for stage in ("rollout", "prepare", "train", "push")
+    ]
     whole = sum(np.array(line["y"]) for line in chart["lines"])
     rows = [row["metrics"] for row in run.rows if row["metrics"]]
     stages = [sum(run_files.stage_seconds(row).values()) for row in rows]

@@ -94,8 +94,15 @@ def _stages(run: Run, number: int) -> dict[str, Any] | None:
     parts = np.array_split(np.arange(len(timed)), min(len(timed), limits.MAP_COLUMNS))
     steps = [timed[part[0]][0] for part in parts]
     means = np.array([table[part].mean(axis=0) for part in parts])
+    metric_of = {name: f"seconds/{part}" for part, name in run_files.STAGES.items()}
     lines = [
-        {"run": number, "key": "", "name": name, "x": steps, "y": rounded(means[:, column])}
+        {
+            "run": number,
+            "key": metric_of.get(name, f"seconds/{name}"),
+            "name": name,
+            "x": steps,
+            "y": rounded(means[:, column]),
+        }
         for column, name in enumerate(names)
     ]
     key = f"seconds of a step, by stage ({run.label})"

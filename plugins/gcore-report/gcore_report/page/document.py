@@ -51,6 +51,7 @@ SCRIPTS = (
     "tokens.js",
     "pictures.js",
     "configuration.js",
+    "live.js",
     "page.js",
 )
 _AT_ONCE = "curves"  # the panel that is open first: its data need no unpacking
@@ -62,20 +63,35 @@ def report(runs: Sequence[Run]) -> str:
         name: _packed(make(runs)) if name != _AT_ONCE else _json(make(runs))
         for name, (_, make) in PANELS.items()
     }
-    return _rendered(runs, data, is_live=False)
+    page, _ = _rendered(runs, data, is_live=False)
+    return page
 
 
-def _rendered(runs: Sequence[Run], data: Mapping[str, str], *, is_live: bool) -> str:
+def live_page(runs: Sequence[Run]) -> tuple[str, str]:
+    """Returns the page of a run that goes on, which asks for its data, and its policy.
+
+    The policy is of the answer's header, where it can forbid frames, too.
+    """
+    page, policy = _rendered(runs, {}, is_live=True)
+    return page, f"{policy}; frame-ancestors 'none'"
+
+
+def _rendered(runs: Sequence[Run], data: Mapping[str, str], *, is_live: bool) -> tuple[str, str]:
+    """Returns the page and its policy.
+
+    data: panel -> its data; those of other panels are asked for when they are opened.
+    """
     scripts = [plotly(), *(_static(name) for name in SCRIPTS)]
     templates = Environment(
         loader=PackageLoader("gcore_report"), autoescape=True, undefined=StrictUndefined
     )
     head = {"runs": facts_of(runs), "live": is_live}
-    return templates.get_template("page.html").render(
+    policy = _policy(scripts)
+    page = templates.get_template("page.html").render(
         title=", ".join(run.label for run in runs),
         panels={name: title for name, (title, _) in PANELS.items()},
         runs=runs,
-        policy=_policy(scripts),
+        policy="" if is_live else policy,
         style=Markup(_static("page.css")),
         scripts=[Markup(script) for script in scripts],
         head=Markup(_json(head)),
@@ -83,6 +99,7 @@ def _rendered(runs: Sequence[Run], data: Mapping[str, str], *, is_live: bool) ->
         data={name: Markup(text) for name, text in data.items()},
         is_live=is_live,
     )
+    return page, policy
 
 
 def plotly() -> str:

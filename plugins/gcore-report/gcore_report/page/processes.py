@@ -91,7 +91,9 @@ def _mean(values: np.ndarray) -> np.ndarray:
     known = np.isfinite(values)
     sums = np.where(known, values, 0.0).sum(axis=1)
     counts = known.sum(axis=1)
-    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
+    means = np.full(len(values), np.nan)
+    np.divide(sums, counts, out=means, where=counts > 0)
+    return means
 
 
 def _plain(table: np.ndarray) -> list[list[float | None]]:

@@ -48,6 +48,7 @@ const Charts = (() => {
     const { axis, ...rest } = look();
     const whole = {
       ...rest,
+      uirevision: "kept",  // a zoom stays when values are added
       margin: { l: 56, r: 16, t: 8, b: 36 },
       hovermode: "closest",
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" },
@@ -80,20 +81,21 @@ const Charts = (() => {
     const { traces, layout: own } = build();
     // Small charts have no buttons: to drag zooms, and a double click shows the whole again.
     const isWide = Boolean(element.closest(".wide"));
-    await Plotly.react(element, traces, layout(own, isWide), { ...CONFIG, displayModeBar: isWide });
+    await Plotly.react(element, traces, layout(own, isWide), { ...CONFIG, displayModeBar: isWide ? "hover" : false });
     drawn.add(element);
     element.dataset.drawn = "true";
   }
 
-  // Draws again what is drawn already; what is not seen yet is drawn with the new values anyway.
+  // Draws again what is in sight; anything else when it comes into sight.
   function redraw(element, build) {
-    if (drawn.has(element)) draw(element, build);
-    else waiting.set(element, build);
+    waiting.set(element, build);
+    observer.unobserve(element);
+    observer.observe(element);  // it tells at once what is in sight
   }
 
   function repaint() {
     for (const element of drawn) {
-      if (element.isConnected) draw(element, waiting.get(element));
+      if (element.isConnected) redraw(element, waiting.get(element));
       else drawn.delete(element);
     }
   }

@@ -4,9 +4,15 @@
 const Curves = (() => {
   const OF_PANELS = ["Balance", "Placement", "Memory", "Processor time"];
   const settings = { smooth: 1 / 30, log: false };
-  const cards = [];
+  let cards = [];
+  const linesOfKey = new Map();  // of the first run, to which a live run adds
 
   function show(panel, data) {
+    cards = cards.filter(({ element }) => element.isConnected);  // those of other panels
+    linesOfKey.clear();
+    for (const line of data.flatMap((group) => group.charts).flatMap((chart) => chart.lines)) {
+      if (line.run === 0) linesOfKey.set(line.key, [...(linesOfKey.get(line.key) || []), line]);
+    }
     const search = make("input", { type: "search", placeholder: "part of a name", "data-search": true });
     search.addEventListener("input", () => filter(panel, search.value.toLowerCase()));
     const smoothing = choice([["0", "none"], ["0.0333", "light"], ["0.1", "strong"]]);
@@ -139,20 +145,13 @@ const Curves = (() => {
   }
 
   function addValue(key, step, value) {
-    const line = lineOf(key);
-    if (!line) return false;
-    if (line.x.length && line.x[line.x.length - 1] >= step) return true;
-    line.x.push(step);
-    line.y.push(value);
-    return true;
-  }
-
-  function lineOf(key) {
-    for (const { chart } of cards) {
-      const line = chart.lines.find((each) => each.key === key && each.run === 0);
-      if (line) return line;
+    const lines = linesOfKey.get(key) || [];
+    for (const line of lines) {
+      if (line.x.length && line.x[line.x.length - 1] >= step) continue;
+      line.x.push(step);
+      line.y.push(value);
     }
-    return null;
+    return lines.length > 0;
   }
 
   function refresh() {

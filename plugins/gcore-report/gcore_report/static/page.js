@@ -73,6 +73,16 @@
     Charts.repaint();
   }
 
+  // Makes a panel anew, with what the run has written since.
+  function renew(name) {
+    const panel = document.getElementById(`panel-${name}`);
+    if (!panel.dataset.state) return;
+    Data.forget(name);
+    delete panel.dataset.state;
+    panel.replaceChildren();
+    if (!panel.hidden) open(name);
+  }
+
   showRuns();
   for (const tab of tabs) tab.addEventListener("click", () => open(nameOf(tab)));
   document.addEventListener("keydown", keys);
@@ -80,4 +90,5 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => Charts.repaint());
   const asked = location.hash.slice(1);
   open(asked in SHOW ? asked : "curves");
+  if (Data.head.live) Live.follow({ panels: Object.keys(SHOW), renew, showRuns });
 })();
