@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests import learning, nightly, parts
+from tests import recipes as recipes_of_real_models
 from tests.engines import every_test
 from tests.parts import Part
 
@@ -141,10 +142,11 @@ def test_all_pairs_all_recipes_and_all_files_of_commands_are_there(
     import engine_pairs
 
     assert {part.command.split()[-1] for part in every_test.PAIRS} == set(engine_pairs.ALL)
-    for long in (nightly.PARTS, every_test.PARTS):
+    for long in (nightly.PARTS, every_test.PARTS, recipes_of_real_models.PARTS):
         assert len(long) == len({p.name for p in long})
     recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
-    assert set(nightly.RECIPES) == recipes == set(learning.BARS)
+    assert set(nightly.RECIPES) == set(recipes_of_real_models.TOYS) == set(learning.BARS)
+    assert recipes == {*nightly.RECIPES, *recipes_of_real_models.NAMES}
     for p in (*nightly.PARTS, *every_test.PARTS):
         for word in p.words():
             if word.startswith(("tests/", "benchmarks/")):

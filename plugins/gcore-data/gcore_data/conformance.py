@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -31,11 +31,12 @@ class TestHub(DatasetContract):
 
     @pytest.fixture
     def dataset(self, tmp_path: Path) -> Any:
-        rows = {
-            "question": [f"{i}+1=" for i in range(20)],
-            "answer": [f"{i} and 1 are {i + 1}.\n#### {i + 1}" for i in range(20)],
-        }
-        datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "rows"))
+        file = tmp_path / "rows.jsonl"
+        rows = [
+            {"question": f"{i}+1=", "answer": f"{i} and 1 are {i + 1}.\n#### {i + 1}"}
+            for i in range(20)
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return self.build(
-            path=str(tmp_path / "rows"), columns={"prompt": "question"}, extract={"answer": "gsm8k"}
+            path=str(file), columns={"prompt": "question"}, extract={"answer": "gsm8k"}
         )

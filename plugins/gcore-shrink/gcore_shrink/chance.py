@@ -11,5 +11,9 @@ from gcore_core.contract.scorer import ScoredRecord
 
 
 def chance(record: ScoredRecord) -> float:
-    """Returns 0 or 1, always the same for the same completion."""
-    return float(zlib.crc32(record.text.encode()) % 2)
+    """Returns a number from 0 to 1, always the same for the same completion.
+
+    Of 0 and 1 alone the answers to a prompt would often have the same one. Then a small minibatch
+    may have no gradient but rounding, and trainers refuse one that depends on how it is cut.
+    """
+    return zlib.crc32(record.text.encode()) / 2**32

@@ -38,6 +38,7 @@ class Shrinking:
     slots: of a role, at most.
     engine: the plugin that takes the place of engines that are not installed.
     notes: what was done, in the order of the job.
+    random: roles whose models are twins.
     """
 
     job: Node
@@ -46,6 +47,7 @@ class Shrinking:
     slots: int
     engine: str
     notes: list[str] = field(default_factory=list)
+    random: set[str] = field(default_factory=set)
     installed: Installed = field(default_factory=Installed)
 
     def run(self) -> None:
@@ -95,6 +97,7 @@ class Shrinking:
             original = (node.get("model") or {}).get("path")
             self._take_twin(kind, str(node["use"]), node, where)
             if original and (node.get("model") or {}).get("path") != original:
+                self.random.add(name)
                 self.notes.append(f"{where}: {original}: a random twin of a few layers, made here")
             given = int(node.get("slots", 1))
             node["slots"] = min(given, self.slots)
@@ -127,7 +130,9 @@ class Shrinking:
             return
         for name, node in rewards.items():
             where = f"rewards.{name}"
-            if self._take_twin("reward", str(node.get("use", "")), node, where):
+            # A judge that is made by the job knows its work, and keeps its settings.
+            knows = "role" in node and node["role"] not in self.random
+            if not knows and self._take_twin("reward", str(node.get("use", "")), node, where):
                 self.notes.append(f"{where}: settings for a random model")
             if node.pop("workers", 1) > 1:
                 self.notes.append(f"{where}: one worker")

@@ -131,6 +131,19 @@ def test_a_model_that_nobody_knows_is_refused_by_its_name(tmp_path: Path) -> Non
     assert not (tmp_path / "small.yaml").exists()
 
 
+def test_a_judge_that_the_job_makes_keeps_what_it_is_asked(tmp_path: Path) -> None:
+    small = Shrinking(
+        job=read_job(RECIPES / "judge.yaml", []),
+        directory=tmp_path,
+        steps=2,
+        slots=2,
+        engine="torch",
+    )
+    small.run()
+    job = yaml.safe_load((RECIPES / "judge.yaml").read_text())
+    assert small.job["rewards"]["judged"] == job["rewards"]["judged"]
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text("")
     with pytest.raises(ConfigError, match="there is a file already"):
