@@ -84,6 +84,11 @@ def test_settings_have_paths_defaults_and_origins(tmp_path: Path) -> None:
             "observers.one.config.tracking_uri",
             "the configuration is no place for secrets",
         ),
+        (
+            {"use": "trackers/mlflow", "config": {"tracking_uri": "./mlruns"}},
+            "observers.one.config.tracking_uri",
+            "MLflow keeps runs in no directory any more",
+        ),
         ({"use": "trackers/wandb", "timeout_s": 0}, "", "observers.one.timeout_s: must be greater"),
     ],
 )
