@@ -43,6 +43,8 @@ COPY = "copy"
 CHECK = "check"
 #: Sections of the job that name nothing which a worker reads.
 _OF_THE_RUN = ("run", "launcher", "cluster", "checkpoint", "observers", "plugins")
+#: Observers run beside the supervisor alone, so their code is on no other node.
+_AT_HOME = "observers."
 #: Keys that name a provider, or an interpreter, which is looked for by itself.
 _NO_FILES = ("use", "python", "make")
 _SHOWN = 3  # lines of the list that stand in the error; all are in the log
@@ -100,8 +102,8 @@ def named_paths(job: Job) -> Iterator[tuple[str, str]]:
     }
     code = [
         provided.spec.factory.rpartition(":")[0]
-        for provided in job.plan.provided.values()
-        if ".py:" in provided.spec.factory and provided.kind != "observer"
+        for path, provided in job.plan.provided.items()
+        if ".py:" in provided.spec.factory and not path.startswith(_AT_HOME)
     ]
     plain = {key: value for key, value in config.items() if key not in _OF_THE_RUN}
     named = [("", value) for value in (*code, *_texts(plain))]
@@ -133,7 +135,7 @@ def code_packages(job: Job) -> list[str]:
     factories = [
         provided.spec.factory
         for path, provided in job.plan.provided.items()
-        if path not in of_own_interpreters and provided.kind != "observer"  # only the home has it
+        if path not in of_own_interpreters and not path.startswith(_AT_HOME)
     ]
     modules = [factory.rpartition(":")[0] for factory in factories]
     names = {module.partition(".")[0] for module in modules if not module.endswith(".py")}

@@ -75,9 +75,7 @@ def job(**changes: Any) -> dict[str, Any]:
     return runs.job(**{**base, **changes}, observers={"plain": {"use": "fake"}})
 
 
-def troubled(
-    tmp_path: Path, *troubles: tuple[str, str], timeout_s: float = 60.0, **changes: Any
-) -> dict[str, Any]:
+def troubled(tmp_path: Path, *troubles: tuple[str, str], **changes: Any) -> dict[str, Any]:
     """The job with further observers: each does something when it is told something."""
     (tmp_path / "troubled.py").write_text(TROUBLED)
     changed = job(**changes)
@@ -85,7 +83,7 @@ def troubled(
     for does, at in troubles:
         changed["observers"][f"{does}_{at}" if does else "second"] = {
             "use": "troubled",
-            "timeout_s": timeout_s,
+            "timeout_s": 2.0 if does == "hangs" else 60.0,
             "config": {"does": does, "at": at},
         }
     return changed
@@ -119,7 +117,7 @@ def test_observers_that_fail_end_or_hang_are_told_once_and_the_run_is_whole(
 ) -> None:
     """And the one beside them is told what the metrics file holds, and of every checkpoint."""
     troubles = [("raises", "factory"), ("exits", "step_end"), ("hangs", "step_end")]
-    code, run = runs.finish(tmp_path, troubled(tmp_path, *troubles, timeout_s=2.0))
+    code, run = runs.finish(tmp_path, troubled(tmp_path, *troubles))
     assert code == 0, run.output
     check_is_whole(run)
     heard = told(run)
@@ -127,15 +125,17 @@ def test_observers_that_fail_end_or_hang_are_told_once_and_the_run_is_whole(
     saved = [line for line in heard if line["told"] == "checkpoint_saved"]
     assert [line["step"] for line in saved] == list(range(1, STEPS + 1))
     assert Path(saved[-1]["path"]).is_dir()
-    assert run.output.count("observers.") == len(troubles), run.output
+    assert run.output.count("\nobservers.") == len(troubles), run.output
     assert "observers.raises_factory: ValueError: no store" in run.output
     assert "in factory, at" in run.output and "troubled.py" in run.output
     assert "observers.exits_step_end: its process has ended with exit code 7" in run.output
     assert "observers.hangs_step_end: it has not taken a report for 2 s" in run.output
     log = (run.path / "logs" / "observer.raises_factory.log").read_text()
     assert "Traceback" in log and "no store" in log
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((run.path / "observing.hangs_step_end").read_text()), 0)
+    pid = run.path / "observing.hangs_step_end"
+    if pid.exists():  # on a busy machine it may have been ended before it wrote that
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
 
 
 @pytest.mark.slow
@@ -143,10 +143,10 @@ def test_observers_that_fail_end_or_hang_are_told_once_and_the_run_is_whole(
 def test_an_observer_that_fails_at_the_end_is_told_and_the_run_ended_well(
     does: str, tmp_path: Path
 ) -> None:
-    code, run = runs.finish(tmp_path, troubled(tmp_path, (does, "run_end"), timeout_s=2.0))
+    code, run = runs.finish(tmp_path, troubled(tmp_path, (does, "run_end")))
     assert code == 0, run.output
     check_is_whole(run)
-    assert run.output.count("observers.") == 1, run.output
+    assert run.output.count("\nobservers.") == 1, run.output
 
 
 @pytest.mark.slow

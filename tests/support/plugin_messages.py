@@ -80,6 +80,12 @@ CASES: dict[str, Cases] = {
             *GAE, *WITH_CRITIC, "roles.policy.minibatches=4"
         ),
     },
+    "Trackers": {
+        "tracker that does not exist": lambda w: w.load("observers.one.use=trackers/wanb"),
+        "password in an address": lambda w: w.load(
+            "observers.one={use: trackers/mlflow, config: {tracking_uri: 'https://a:b@host'}}"
+        ),
+    },
     "Teacher": {
         "distillation without a teacher": lambda w: w.load(
             "objective.use=teacher/reverse-kl", "roles.policy.use=torch"

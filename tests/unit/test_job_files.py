@@ -190,6 +190,7 @@ async def test_an_interpreter_is_looked_for_and_never_copied(tmp_path: Path) -> 
 async def test_code_that_is_installed_is_compared_and_never_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But not that of observers, which run at home alone."""
     with disks(tmp_path, NODES, WHERE) as site:
         digests = {"agent.1": {"some_plugin": "2"}, "agent.2": {"some_plugin": ""}}
 
@@ -200,7 +201,9 @@ async def test_code_that_is_installed_is_compared_and_never_copied(
         monkeypatch.setattr(
             "gcore_core.runtime.process.node_files.NodeFiles.hash_packages", hash_packages
         )
-        job = job_of({}, site.root / "run", factories={"data": "some_plugin.data:Rows"})
+        digests["agent.1"]["some_tracker"] = "2"
+        factories = {"data": "some_plugin.data:Rows", "observers.one": "some_tracker:Tracker"}
+        job = job_of({}, site.root / "run", factories=factories)
         assert await refused(site, job) == [
             "node1: some_plugin: its code is not the same as at home; install the same one there",
             "node2: some_plugin: is missing; install the same one there",

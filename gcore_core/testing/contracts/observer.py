@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,7 +59,7 @@ class ObserverContract(Contract):
         observer.run_start(run_facts(directory))
         observer.step_end(report(0, evaluation={"greedy/exact": 0.25}))
         for step in (1, 2, 3):
-            observer.step_end(report(step, **_ODD, **{f"only/{step}": 1.0}))
+            observer.step_end(report(step, {**_ODD, f"only/{step}": 1.0}))
             observer.weights_published(step)
         observer.run_end("")
 
@@ -70,7 +71,7 @@ class ObserverContract(Contract):
         for step in (1, 2, 3):
             observer.step_end(report(step))
         observer.run_start(run_facts(directory, resumed_from=1))
-        observer.step_end(StepReport(step=1, version=1, metrics={}, evaluation={"greedy/a": 0.5}))
+        observer.step_end(report(1, evaluation={"greedy/a": 0.5}))
         for step in (2, 3, 4):
             observer.step_end(report(step))
         observer.run_end("")
@@ -144,12 +145,21 @@ def run_facts(directory: Path, resumed_from: int = 0) -> RunFacts:
     )
 
 
-def report(step: int, evaluation: dict[str, float] | None = None, **metrics: float) -> StepReport:
-    """Returns the report of a step; without metrics when only an evaluation is given."""
-    if evaluation is None:
-        metrics = {"reward": 0.1 * step, "loss": -0.5, "seconds/step": 1.5, **metrics}
-        evaluation = {"greedy/exact": 0.5} if step == 2 else {}
-    return StepReport(step=step, version=step, metrics=metrics, evaluation=evaluation)
+def report(
+    step: int,
+    further: Mapping[str, float] | None = None,
+    evaluation: dict[str, float] | None = None,
+) -> StepReport:
+    """Returns the report of a step.
+
+    further: metrics beside the usual ones.
+    evaluation: of a report that brings an evaluation alone; without it step 2 has both.
+    """
+    if evaluation is not None:
+        return StepReport(step=step, version=step, metrics={}, evaluation=evaluation)
+    metrics = {"reward": 0.1 * step, "loss": -0.5, "seconds/step": 1.5, **(further or {})}
+    evaluated = {"greedy/exact": 0.5} if step == 2 else {}
+    return StepReport(step=step, version=step, metrics=metrics, evaluation=evaluated)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

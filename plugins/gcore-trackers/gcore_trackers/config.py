@@ -59,7 +59,7 @@ class MlflowConfig(TrackerConfig):
     """Keeps a run in MLflow. A password comes from MLFLOW_TRACKING_PASSWORD, a token likewise."""
 
     tracking_uri: str = ""
-    """Where MLflow keeps runs: sqlite:///FILE, a directory, or http(s)://SERVER. Empty:
+    """Where MLflow keeps runs, such as sqlite:///FILE or https://SERVER. Empty:
     MLFLOW_TRACKING_URI, else the file mlflow.db beside the run's directory.
     """
     tags: dict[str, str] = field(default_factory=dict)
@@ -67,6 +67,13 @@ class MlflowConfig(TrackerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        scheme = urlsplit(self.tracking_uri).scheme
+        if self.tracking_uri not in ("", "databricks") and scheme in ("", "file"):
+            raise ConfigError(
+                f"MLflow keeps runs in no directory any more, such as {self.tracking_uri!r}.",
+                where="tracking_uri",
+                todo="name a database, as in sqlite:///mlflow.db, or a server",
+            )
         if self.tracking_uri.startswith("http") and "@" in urlsplit(self.tracking_uri).netloc:
             raise ConfigError(
                 "must not hold a user or a password; the configuration is no place for secrets.",
