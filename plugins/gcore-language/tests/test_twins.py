@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gcore_language.twins import twin_of_generator, twin_of_model, twin_of_reward, twin_of_role
@@ -86,10 +87,16 @@ def test_a_reward_model_that_is_not_made_yet_is_like_the_policy(tmp_path: Path) 
 
 
 def test_a_role_is_whole_and_its_answers_are_short(tmp_path: Path) -> None:
-    config = {"tensor_parallel": 4, "max_new_tokens": 4096, "temperature": 0.7, "budget_tokens": 9}
+    config: dict[str, Any] = {"tensor_parallel": 4, "max_new_tokens": 4096, "temperature": 0.7}
+    config |= {"budget_tokens": 9, "sharding": {"tensor": 4}}
     changes = twin_of_role({"config": config}, tmp_path)
     assert changes == {
-        "config": {"tensor_parallel": 1, "max_new_tokens": 16, "budget_tokens": 4096}
+        "config": {
+            "tensor_parallel": 1,
+            "sharding": {"replicas": 1, "tensor": 1},
+            "max_new_tokens": 16,
+            "budget_tokens": 4096,
+        }
     }
     assert twin_of_generator({}, tmp_path)["config"] == {
         "max_new_tokens": 16,
