@@ -195,14 +195,14 @@ def _with_likeliest(record: TrainRecord, draw: np.random.Generator) -> TrainReco
 
 
 def _train(trainer: Any, objective: str, step: int, replica: int, replicas: int) -> Any:
-    """One step, of which the last replica has one prompt's records, and the first most."""
+    """One step, of which the first replica has most prompts' records, the others one's each."""
     records = _records(objective, step)
     numbers = np.random.default_rng(step).standard_normal(len(records))
     last = max(record.ordinal for record in records)
     mine = [
         i
         for i, record in enumerate(records)
-        if replicas == 1 or (record.ordinal == last) == (replica == replicas - 1)
+        if max(0, record.ordinal - last + replicas - 1) == replica
     ]
     own = [records[i] for i in mine]
     if objective == "critic":
