@@ -50,9 +50,11 @@ GROUP = STEPS * WAVE
 
 def tree_job(directory: Path, **changes: Any) -> dict[str, Any]:
     job = runs.job(
-        run={"steps": 3, "deterministic": True}, advantage={"config": {"group_size": GROUP}},
-        checkpoint={"every": 1}, **changes,
-    )  # fmt: skip
+        run={"steps": 3, "deterministic": True},
+        advantage={"config": {"group_size": GROUP}},
+        checkpoint={"every": 1},
+        **changes,
+    )
     settings = {"steps": STEPS, "beams": BEAMS, "width": WIDTH, "actions": ACTIONS, "end": ""}
     job["sampling"] = {"use": "tree", "config": settings}
     job["roles"]["policy"] = {**job["roles"]["policy"], "use": "writes"}

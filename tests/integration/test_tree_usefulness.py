@@ -116,7 +116,7 @@ def draw_trees(
                         seed=seed_of(seed, ordinal, sample),
                         prompt=prompts[ordinal],
                         piece=piece,
-                    )  # fmt: skip
+                    )
                 )
         for ordinal, records in run(generator, requests).items():
             groups[ordinal] += records
@@ -133,7 +133,7 @@ def draw_answers(generator: TorchGenerator, problems: list[int], seed: int) -> l
             sample=sample,
             seed=seed_of(seed, ordinal, sample + 1000),
             prompt=prompts[ordinal],
-        )  # fmt: skip
+        )
         for ordinal in range(len(problems))
         for sample in range(PLAIN)
     ]

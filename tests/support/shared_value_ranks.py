@@ -61,9 +61,11 @@ def run(rank: int, ranks: int, packing: str, model: Path, work: Path, resume: Pa
     """Writes state/ and numbers.json under ``work``, and returns these numbers."""
     (work / "meet").mkdir(parents=True, exist_ok=True)
     facts = {
-        "rank": rank, "ranks": ranks, "rendezvous": str(work / "meet"),
+        "rank": rank,
+        "ranks": ranks,
+        "rendezvous": str(work / "meet"),
         "deterministic": packing == "exact",
-    }  # fmt: skip
+    }
     trainer = open_trainer(model, facts=facts, packing="auto" if packing == "exact" else packing)
     metrics = [train(trainer, step, rank, ranks) for step in range(2)]
     trainer.save(work / "state")

@@ -49,6 +49,7 @@ class ReordersSamples(Clean):
     caught_by = (
         "test_a_record_answers_its_own_request",
         "test_two_batches_in_flight_do_not_mix",
+        "test_a_piece_goes_on_from_what_is_begun",
     )
 
     class Backend(FakeGenerator):
@@ -103,6 +104,7 @@ class ForgetsTheSoftmax(Clean):
         "test_first_actions_occur_as_often_as_their_logprobs_say",
         "test_logprobs_are_those_at_the_temperature_told",
         "test_samples_that_run_through_a_push_say_so",
+        "test_a_piece_goes_on_from_what_is_begun",
     )
 
     class Backend(FakeGenerator):
@@ -117,6 +119,7 @@ class LogprobsOfAnotherTemperature(Clean):
     caught_by = (
         "test_logprobs_are_those_at_the_temperature_told",
         "test_samples_that_run_through_a_push_say_so",
+        "test_a_piece_goes_on_from_what_is_begun",
     )
 
     class Backend(FakeGenerator):
@@ -129,7 +132,11 @@ class LogprobsOfAnotherTemperature(Clean):
 
 
 class TruncatedReportedAsFinished(Clean):
-    caught_by = ("test_a_record_says_how_it_ended",)
+    caught_by = (
+        "test_a_record_says_how_it_ended",
+        "test_a_piece_ends_behind_its_text",
+        "test_a_piece_ends_where_it_was_asked_to",
+    )
 
     class Backend(FakeGenerator):
         def step(self) -> list[Finished]:
@@ -455,7 +462,10 @@ class RunsThroughAPushUnnoticed(Clean):
 
 
 class ScoresAgainUnderNewWeights(Clean):
-    caught_by = ("test_samples_that_run_through_a_push_say_so",)
+    caught_by = (
+        "test_samples_that_run_through_a_push_say_so",
+        "test_a_piece_goes_on_from_what_is_begun",
+    )
 
     class Backend(FakeGenerator):
         """Log-probs are computed when a sample ends, under the weights of then."""
