@@ -13,17 +13,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gcore_core import hookimpl
-from gcore_core.contract.providers import CommandProvider, ViewProvider
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import CURVES, SAMPLES
+
+if TYPE_CHECKING:
+    from gcore_core.contract.providers import CommandProvider, ViewProvider
 
 REDRAW_S = 30.0  # the run waits for its observers, and a picture takes most of a second
 
 
 @hookimpl
 def gcore_views() -> Iterable[ViewProvider]:
+    from gcore_core.contract.providers import ViewProvider  # see gcore_commands
+
     yield ViewProvider(
         name="curves",
         summary="rewards, lengths, KL, gap and time of each step, as in curves.png",
@@ -33,6 +38,8 @@ def gcore_views() -> Iterable[ViewProvider]:
 
 @hookimpl
 def gcore_commands() -> Iterable[CommandProvider]:
+    from gcore_core.contract.providers import CommandProvider  # brings numpy, observers need none
+
     yield CommandProvider(
         summary="one HTML file that shows a run, or compares several",
         factory="gcore_report.commands:report",
