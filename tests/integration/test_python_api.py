@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -143,7 +142,7 @@ def test_a_run_ends_with_its_session(how: str, tmp_path: Path) -> None:
     while time.monotonic() < deadline and not list((run / "checkpoints").glob("step-*")):
         time.sleep(0.1)
     assert list((run / "checkpoints").glob("step-*"))
-    pids = json.loads((run / "logs" / "processes.json").read_text())
-    while time.monotonic() < deadline and Path(f"/proc/{pids['agent']['pid']}").exists():
+    record = run / "logs" / "processes.json"  # there as long as a process may be left
+    while time.monotonic() < deadline and record.exists():
         time.sleep(0.1)
-    assert not Path(f"/proc/{pids['agent']['pid']}").exists()
+    assert not record.exists()
