@@ -58,9 +58,10 @@ class Finding:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = (
-        "exit code 0: nothing is wrong, 1: something is\n\nexamples:\n  g-core doctor\n"
+        "examples:\n  g-core doctor\n  g-core doctor --json\n"
         "  g-core check job.yaml      looks at a job\n"
-        "  g-core venv doctor         looks at the venvs of engines"
+        "  g-core venv doctor         looks at the venvs of engines\n\n"
+        "exit code 0: nothing is wrong, 1: something is"
     )
 
 
