@@ -81,6 +81,9 @@ class DropsALogprob(Clean):
     caught_by = (
         "test_every_action_has_its_logprob",
         "test_first_actions_occur_as_often_as_their_logprobs_say",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
+        "test_two_pushes_cut_a_sample_twice",
     )
 
     class Backend(FakeGenerator):
@@ -105,6 +108,9 @@ class ForgetsTheSoftmax(Clean):
         "test_logprobs_are_those_at_the_temperature_told",
         "test_samples_that_run_through_a_push_say_so",
         "test_a_piece_goes_on_from_what_is_begun",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
+        "test_two_pushes_cut_a_sample_twice",
     )
 
     class Backend(FakeGenerator):
@@ -120,6 +126,9 @@ class LogprobsOfAnotherTemperature(Clean):
         "test_logprobs_are_those_at_the_temperature_told",
         "test_samples_that_run_through_a_push_say_so",
         "test_a_piece_goes_on_from_what_is_begun",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
+        "test_two_pushes_cut_a_sample_twice",
     )
 
     class Backend(FakeGenerator):
@@ -433,6 +442,9 @@ class ReportsAStaleVersion(Clean):
     caught_by = (
         "test_a_record_names_the_version_that_sampled_it",
         "test_samples_that_run_through_a_push_say_so",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
+        "test_two_pushes_cut_a_sample_twice",
     )
 
     class Backend(FakeGenerator):
@@ -451,7 +463,11 @@ class ReportsAStaleVersion(Clean):
 
 
 class RunsThroughAPushUnnoticed(Clean):
-    caught_by = ("test_samples_that_run_through_a_push_say_so",)
+    caught_by = (
+        "test_samples_that_run_through_a_push_say_so",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_two_pushes_cut_a_sample_twice",
+    )
 
     class Backend(FakeGenerator):
         """Samples carry the version under which they ended, alone."""
@@ -465,6 +481,7 @@ class ScoresAgainUnderNewWeights(Clean):
     caught_by = (
         "test_samples_that_run_through_a_push_say_so",
         "test_a_piece_goes_on_from_what_is_begun",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
     )
 
     class Backend(FakeGenerator):
@@ -548,6 +565,8 @@ class KeepsABucketsMemory(Clean):
         "test_the_fingerprint_is_that_of_the_pushed_bytes",
         "test_a_half_loaded_push_shows_in_the_fingerprint",
         "test_other_weights_give_other_samples_and_the_old_ones_the_old",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_two_pushes_cut_a_sample_twice",
     )
 
     class Backend(FakeGenerator):
@@ -660,7 +679,7 @@ class KeepsItsTable(Clean):
 
     caught_by = (
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
-        "test_two_pushes_cut_a_sample_twice",
+        "test_a_piece_goes_on_from_what_is_begun",
     )
 
     class Backend(FakeGenerator):
@@ -701,7 +720,10 @@ class ForgetsTheSecondPush(Clean):
 class ReadsThePromptUnderOldWeights(Clean):
     """The first action's log-prob is of the weights that held when the sample was asked for."""
 
-    caught_by = ("test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",)
+    caught_by = (
+        "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
+        "test_a_piece_goes_on_from_what_is_begun",
+    )
 
     class Backend(FakeGenerator):
         def submit(self, requests: Sequence[SampleRequest]) -> None:
