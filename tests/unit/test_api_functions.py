@@ -149,7 +149,9 @@ def test_a_function_of_a_module_that_only_this_session_finds_travels_as_its_sour
 
 
 @pytest.mark.parametrize(
-    "value", [lambda record: 1.0, functools.partial(len), len, object()], ids=repr
+    "value",
+    [lambda record: 1.0, functools.partial(len), len, object()],
+    ids=["lambda", "partial", "builtin", "object"],
 )
 def test_what_has_no_source_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="no source that can travel"):

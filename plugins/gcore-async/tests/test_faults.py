@@ -75,7 +75,8 @@ def test_the_rules_hold_when_messages_are_lost_and_processes_killed(
         made = program(ahead, age, midway)
         outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
         assert not broken_rules(outcome, job, age), f"seed {seed}"
-        assert sum("2 updates a step" in note for note in outcome.notes) == 1
+        # said again by a run that begins again from a checkpoint
+        assert any("2 updates a step" in note for note in outcome.notes)
         hit |= {fault for _, _, fault in weather.hits}
         largest = max(largest, *(report.metrics["age/largest"] for report in outcome.reports[1:]))
     assert len(hit) >= len(FAULTS) - 1

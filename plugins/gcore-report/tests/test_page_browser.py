@@ -23,7 +23,7 @@ def press(browser: Chrome, *keys: str) -> None:
 
 
 def until(browser: Chrome, script: str) -> None:
-    WebDriverWait(browser, 20, 0.02).until(lambda _: browser.execute_script(f"return {script}"))
+    WebDriverWait(browser, 60, 0.02).until(lambda _: browser.execute_script(f"return {script}"))
 
 
 def is_drawn(name: str) -> str:
@@ -46,7 +46,6 @@ def page(tmp_path: Path) -> Path:
     return tmp_path / "page.html"
 
 
-@pytest.mark.slow
 def test_every_panel_is_drawn_by_keys_alone_and_the_console_is_silent(
     browser: Chrome, page: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from gcore_language.tiny import save_image_model, save_model
 from PIL import Image
 
@@ -160,6 +161,7 @@ def check_places(seen: Path) -> None:
     assert {int(nbytes) for *_, nbytes in lines} == {16 * 16 * 96 * 4}
 
 
+@pytest.mark.slow
 def test_a_broken_image_ends_the_run_with_row_and_path(tmp_path: Path) -> None:
     write_job(tmp_path)
     (tmp_path / "images/3.png").write_bytes(b"no image")
@@ -168,6 +170,7 @@ def test_a_broken_image_ends_the_run_with_row_and_path(tmp_path: Path) -> None:
     assert re.search(r"images/3\.png: an image of row 3 cannot be read\.", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_text_model_given_images_ends_the_run_with_that_reason(tmp_path: Path) -> None:
     write_job(tmp_path, images=False)
     done = finish(tmp_path)

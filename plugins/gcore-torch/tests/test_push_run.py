@@ -12,7 +12,7 @@ from gcore_language.testing import assert_run_agrees
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 
 
-@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+@pytest.mark.parametrize("transport", ["ipc", pytest.param("nccl", marks=pytest.mark.slow)])
 def test_two_sharded_ranks_and_two_generators_agree_after_every_push(
     transport: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ def run_two(packing: torch_ranks.Packing, model: Path, work: Path, resume: Path)
     run_together([["-m", torch_ranks.__name__, str(rank), *given] for rank in range(2)])
 
 
-@pytest.mark.parametrize("packing", ["auto", "padded"])
+@pytest.mark.parametrize("packing", ["auto", pytest.param("padded", marks=pytest.mark.slow)])
 def test_two_sharded_ranks_match_one_rank(
     packing: torch_ranks.Packing, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
