@@ -465,7 +465,6 @@ NOT_MEASURED_YET = {
     "large_context",
     "machines",
     "proved_engines",
-    "report_page",
     "roles_refined",
 }
 
