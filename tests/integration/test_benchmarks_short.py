@@ -465,7 +465,6 @@ NOT_MEASURED_YET = {
     "large_context",
     "machines",
     "proved_engines",
-    "roles_refined",
 }
 
 #: benchmarks whose short form is elsewhere, and where
