@@ -58,7 +58,7 @@ STAGES = (
     ),
     Stage(
         name="lint",
-        budget_min=2,
+        budget_min=3,
         commands=(
             "{python} -m ruff check",
             "{python} -m ruff format --check",
@@ -69,7 +69,7 @@ STAGES = (
     ),
     Stage(
         name="unit",
-        budget_min=11,
+        budget_min=15,
         commands=(
             PYTEST
             + " -n 2 --dist worksteal tests/architecture tests/fuzz tests/kit tests/unit plugins",
@@ -77,14 +77,14 @@ STAGES = (
     ),
     Stage(
         name="processes",
-        budget_min=15,
+        budget_min=16,
         # Most of the time of these tests is waiting: for processes to start and for sockets. Those
         # of one file stay together, since they share runs.
         commands=(PYTEST + " -n 2 --dist loadfile tests/gpu tests/integration tests/oracles",),
     ),
     Stage(
         name="engines",
-        budget_min=16,
+        budget_min=11,
         commands=(
             "{python} tests/engines/suites.py --at-once 2 --engines " + ENGINES,
             "{python} benchmarks/engine_pairs.py --check"
