@@ -24,6 +24,9 @@ _PACKED = frozenset({"record", "group", "sample", "mask", "rollout_logp"})
 #: Dtype of arithmetic -> how far apart two gradients of one minibatch may be, as the norm of their
 #: difference over the norm of the first. Float32 in another order differs by some 1e-6.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 1e-1}
+#: Norm of a gradient up to which a minibatch without advantages is not looked at. What is left is a
+#: penalty: where the policy is still its reference that is rounding alone, which any cut changes.
+PENALTY_NORM = 1e-2
 
 
 @runtime_checkable
@@ -62,6 +65,8 @@ def check_same(
     ranks: Ranks,
     tolerance: float,
     where: str,
+    *,
+    ignored: float = 0.0,
 ) -> float:
     """Returns how far apart two gradients are: the norm of the difference over that of the first.
 
@@ -69,12 +74,13 @@ def check_same(
     tolerance.
 
     first, second: this rank's parts, in one order of names on all ranks.
+    ignored: nothing is raised where neither the first gradient nor the difference is longer.
     """
     apart, size = _squares(first, second), _squares(first, {})
     sums = np.array(ranks.sum_parts([*apart.values(), *size.values()]), np.float64).reshape(2, -1)
     total_apart, total_size = np.sqrt(sums.sum(1))
     gap = float(total_apart / total_size) if total_size > 0 else float(total_apart > 0)
-    if gap <= tolerance:
+    if gap <= tolerance or max(total_apart, total_size) <= ignored:
         return gap
     worst = list(apart)[int(sums[0].argmax())]
     raise TrainingError(

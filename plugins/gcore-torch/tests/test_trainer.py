@@ -540,6 +540,17 @@ def test_a_gradient_that_depends_on_the_cut_of_its_minibatch_is_refused(
         one_step(trainer)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_penalty_by_the_reference_alone_is_rounding_at_first_and_ends_no_run(
+    dtype: str, open_trainer: Any
+) -> None:
+    """Where all rewards of a minibatch are equal, and the policy is still its reference."""
+    trainer = open_trainer(dtype=dtype, objective=tiny.Clip(beta=0.1), resplit_every=1)
+    records = tiny.make_records()
+    trainer.prepare(records, frozenset())
+    assert trainer.train(0, np.zeros(len(records)), 1, 1)["updates"] == 1
+
+
 @pytest.mark.parametrize("objective", [tiny.Reinforce, tiny.Clip])
 def test_computing_a_gradient_again_changes_nothing(objective: Any, open_trainer: Any) -> None:
     watched = open_trainer(objective=objective(), resplit_every=1)
