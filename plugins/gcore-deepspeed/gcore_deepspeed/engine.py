@@ -40,7 +40,7 @@ from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import read_numbers
-from gcore_language.training import LossOf, LossOfTokens, keeps_reference
+from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
 from gcore_language.value_training import (
     adapters_of_values,
     check_value_objective,
@@ -329,11 +329,7 @@ class DeepSpeedEngine:
         self, batches: Sequence[Batch | None], loss: LossOfTokens, entropy: Entropy, ids: str
     ) -> None:
         """See ``gcore_language.training.ScoresTokens``."""
-
-        def split(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
-            return loss(batch, logp[:, 0], entropies, logp[:, 1:])
-
-        self._accumulate(batches, split, entropy, ids)
+        self._accumulate(batches, loss_of_columns(loss), entropy, ids)
 
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""

@@ -84,6 +84,19 @@ LossOfTokens = Callable[[Batch, Tensor, Any, Tensor], Tensor]
 #: A record and its place among the prepared ones.
 Placed = tuple[int, TrainRecord]
 
+
+def loss_of_columns(loss: LossOfTokens) -> LossOf:
+    """Returns a loss that takes all log-probs of an action in one tensor, float32[A, 1 + k].
+
+    Column 0 is the sampled token. The other columns are the tokens that the batch names.
+    """
+
+    def split(batch: Batch, logp: Tensor, entropies: Any) -> Tensor:
+        return loss(batch, logp[:, 0], entropies, logp[:, 1:])
+
+    return split
+
+
 #: What an objective may require.
 _SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy", "group", "sample"})
 

@@ -22,7 +22,7 @@ from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
 from gcore_language.prompts import LOAD_ERRORS, copy_tokenizer, load_tokenizer, unreadable
 from gcore_language.ranks import Ranks
-from gcore_language.training import LossOf, LossOfTokens, keeps_reference
+from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
 from gcore_language.value_training import check_value_objective, refuse_reference_of_values
 from gcore_language.values import trains_values
 from gcore_language.weights import to_bytes
@@ -236,11 +236,7 @@ class MegatronEngine:
         self, batches: Sequence[Batch | None], loss: LossOfTokens, entropy: Entropy, ids: str
     ) -> None:
         """See ``ScoresTokens``; the ranks of a replica are as in ``accumulate``."""
-
-        def split(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
-            return loss(batch, logp[:, 0], entropies, logp[:, 1:])
-
-        self._accumulate(batches, split, entropy, ids)
+        self._accumulate(batches, loss_of_columns(loss), entropy, ids)
 
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""

@@ -47,7 +47,7 @@ from gcore_language.routing import Routers
 from gcore_language.saving import PendingSave, Staging, local_rows, save_rank
 from gcore_language.shared_values import PolicyWithValues, check_shared, refuse_shared
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
-from gcore_language.training import LossOf, LossOfTokens, keeps_reference
+from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
 from gcore_language.value_training import (
     adapters_of_values,
     check_value_objective,
@@ -399,11 +399,7 @@ class TorchEngine:
         self, batches: Sequence[Batch | None], loss: LossOfTokens, entropy: Entropy, ids: str
     ) -> None:
         """See ``ScoresTokens.accumulate_tokens``."""
-
-        def split(batch: Batch, logp: Tensor, entropies: Tensor) -> Tensor:
-            return loss(batch, logp[:, 0], entropies, logp[:, 1:])
-
-        self._accumulate(batches, split, entropy, ids)
+        self._accumulate(batches, loss_of_columns(loss), entropy, ids)
 
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
