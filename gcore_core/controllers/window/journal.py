@@ -117,23 +117,27 @@ def read_memberships(run_dir: Path) -> list[StepMembership]:
 
 
 def _begun_once(lines: Sequence[StepMembership]) -> list[StepMembership]:
-    """Leaves each group begun once.
+    """Returns the lines with each group in one round only.
 
-    A run that goes on notes again what was begun before, with the same version, and begins what was
-    not finished anew, under another one. Of the same version the first line counts, else the last.
+    A run that goes on from a checkpoint writes groups a second time:
+
+    - a group that was finished before, with the same version: its first round is kept;
+    - a group that is drawn anew, with another version: its last round is kept.
     """
-    place = dict[int, tuple[int, int]]()  # ordinal -> (line, version)
+    kept = dict[int, tuple[int, int]]()  # ordinal -> (number of its line, version of its round)
     for number, line in enumerate(lines):
         for begun in line.begun:
             for ordinal in begun.ordinals:
-                before = place.get(ordinal)
-                if before is None or before[1] != begun.version:
-                    place[ordinal] = number, begun.version
-    once = []
+                is_known = ordinal in kept
+                if not is_known or kept[ordinal][1] != begun.version:
+                    kept[ordinal] = (number, begun.version)
+    shortened = []
     for number, line in enumerate(lines):
-        rounds = [
-            Begun(begun.version, [o for o in begun.ordinals if place[o] == (number, begun.version)])
-            for begun in line.begun
-        ]
-        once.append(msgspec.structs.replace(line, begun=[one for one in rounds if one.ordinals]))
-    return once
+        rounds = []
+        for begun in line.begun:
+            here = (number, begun.version)
+            ordinals = [ordinal for ordinal in begun.ordinals if kept[ordinal] == here]
+            if ordinals:
+                rounds.append(Begun(begun.version, ordinals))
+        shortened.append(msgspec.structs.replace(line, begun=rounds))
+    return shortened

@@ -111,19 +111,20 @@ def _scored(generator: Any, records: list[Finished]) -> list[np.ndarray]:
 def _can_be_cut(fits: Sequence[np.ndarray]) -> bool:
     """Returns whether actions can be divided into consecutive parts that each fit theirs.
 
-    The first and the last part have an action at least; parts in between may be empty, since two
-    pushes may come between the same actions.
+    The first part and the last one have at least one action.
+    A part in between may be empty, since two pushes may come between the same two actions.
 
-    fits: for each part, bool[A]: whether an action has its log-prob.
+    fits: for each part, bool[A]: whether an action has the part's log-prob.
     """
     count = len(fits[0])
-    reached = {0}  # actions that the parts so far can end behind
+    ends = {0}  # how many actions the parts so far can have in all
     for number, fit in enumerate(fits):
-        is_end = number in (0, len(fits) - 1)
-        ends = set[int]()
-        for begin in reached:
+        least = 1 if number in (0, len(fits) - 1) else 0
+        longer = set[int]()
+        for begin in ends:
+            # The part may end behind any action up to the first one that does not fit.
             wrong = np.flatnonzero(~fit[begin:])
-            longest = begin + (int(wrong[0]) if len(wrong) else count - begin)
-            ends.update(range(begin + is_end, longest + 1))
-        reached = ends
-    return count in reached
+            limit = begin + int(wrong[0]) if len(wrong) else count
+            longer.update(range(begin + least, limit + 1))
+        ends = longer
+    return count in ends
