@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,14 @@ roles:
 rewards:
   exact: {use: rewards/exact-match, workers: 4, config: {pattern: 'It is (.*)'}}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_engine_is_installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Names an empty folder of venvs: that of this machine may have the engines."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("G_CORE_VENVS", str(tmp_path_factory.mktemp("venvs")))
+        yield
 
 
 @pytest.fixture(scope="module")
