@@ -67,6 +67,7 @@ class Benchmark:
     measures: files and folders, from the root of the checkout; the script is always one of them.
     commands: run in this order; the last writes the result to ``{out}``.
     minutes: about how long it takes on two quiet cores; only used until a result says it.
+    timed: a busy machine would change what it says; others may run beside one another.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Benchmark:
     measures: tuple[str, ...]
     commands: tuple[str, ...] = (SCRIPT,)
     minutes: float = 1.0
+    timed: bool = True
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -136,6 +138,7 @@ BENCHMARKS = (
         measures=(CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_lora.py"),
         commands=(f"{SCRIPT} --parts lora",),
         minutes=8,
+        timed=False,
     ),
     Benchmark(
         name="large_plan",
@@ -143,6 +146,7 @@ BENCHMARKS = (
         measures=("plugins/gcore-language", "plugins/gcore-torch", "benchmarks/large_plan.py"),
         commands=(f"{SCRIPT} --parts plan",),
         minutes=2,
+        timed=False,
     ),
     Benchmark(name="startup", measures=(CORE,), minutes=0.5),
     Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=11),
@@ -192,6 +196,7 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts refined",),
         minutes=12,
+        timed=False,
     ),
     Benchmark(
         name="rewards",
@@ -211,6 +216,7 @@ BENCHMARKS = (
         name="placement_sim",
         measures=(PLACEMENT, QUEUEING, SIM, BALANCE, "benchmarks/vllm_steps.json"),
         minutes=12,
+        timed=False,
     ),
     Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py"), minutes=8.5),
     Benchmark(
@@ -271,6 +277,7 @@ BENCHMARKS = (
             measures=(CORE, *QUICKSTART, QUICKSTART_RUNS),
             commands=(f"{SCRIPT} --parts {part}",),
             minutes=minutes,
+            timed=part == "time",
         )
         for part, minutes in (("hashes", 60), ("time", 15))
     ),
@@ -303,6 +310,7 @@ BENCHMARKS = (
         ),
         commands=(ENGINES, f"{SCRIPT} --parts engines"),
         minutes=20,
+        timed=False,
     ),
     Benchmark(
         name="proved_museum",
@@ -310,6 +318,7 @@ BENCHMARKS = (
         measures=(CORE, ALGORITHMS, *TORCH, SENTINEL, MUSEUM),
         commands=(f"{SCRIPT} --parts museum",),
         minutes=5,
+        timed=False,
     ),
     Benchmark(
         name="roles_distilled",
@@ -317,6 +326,7 @@ BENCHMARKS = (
         measures=(CORE, TEACHER, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_distilled.py"),
         commands=(f"{SCRIPT} --parts distilled",),
         minutes=8,
+        timed=False,
     ),
     Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
     Benchmark(name="placement_real", measures=REAL, minutes=18),
@@ -350,6 +360,7 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts ppo",),
         minutes=10,
+        timed=False,
     ),
     Benchmark(
         name="roles_dpo",
@@ -362,6 +373,7 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts dpo",),
         minutes=8,
+        timed=False,
     ),
     Benchmark(
         name="roles_reward_model",
@@ -374,6 +386,7 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts reward_model",),
         minutes=9,
+        timed=False,
     ),
     Benchmark(
         name="roles_sft",
@@ -414,6 +427,7 @@ BENCHMARKS = (
         ),
         commands=(f"{SCRIPT} --parts logprobs",),
         minutes=1,
+        timed=False,
     ),
     Benchmark(
         name="large_sleep",
@@ -447,6 +461,7 @@ BENCHMARKS = (
         measures=(*TORCH, "benchmarks/large_moe.py"),
         commands=(f"{SCRIPT} --parts moe",),
         minutes=4,
+        timed=False,
     ),
 )
 

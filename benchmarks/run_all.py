@@ -1,12 +1,14 @@
-"""Runs every benchmark on the present code, one after the other, and writes their results.
+"""Runs every benchmark on the present code and writes their results.
 
-    python benchmarks/run_all.py [--only NAME ...] [--minutes N] [--fresh] [--list]
+    python benchmarks/run_all.py [--only NAME ...] [--minutes N] [--at-once N] [--fresh] [--list]
 
 `tox run -e results` runs it. A result that is not older than the code it measures (measured.py) is
-kept; of the others, the quickest come first. Each result, and the page of results, is written when
-its benchmark is over, so a second call goes on where the first one stopped, and an interruption
-loses one benchmark. ``--list`` says what is stale and how long it took last time. ``--minutes``
-starts none that would not be over by then, going by that. ``--fresh`` measures everything.
+kept. Of the others, those without times in them come first, two at once, each with its output when
+it is over. Then come the timed ones, each alone on the machine. Within both the quickest comes
+first. Each result, and the page of results, is written when its benchmark is over, so a second call
+goes on where the first one stopped, and an interruption loses what was under way. ``--list`` says
+what is stale and how long it took last time. ``--minutes`` starts none that would not be over by
+then, going by that. ``--fresh`` measures everything.
 
 A benchmark that fails keeps its old result, and the others go on. What is measured must be
 committed: a result names the commit that it was measured at.
@@ -21,8 +23,10 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import page
@@ -37,8 +41,11 @@ def is_fresh(benchmark: Benchmark, root: Path = ROOT) -> bool:
     return bool(result.get("code") == digest(benchmark.paths, root))
 
 
-def run_benchmark(benchmark: Benchmark, root: Path = ROOT) -> str:
-    """Runs a benchmark and writes its result; returns what went wrong, "" for nothing."""
+def run_benchmark(benchmark: Benchmark, root: Path = ROOT, output: Path | None = None) -> str:
+    """Runs a benchmark and writes its result; returns what went wrong, "" for nothing.
+
+    output: a file for what the commands print; None: where this process prints.
+    """
     if changed := uncommitted(benchmark.paths, root):
         return f"{changed[0]} is not committed, so no commit would say what was measured"
     code = digest(benchmark.paths, root)
@@ -50,7 +57,7 @@ def run_benchmark(benchmark: Benchmark, root: Path = ROOT) -> str:
                 word.format(python=sys.executable, script=benchmark.script, out=out)
                 for word in shlex.split(command)
             ]
-            exit_code = subprocess.run(words, cwd=root, check=False).returncode
+            exit_code = run_command(words, root, output)
             if exit_code:
                 return f"exit code {exit_code} of: {shlex.join(words)}"
         if not out.exists():
@@ -58,6 +65,16 @@ def run_benchmark(benchmark: Benchmark, root: Path = ROOT) -> str:
         result = json.loads(out.read_text())
     write_result(benchmark.result, result, code, time.monotonic() - began_s)
     return ""
+
+
+def run_command(words: Sequence[str], root: Path, output: Path | None) -> int:
+    """Runs a command in ``root`` and returns its exit code; ``output`` gets what it prints."""
+    if output is None:
+        return subprocess.run(words, cwd=root, check=False).returncode
+    with output.open("ab") as file:
+        return subprocess.run(
+            words, cwd=root, check=False, stdout=file, stderr=subprocess.STDOUT
+        ).returncode
 
 
 def write_result(path: Path, result: dict[str, object], code: str, took_s: float) -> None:
@@ -79,38 +96,65 @@ def run_all(
     *,
     fresh: bool,
     minutes: float | None = None,
+    at_once: int = 1,
     run: Callable[[Benchmark], str] = run_benchmark,
     can_keep: Callable[[Benchmark], bool] = is_fresh,
     now_s: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Runs benchmarks, the quickest first, and returns the exit code: 1 when one of them failed.
+    """Runs benchmarks and returns the exit code: 1 when one of them failed.
 
     fresh: measure those too whose results are not stale.
     minutes: start none that would not be over after so many; None: there is no such limit.
+    at_once: how many of those that are not timed run beside one another.
     """
-    lines: list[str] = []
-    has_failed = False
     until_s = None if minutes is None else now_s() + minutes * 60
-    for benchmark in sorted(benchmarks, key=lambda b: b.expected_s):
+
+    def run_one(benchmark: Benchmark) -> tuple[str, bool]:
+        """Returns a line that says what came of it, and whether it failed."""
+        has_failed = False
         if not fresh and can_keep(benchmark):
-            lines.append(f"{benchmark.name}: kept")
+            line = f"{benchmark.name}: kept"
         elif until_s is not None and now_s() + benchmark.expected_s > until_s:
-            lines.append(f"{benchmark.name}: not started, it takes {duration(benchmark)}")
+            line = f"{benchmark.name}: not started, it takes {duration(benchmark)}"
         elif reason := run(benchmark):
-            lines.append(f"{benchmark.name}: FAILED, {reason}")
+            line = f"{benchmark.name}: FAILED, {reason}"
             has_failed = True
         else:
-            lines.append(f"{benchmark.name}: measured")
-        print(lines[-1], flush=True)
-    print("\n".join(["==", *lines]), flush=True)
-    return int(has_failed)
+            line = f"{benchmark.name}: measured"
+        print(line, flush=True)
+        return line, has_failed
+
+    ordered = in_order(benchmarks)
+    with ThreadPoolExecutor(at_once) as pool:
+        ended = list(pool.map(run_one, (b for b in ordered if not b.timed)))
+    ended += [run_one(benchmark) for benchmark in ordered if benchmark.timed]
+    print("\n".join(["==", *(line for line, _ in ended)]), flush=True)
+    return int(any(has_failed for _, has_failed in ended))
+
+
+def in_order(benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
+    """Returns them as they run: those that are not timed first, then the quickest first."""
+    return sorted(benchmarks, key=lambda b: (b.timed, b.expected_s))
+
+
+#: One result at a time goes into the page, and one output to the terminal.
+_WRITING = threading.Lock()
 
 
 def run_and_show(benchmark: Benchmark) -> str:
-    """Runs a benchmark and writes the page of results; returns what went wrong, "" for nothing."""
+    """Runs a benchmark and writes the page of results; returns what went wrong, "" for nothing.
+
+    What a timed one prints is seen as it comes; that of others, which may be beside one another,
+    when they are over.
+    """
     print(f"== {benchmark.name}: takes {duration(benchmark)}", flush=True)
-    reason = run_benchmark(benchmark)
-    page.write()
+    with tempfile.TemporaryDirectory() as folder:
+        output = None if benchmark.timed else Path(folder) / "output.txt"
+        reason = run_benchmark(benchmark, output=output)
+        with _WRITING:
+            if output is not None and output.exists():
+                print(f"== {benchmark.name} printed\n{output.read_text(errors='replace')}")
+            page.write()
     return reason
 
 
@@ -123,11 +167,11 @@ def duration(benchmark: Benchmark) -> str:
 
 def listing(benchmarks: Sequence[Benchmark]) -> list[str]:
     """Returns a line for each benchmark in the order in which they run, and one for all."""
-    ordered = sorted(benchmarks, key=lambda b: b.expected_s)
+    ordered = in_order(benchmarks)
     stale = [benchmark for benchmark in ordered if not is_fresh(benchmark)]
     lines = [
         f"{'stale' if benchmark in stale else 'fresh'}  {benchmark.name}: takes "
-        f"{duration(benchmark)}"
+        f"{duration(benchmark)}{'' if benchmark.timed else ', not timed'}"
         for benchmark in ordered
     ]
     minutes = sum(benchmark.expected_s for benchmark in stale) / 60
@@ -138,6 +182,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Every benchmark on the present code.")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[])
     parser.add_argument("--minutes", type=float, help="start none that would not be over by then")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how many that are not timed run beside one another (default: 2)",
+    )
     parser.add_argument("--fresh", action="store_true", help="keep no result")
     parser.add_argument(
         "--list", action="store_true", help="say what is stale and how long it takes; run nothing"
@@ -150,7 +201,9 @@ def main() -> int:
     if args.list:
         print("\n".join(listing(chosen)))
         return 0
-    exit_code = run_all(chosen, fresh=args.fresh, minutes=args.minutes, run=run_and_show)
+    exit_code = run_all(
+        chosen, fresh=args.fresh, minutes=args.minutes, at_once=args.at_once, run=run_and_show
+    )
     page.write()
     print("\n".join(page.complaints()))
     return exit_code

@@ -7,6 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -148,6 +149,29 @@ def test_the_quickest_comes_first_and_none_starts_that_would_not_be_over_in_time
     assert exit_code == 0
     assert ran == ["short", "middle"]
     assert "long: not started, it takes about 9 min\n" in capsys.readouterr().out
+
+
+def test_only_what_is_not_timed_runs_beside_another(
+    scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts.measured, "RESULTS", Path("/nowhere"))
+    benchmarks = [
+        scripts.run_all.Benchmark(name=name, measures=(), timed=name.startswith("timed"))
+        for name in ("timed-a", "b", "timed-c", "d")
+    ]
+    both_run = threading.Barrier(2, timeout=60)  # opens for two at once only
+    running: set[str] = set()
+
+    def run(benchmark: Any) -> str:
+        running.add(benchmark.name)
+        if benchmark.timed:
+            assert running == {benchmark.name}
+        else:
+            both_run.wait()
+        running.discard(benchmark.name)
+        return ""
+
+    assert scripts.run_all.run_all(benchmarks, fresh=True, at_once=2, run=run) == 0
 
 
 def test_a_result_says_how_long_it_took_and_the_next_plan_goes_by_that(
