@@ -17,7 +17,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-CORE = "gcore_core"
+#: What a run is made of. Contracts and fakes for tests, calls from Python and other commands than
+#: `g-core run` change no result.
+CORE = tuple(
+    f"gcore_core/{part}"
+    for part in (
+        "builtin",
+        "cli/run.py",
+        "config",
+        "contract",
+        "controllers",
+        "kits",
+        "run",
+        "runtime",
+    )
+)
 TORCH = ("plugins/gcore-torch/gcore_torch", "plugins/gcore-language/gcore_language")
 ALGORITHMS = "plugins/gcore-algorithms/gcore_algorithms"
 BALANCE = "plugins/gcore-balance/gcore_balance"
@@ -40,7 +54,7 @@ OFFLINE = (
     QUICKSTART_RUNS,
 )
 REAL = (
-    CORE,
+    *CORE,
     *TORCH,
     PLACEMENT,
     QUEUEING,
@@ -108,12 +122,12 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark(name="house", measures=(CORE, "plugins"), minutes=0.5),
+    Benchmark(name="house", measures=("gcore_core", "plugins"), minutes=0.5),
     Benchmark(
         name="asynchronous_quickstart",
         of="asynchronous",
         measures=(
-            CORE,
+            *CORE,
             *QUICKSTART,
             QUICKSTART_RUNS,
             "benchmarks/asynchronous_quickstart.py",
@@ -135,7 +149,14 @@ BENCHMARKS = (
     Benchmark(
         name="roles_lora",
         of="roles",
-        measures=(CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_lora.py"),
+        measures=(
+            *CORE,
+            *QUICKSTART,
+            QUICKSTART_RUNS,
+            "benchmarks/roles_lora.py",
+            "gcore_core/testing/contracts/agreement.py",
+            "gcore_core/testing/contracts/weights.py",
+        ),
         commands=(f"{SCRIPT} --parts lora",),
         minutes=8,
         timed=False,
@@ -148,12 +169,12 @@ BENCHMARKS = (
         minutes=2,
         timed=False,
     ),
-    Benchmark(name="startup", measures=(CORE,), minutes=0.5),
-    Benchmark(name="back_to_work", measures=(CORE, *QUICKSTART), minutes=11),
+    Benchmark(name="startup", measures=("gcore_core",), minutes=0.5),
+    Benchmark(name="back_to_work", measures=(*CORE, *QUICKSTART), minutes=11),
     Benchmark(
         name="machines",
         measures=(
-            CORE,
+            *CORE,
             NODES,
             *QUICKSTART,
             QUICKSTART_RUNS,
@@ -169,7 +190,7 @@ BENCHMARKS = (
         name="machines_ray",
         of="machines",
         measures=(
-            CORE,
+            *CORE,
             NODES,
             "plugins/gcore-ray/gcore_ray",
             *QUICKSTART,
@@ -188,7 +209,7 @@ BENCHMARKS = (
         name="roles_refined",
         of="roles",
         measures=(
-            CORE,
+            *CORE,
             *QUICKSTART,
             QUICKSTART_RUNS,
             "plugins/gcore-refine/gcore_refine",
@@ -208,21 +229,25 @@ BENCHMARKS = (
         measures=(BALANCE, "plugins/gcore-language/gcore_language/lockstep.py"),
         minutes=1,
     ),
-    Benchmark(name="handover", measures=(f"{CORE}/runtime",), minutes=0.3),
-    Benchmark(name="weight_push", measures=(f"{CORE}/runtime",), minutes=3),
+    Benchmark(name="handover", measures=("gcore_core/runtime",), minutes=0.3),
+    Benchmark(name="weight_push", measures=("gcore_core/runtime",), minutes=3),
     Benchmark(name="swap", measures=(*TORCH, PLACEMENT, QUEUEING, SIM), minutes=6),
-    Benchmark(name="checkpoint", measures=(f"{CORE}/run", *TORCH), minutes=7),
+    Benchmark(name="checkpoint", measures=("gcore_core/run", *TORCH), minutes=7),
     Benchmark(
         name="placement_sim",
         measures=(PLACEMENT, QUEUEING, SIM, BALANCE, "benchmarks/vllm_steps.json"),
         minutes=12,
         timed=False,
     ),
-    Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py"), minutes=8.5),
+    Benchmark(
+        name="protocol_sim",
+        measures=(*CORE, "gcore_core/testing", "benchmarks/protocol_mutants.py"),
+        minutes=8.5,
+    ),
     Benchmark(
         name="digits",
         measures=(
-            CORE,
+            *CORE,
             "recipes/digits.yaml",
             "recipes/digits",
             "plugins/gcore-diffusion/gcore_diffusion",
@@ -231,16 +256,16 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="quickstart",
-        measures=(CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/trl_quickstart.py"),
+        measures=(*CORE, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/trl_quickstart.py"),
         commands=("{python} -m tox run -e bench-trl -- --out {out}",),
         minutes=10,
     ),
     Benchmark(
-        name="checkpoint_convergence", measures=(CORE, *QUICKSTART, QUICKSTART_RUNS), minutes=6
+        name="checkpoint_convergence", measures=(*CORE, *QUICKSTART, QUICKSTART_RUNS), minutes=6
     ),
     Benchmark(
         name="controllers",
-        measures=(CORE, SIM),
+        measures=(*CORE, SIM),
         commands=(f"{SCRIPT} --parts payloads sizes numbers skew",),
         minutes=6.5,
     ),
@@ -248,7 +273,7 @@ BENCHMARKS = (
         name="controllers_readers",
         of="controllers",
         measures=(
-            CORE,
+            *CORE,
             SIM,
             "benchmarks/verl_controller.py",
             "benchmarks/verl_rival.py",
@@ -261,7 +286,7 @@ BENCHMARKS = (
         name="controllers_saturation",
         of="controllers",
         measures=(
-            CORE,
+            *CORE,
             SIM,
             "benchmarks/saturation.py",
             "benchmarks/strangers.py",
@@ -274,7 +299,7 @@ BENCHMARKS = (
         Benchmark(
             name=f"proved_{part}",
             of="proved",
-            measures=(CORE, *QUICKSTART, QUICKSTART_RUNS),
+            measures=(*CORE, *QUICKSTART, QUICKSTART_RUNS),
             commands=(f"{SCRIPT} --parts {part}",),
             minutes=minutes,
             timed=part == "time",
@@ -301,7 +326,7 @@ BENCHMARKS = (
         name="proved_engines",
         of="proved",
         measures=(
-            CORE,
+            *CORE,
             *QUICKSTART,
             QUICKSTART_RUNS,
             *GENERATORS,
@@ -315,7 +340,7 @@ BENCHMARKS = (
     Benchmark(
         name="proved_museum",
         of="proved",
-        measures=(CORE, ALGORITHMS, *TORCH, SENTINEL, MUSEUM),
+        measures=(*CORE, ALGORITHMS, *TORCH, SENTINEL, MUSEUM),
         commands=(f"{SCRIPT} --parts museum",),
         minutes=5,
         timed=False,
@@ -323,12 +348,12 @@ BENCHMARKS = (
     Benchmark(
         name="roles_distilled",
         of="roles",
-        measures=(CORE, TEACHER, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_distilled.py"),
+        measures=(*CORE, TEACHER, *QUICKSTART, QUICKSTART_RUNS, "benchmarks/roles_distilled.py"),
         commands=(f"{SCRIPT} --parts distilled",),
         minutes=8,
         timed=False,
     ),
-    Benchmark(name="placement_emulated", measures=(CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
+    Benchmark(name="placement_emulated", measures=(*CORE, PLACEMENT, QUEUEING, SIM), minutes=8),
     Benchmark(name="placement_real", measures=REAL, minutes=18),
     Benchmark(
         name="placement_real_vllm",
@@ -338,13 +363,13 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="engine_overhead",
-        measures=(CORE, *TORCH, *GENERATORS, "benchmarks/bare_engines.py"),
+        measures=(*CORE, *TORCH, *GENERATORS, "benchmarks/bare_engines.py"),
         commands=(f"{ENGINES} --engines vllm sglang", SCRIPT),
         minutes=6,
     ),
     Benchmark(
         name="engine_pairs",
-        measures=(CORE, *QUICKSTART, *GENERATORS, *TRAINERS),
+        measures=(*CORE, *QUICKSTART, *GENERATORS, *TRAINERS),
         commands=(ENGINES, SCRIPT),
         minutes=6,
     ),
@@ -352,7 +377,7 @@ BENCHMARKS = (
         name="roles_ppo",
         of="roles",
         measures=(
-            CORE,
+            *CORE,
             *QUICKSTART,
             QUICKSTART_RUNS,
             "benchmarks/roles_ppo.py",
@@ -366,7 +391,7 @@ BENCHMARKS = (
         name="roles_dpo",
         of="roles",
         measures=(
-            CORE,
+            *CORE,
             *QUICKSTART,
             *OFFLINE,
             "benchmarks/roles_dpo.py",
@@ -379,7 +404,7 @@ BENCHMARKS = (
         name="roles_reward_model",
         of="roles",
         measures=(
-            CORE,
+            *CORE,
             *QUICKSTART,
             *OFFLINE,
             "benchmarks/roles_reward_model.py",
@@ -392,7 +417,7 @@ BENCHMARKS = (
         name="roles_sft",
         of="roles",
         measures=(
-            CORE,
+            *CORE,
             *QUICKSTART,
             *OFFLINE,
             "benchmarks/roles_sft.py",
@@ -408,7 +433,7 @@ BENCHMARKS = (
         name="large_load",
         of="large",
         measures=(
-            CORE,
+            *CORE,
             *TORCH,
             "benchmarks/anonymous_memory.py",
             "benchmarks/large_load.py",
@@ -420,7 +445,7 @@ BENCHMARKS = (
         name="large_logprobs",
         of="large",
         measures=(
-            CORE,
+            *CORE,
             *TORCH,
             "benchmarks/anonymous_memory.py",
             "benchmarks/large_logprobs.py",
@@ -433,7 +458,7 @@ BENCHMARKS = (
         name="large_sleep",
         of="large",
         measures=(
-            CORE,
+            *CORE,
             *TORCH,
             "benchmarks/anonymous_memory.py",
             "benchmarks/large_load.py",
