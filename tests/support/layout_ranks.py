@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from gcore_algorithms.advantages import Gae
+from gcore_algorithms.config import GaeConfig
 from gcore_language.lora_settings import LoraSettings
+from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.weights import from_bytes, full
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.offload_settings import OffloadSettings
@@ -36,7 +39,8 @@ class Like:
     """What is trained, in whatever layout.
 
     model: a family of ``gcore_language.tiny``.
-    values: whether with a value head.
+    values: whether it is a model of values, without a head of words.
+    shared_values: whether the policy has a value head on its trunk.
     settings: of the trainer.
     tolerance: how far numbers may be apart, as a share of a tensor's largest number, or of 1. In
         float32 that is sums in another order; products in bfloat16 have two digits.
@@ -44,6 +48,7 @@ class Like:
 
     model: str = "qwen2"
     values: bool = False
+    shared_values: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-5
 
@@ -73,6 +78,15 @@ LIKES = {
     "padded": Like(model="qwen3", settings={"packing": "padded"}),
     "adapters": Like(settings={"lora": LoraSettings(rank=3, alpha=6.0)}),
     "values": Like(values=True, settings={"value_head_std": 0.5}),
+    "shared values": Like(
+        model="qwen3",
+        shared_values=True,
+        settings={
+            "value_head": ValueHeadSettings(coefficient=0.3, clip=0.05, speed=2.0),
+            "value_head_std": 0.5,
+            "packing": "padded",
+        },
+    ),
     "llama": Like(model="llama"),
     "shared": Like(model="qwen3", settings={"packing": "shared_prompt"}),
     "bfloat16": Like(settings={"dtype": "bfloat16", "packing": "padded"}, tolerance=2e-2),
@@ -116,11 +130,30 @@ CASES = {
     "values of two ranks, state on the host": Case(
         like="values", ranks=2, settings=_STATE, exactly="values of two ranks"
     ),
+    "shared values alone, all on the host": Case(like="shared values", ranks=1, settings=_BOTH),
+    "shared values of two ranks": Case(like="shared values", ranks=2),
+    "shared values of two ranks, all on the host": Case(
+        like="shared values", ranks=2, settings=_BOTH, exactly="shared values of two ranks"
+    ),
+    "shared values, tensor": Case(
+        like="shared values", ranks=2, sharding=ShardingSettings(tensor=2)
+    ),
     "two ranks, two replicas": Case(like="padded", ranks=2, sharding=_TWO),
     "flat": Case(like="flat", ranks=4, sharding=_TWO),
     "padded, asleep in between": Case(like="padded", ranks=4, sharding=_TWO, sleeps=True),
     "adapters": Case(like="adapters", ranks=4, sharding=_TWO),
     "values": Case(like="values", ranks=4, sharding=_TWO),
+    "shared values, replicas": Case(like="shared values", ranks=4, sharding=_TWO, sleeps=True),
+    "shared values, replicas, state on the host": Case(
+        like="shared values",
+        ranks=4,
+        sharding=_TWO,
+        settings=_STATE,
+        exactly="shared values, replicas",
+    ),
+    "shared values, data and tensor": Case(
+        like="shared values", ranks=4, sharding=ShardingSettings(tensor=2), sleeps=True
+    ),
     "experts": Case(like="experts", ranks=4, sharding=_TWO),
     "experts, all on the host": Case(
         like="experts", ranks=4, sharding=_TWO, settings=_BOTH, exactly="experts"
@@ -190,6 +223,8 @@ def _open(case: Case, own: Rank, models: Path, work: Path) -> TorchTrainer:
         rendezvous=str(work / "meet"),
         directory=str(work),
     )
+    if like.shared_values:
+        context.parts["advantage"] = Gae(GaeConfig(lam=0.9))
     return make_trainer(TorchTrainerConfig(**settings | like.settings | case.settings), context)
 
 

@@ -133,6 +133,14 @@ def test_a_policy_with_a_value_head_needs_no_critic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "layout", ["sharding.replicas=2", "sharding.tensor=2", "offload.state=true"]
+)
+def test_slots_may_share_a_policy_with_a_value_head(layout: str, tmp_path: Path) -> None:
+    overrides = [SHARED, "roles.policy.slots=2", f"roles.policy.config.{layout}"]
+    assert plan_of(tmp_path, *overrides, **WITHOUT).at("roles.policy.slots") == 2
+
+
+@pytest.mark.parametrize(
     ("overrides", "changes", "problem"),
     [
         ([SHARED], {}, "roles.policy.config: computes 'values', as roles.critic does; leave one"),
@@ -152,16 +160,6 @@ def test_a_policy_with_a_value_head_needs_no_critic(tmp_path: Path) -> None:
             [SHARED, "roles.policy.config.lora.rank=4"],
             WITHOUT,
             "roles.policy.config.value_head: goes neither with lora",
-        ),
-        (
-            [SHARED, "roles.policy.config.offload.state=true"],
-            WITHOUT,
-            "roles.policy.config.value_head: goes neither with sharding nor with offload",
-        ),
-        (
-            [SHARED, "roles.policy.slots=2", "roles.policy.config.sharding.replicas=2"],
-            WITHOUT,
-            "roles.policy.config.value_head: goes neither with sharding nor with offload",
         ),
     ],
 )

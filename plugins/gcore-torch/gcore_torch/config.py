@@ -69,11 +69,6 @@ class TorchTrainerConfig(LoraTrainerSettings):
             "goes neither with lora, since a new head is trained as a whole, nor with context",
         )
         require(
-            not self.value_head.on or (self.sharding == ShardingSettings() and not self.offload.on),
-            "value_head",
-            "goes neither with sharding nor with offload: they have not been tested together",
-        )
-        require(
             self.gradient_checkpointing or not self.offload.activations,
             "offload.activations",
             "needs gradient_checkpointing: true: what is kept on the host are the layers' inputs",
