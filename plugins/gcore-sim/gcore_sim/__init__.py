@@ -22,7 +22,8 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         factory="gcore_sim.generator:SimGenerator",
         config=config.GeneratorConfig,
         capabilities=frozenset(
-            {"abort", "determinism", "sleep", "weights.fingerprint", "weights.push"}
+            {"abort", "determinism", "logprobs", "sleep", "weights.fingerprint"}
+            | {"weights.midway", "weights.push"}
         ),
     )
 

@@ -27,7 +27,7 @@ from gcore_sim.policy import LETTERS, initial_table, tensors_of
 
 class TestGenerator(GeneratorContract):
     provider = "sim"
-    config = {"time_scale": 0.0, "tick_s": 0.012}
+    config = {"time_scale": 0.0, "tick_s": 0.03}  # prompts, and at least one token
     tolerance = 0.0
 
     @pytest.fixture

@@ -12,10 +12,18 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
+from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.records import (
+    ABORTED,
+    FAILED,
+    FINISHED,
+    TRUNCATED,
+    TensorSpec,
+    WeightPlan,
+)
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.clock import spend
 from gcore_sim.config import GeneratorConfig
@@ -197,12 +205,16 @@ class SimGenerator:
             self._spend(spec.nbytes / total * self._config.weights_gb * self._config.push_s_per_gb)
 
     def commit_weights(self, plan: WeightPlan) -> None:
-        """See ``ReceivesWeights.commit_weights``; running answers go on under the new weights."""
+        """See ``ReceivesWeights.commit_weights``; running answers go on under the new weights.
+
+        What they have so far is read again, as an engine reads it whose cache was of the old ones.
+        """
         # What the old version has sampled of each answer becomes a part of its past.
         for key, sample in self._samples.items():
             sampled = self._batch.done(key)
             if sampled > (sample.past[-1][0] if sample.past else 0):
                 sample.past.append((sampled, self.version, self._table))
+        self._batch.forget_cache()
         self._table = table_of(b"".join(self._incoming[spec.name] for spec in weight_specs()))
         self.version = plan.version
 
@@ -211,6 +223,10 @@ class SimGenerator:
         return {
             spec.name: xxhash.xxh3_64_intdigest(part.data) for spec, part in tensors_of(self._table)
         }
+
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        """See ``ScoresLogprobs.logprobs``; no time is spent."""
+        return [self._table.logp[record["action_ids"]] for record in records]
 
     # -- memory ------------------------------------------------------------------------------------
 
