@@ -9,12 +9,14 @@ import pytest
 from gcore_human.answers import Answer, Pair
 from gcore_human.comparing import Comparing, Rules
 from gcore_human.judgements import read_lines
-from gcore_human.page import Door, make_app
+from gcore_human.page import make_app
 from starlette.testclient import TestClient
+
+from gcore_core.kits.loopback import Door
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 HERE = "http://127.0.0.1:8123"
-DOOR = Door(token="a-long-secret", port=8123)
+DOOR = Door(name="human", token="a-long-secret", port=8123, may_omit_origin=True)
 
 
 def a_pair(number: int = 0, **changes: str) -> Pair:

@@ -10,15 +10,16 @@ import pytest
 from gcore_report.page.document import PANELS
 from gcore_report.page.runs import open_runs
 from gcore_report.watch import app
-from gcore_report.watch.app import Door, make_app
+from gcore_report.watch.app import make_app
 from gcore_report.watch.rows import NewRows
 from starlette.testclient import TestClient
 
 from gcore_core.contract.run_files import METRICS, SAVE
+from gcore_core.kits.loopback import Door
 from tests.support.page_runs import EVIL, write_run
 
 HERE = "http://127.0.0.1:8123"
-DOOR = Door(token="a-long-secret", port=8123)
+DOOR = Door(name="watch", token="a-long-secret", port=8123)
 
 
 @pytest.fixture
