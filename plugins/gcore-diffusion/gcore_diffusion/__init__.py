@@ -29,6 +29,8 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=config.DiffusionGeneratorConfig,
         capabilities=frozenset({"determinism", "weights.push", "weights.fingerprint"}),
         needs=_NEEDS,
+        memory="gcore_diffusion.memory:generator_memory",
+        twin="gcore_diffusion.twins:twin_of_generator",
     )
 
 
@@ -42,6 +44,8 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         config=config.DiffusionTrainerConfig,
         capabilities=frozenset({"objective.adapts", "sharding"}),
         needs=_NEEDS,
+        memory="gcore_diffusion.memory:trainer_memory",
+        twin="gcore_diffusion.twins:twin_of_trainer",
     )
 
 
@@ -77,6 +81,14 @@ def gcore_rewards() -> Iterable[RewardProvider]:
         factory="gcore_diffusion.rewards:Classifier",
         config=config.ClassifierConfig,
         needs=_NEEDS,
+    )
+    yield RewardProvider(
+        name="preference",
+        summary="how well an image answers its prompt, by a CLIP that learned what people prefer",
+        factory="gcore_diffusion.preference:Preference",
+        config=config.PreferenceConfig,
+        needs=(*_NEEDS, "transformers>=5.0"),
+        twin="gcore_diffusion.twins:twin_of_preference",
     )
 
 

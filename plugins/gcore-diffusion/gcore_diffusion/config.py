@@ -268,3 +268,27 @@ class ClassifierConfig:
     """
     threads: int = 1
     """Number of CPU threads; 0 leaves torch's choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceConfig:
+    """Settings of the reward ``diffusion/preference``."""
+
+    path: str
+    """Directory of a CLIP in transformers' layout, or its name on the hub, such as
+    yuvalkirstain/PickScore_v1; it must be given.
+    """
+    processor: str = ""
+    """Directory or name on the hub that has its tokenizer and image processor. Empty: ``path``."""
+    batch_images: int = 16
+    """Most images of one forward pass, at least 1."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type in which the weights are held and the score is computed."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs: auto takes cuda where torch sees a CUDA device, else cpu."""
+    threads: int = 1
+    """Number of CPU threads; 0 leaves torch's choice."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.path), "path", "no directory of a preference model is given")
+        require(self.batch_images > 0, "batch_images", f"must be positive, is {self.batch_images}")

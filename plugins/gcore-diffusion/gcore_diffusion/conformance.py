@@ -130,6 +130,19 @@ class TestClassifier(_Image):
         return self.build(context, path=str(tmp_path))
 
 
+class TestPreference(_Image):
+    provider = "diffusion/preference"
+    tolerance = 1e-4
+
+    @pytest.fixture
+    def scorer(self, context: WorkerContext, tmp_path: Path) -> Any:
+        pytest.importorskip("diffusers")
+        from gcore_diffusion.tiny_pipelines import save_clip
+
+        save_clip(tmp_path)
+        return self.build(context, path=str(tmp_path))
+
+
 def _random_model(directory: Path) -> Path:
     """A tiny model whose output is not zero, as a fresh one's is."""
     import torch

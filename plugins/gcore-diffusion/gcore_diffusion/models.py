@@ -7,6 +7,7 @@ picture.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -83,13 +84,9 @@ def open_denoiser(
     Raises ConfigError without a path or without an adapter, DataError when the directory holds no
     model that can be read.
     """
-    directory = Path(str(context.model.get("path") or ""))
     if not context.model.get("path"):
         raise ConfigError("no model directory is given.", where=f"roles.{context.role}.model.path")
-    if not directory.is_dir():
-        raise DataError(
-            "model directory does not exist.", where=str(directory), todo="Correct model.path."
-        )
+    directory = local_directory(context)
     if (directory / "model_index.json").is_file():
         from gcore_diffusion.pipelines import open_pipeline
 
@@ -107,6 +104,42 @@ def open_denoiser(
             todo="Give the directory of a diffusers pipeline, or make the tiny model.",
         )
     return TinyDenoiser(directory, device, lora=settings.lora.rank > 0)
+
+
+def local_directory(context: WorkerContext) -> Path:
+    """Returns the directory of the role's model; a pipeline of the hub is downloaded first.
+
+    Raises DataError when there is no such directory and the hub cannot give it.
+    """
+    path = str(context.model["path"])
+    if Path(path).is_dir():
+        return Path(path)
+    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+        raise DataError("model directory does not exist.", where=path, todo="Correct model.path.")
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise DataError(
+            "the pipeline is neither a directory nor reachable.",
+            where=path,
+            why="There is no such directory, and HF_HUB_OFFLINE forbids to ask the hub for it.",
+            todo="Download it and set model.path to its directory.",
+        )
+    import diffusers
+
+    try:
+        # it takes the files that the pipeline's own index names
+        return Path(
+            diffusers.DiffusionPipeline.download(
+                path, revision=context.model.get("revision"), use_safetensors=True
+            )
+        )
+    except (OSError, ValueError) as error:
+        lines = str(error).strip().splitlines()
+        raise DataError(
+            "the pipeline cannot be had from the hub.",
+            where=path,
+            why=lines[0] if lines else repr(error),
+            todo="Accept its licence on its page there, and log in: hf auth login.",
+        ) from error
 
 
 def autocast(settings: DenoiserSettings, device: torch.device) -> AbstractContextManager[Any]:

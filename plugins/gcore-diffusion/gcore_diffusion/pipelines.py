@@ -526,6 +526,7 @@ def _load_pipeline(directory: Path, device: torch.device) -> Any:
     shift = scheduler_config.get("shift", scheduler_config.get("flow_shift", 1.0))
     pipeline.scheduler = WayScheduler.from_config(scheduler_config, shift=shift)
     pipeline.set_progress_bar_config(disable=True)
+    pipeline.vae.enable_slicing()  # images are decoded one by one, whatever the batch
     return pipeline.to(device)
 
 

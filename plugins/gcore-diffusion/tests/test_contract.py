@@ -7,6 +7,7 @@ from gcore_diffusion.conformance import (
     TestClassifier,
     TestCompressibility,
     TestGenerator,
+    TestPreference,
     TestTrainer,
     TestTrainerWithGenerator,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "TestClassifier",
     "TestCompressibility",
     "TestGenerator",
+    "TestPreference",
     "TestTrainer",
     "TestTrainerWithGenerator",
 ]

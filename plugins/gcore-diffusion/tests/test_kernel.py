@@ -4,6 +4,7 @@ edges.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from gcore_diffusion.config import DiffusionGeneratorConfig
@@ -80,6 +81,32 @@ def test_the_flow_sde_keeps_the_marginal_to_first_order() -> None:
     )
     variance = (mean / x) ** 2 * 0.6**2 + std**2
     assert float((variance.sqrt() - 0.59).abs().max()) < 2e-3
+
+
+def test_the_flow_sde_is_the_one_of_the_paper() -> None:
+    """Eq. 9 of arXiv:2505.05470, read in numpy and float64: x' = x + [v + s^2 / (2 t) (x + (1 - t)
+    v)] dt + s sqrt(|dt|) e with s = a sqrt(t / (1 - t)), where dt is negative; 1e-6 is float32.
+    """
+    random = np.random.default_rng(0)
+    x, v, e = random.standard_normal((3, 4, 16))
+    t, after, a = np.array([0.95, 0.7, 0.4, 0.1]), np.array([0.9, 0.55, 0.3, 0.02]), 0.7
+    dt = (after - t)[:, None]
+    s = (a * np.sqrt(t / (1 - t)))[:, None]
+    wide = t[:, None]
+    expected = x + (v + s**2 / (2 * wide) * (x + (1 - wide) * v)) * dt + s * np.sqrt(-dt) * e
+    z = (e**2).mean(1)
+    density = -z / 2 - np.log(s * np.sqrt(-dt))[:, 0] - 0.5 * np.log(2 * np.pi)
+    kernel = Kernel(noise="sde", scale=a, prediction="flow")
+    levels = Levels(
+        here=torch.tensor(t, dtype=torch.float32),
+        after=torch.tensor(after, dtype=torch.float32),
+        second=torch.full((4,), 0.99),
+    )
+    here, output = (torch.tensor(array, dtype=torch.float32) for array in (x, v))
+    mean, std = kernel.moments(output, here, levels)
+    following = mean + std * torch.tensor(e, dtype=torch.float32)
+    assert following.numpy() == pytest.approx(expected, abs=1e-6)
+    assert log_prob(following, mean, std).numpy() == pytest.approx(density, abs=1e-4)
 
 
 def test_at_level_1_the_second_level_of_the_schedule_replaces_1() -> None:

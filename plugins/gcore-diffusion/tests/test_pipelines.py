@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
+from gcore_diffusion import tiny_pipelines  # noqa: E402
 from gcore_diffusion.config import LoraSettings  # noqa: E402
 from gcore_diffusion.rows import transitions  # noqa: E402
+from gcore_diffusion.way import SeededNoise  # noqa: E402
 
 from gcore_core.contract.errors import ConfigError, DataError  # noqa: E402
 from gcore_core.testing.contracts.weights import exported, push  # noqa: E402
 from tests.support import diffusion_models as kit  # noqa: E402
-from tests.support import diffusion_pipelines  # noqa: E402
 
 GUIDANCE = {"sd3": 4.5, "flux": 3.5, "sana": 3.0, "qwen": 2.0}
 SIZE = {"height": 32, "width": 32, "steps": 4, "max_sequence_length": 16}
@@ -34,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def folder(name: str) -> Path:
         if name not in directories:
             directories[name] = tmp_path_factory.mktemp(name)
-            diffusion_pipelines.save(name, directories[name])
+            tiny_pipelines.save(name, directories[name])
         return directories[name]
 
     return folder
@@ -72,6 +74,32 @@ def test_a_trainer_reproduces_what_the_pipeline_sampled(
     assert gap(small, records) <= 1e-6
     image = records[0].media["image"]
     assert image.dtype == np.uint8 and image.shape[-1] == 3 and len(image) >= 32
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux"])
+def test_without_noise_a_sampler_draws_what_diffusers_draws(folders: Any, name: str) -> None:
+    """With diffusers' own scheduler from the same first noise; one level of 255 is rounding."""
+    import diffusers
+
+    settings = {**SIZE, "guidance": GUIDANCE[name], "scale": 0.0}
+    generator = kit.make_generator(folders(name), **settings)
+    (record,) = kit.sampled(generator, kit.make_requests(1, 1, text="a red circle"))
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folders(name)))
+    pipeline.set_progress_bar_config(disable=True)
+    first = SeededNoise([record.request.seed], torch.device("cpu")).draw(generator._dims)
+    with torch.no_grad():
+        images = pipeline(
+            record.request.prompt.text,
+            height=SIZE["height"],
+            width=SIZE["width"],
+            num_inference_steps=SIZE["steps"],
+            max_sequence_length=SIZE["max_sequence_length"],
+            guidance_scale=GUIDANCE[name],
+            latents=first,
+            output_type="np",
+        ).images
+    expected = (np.clip(images[0], 0, 1) * 255).round().astype(int)
+    assert np.abs(expected - record.media["image"].astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize("name", list(GUIDANCE))

@@ -11,9 +11,12 @@ from gcore_core.contract.scorer import ScoredRecord
 
 
 def chance(record: ScoredRecord) -> float:
-    """Returns a number from 0 to 1, always the same for the same completion.
+    """Returns a number from 0 to 1, always the same for the same completion or image.
 
     Of 0 and 1 alone the answers to a prompt would often have the same one. Then a small minibatch
     may have no gradient but rounding, and trainers refuse one that depends on how it is cut.
     """
-    return zlib.crc32(record.text.encode()) / 2**32
+    drawn = zlib.crc32(record.text.encode())
+    if "image" in record.media:
+        drawn = zlib.crc32(record.media["image"].tobytes(), drawn)
+    return drawn / 2**32

@@ -1,5 +1,6 @@
-"""Four pipelines of diffusers with tiny random weights, made from configs alone, saved as a user
-would find them.
+"""Four pipelines of diffusers and a CLIP with tiny random weights, made from configs alone.
+
+They are saved as a user would find the originals. Their images have 32 x 32 pixels.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
@@ -33,10 +37,27 @@ _CORPUS = [
 ]
 
 
+#: Side of the images, in pixels.
+SIDE = 32
+
+
 def save(name: str, directory: Path) -> None:
-    """name: one of ``MAKERS``."""
+    """Writes a pipeline; name: one of ``MAKERS``."""
     torch.manual_seed(0)
     MAKERS[name]().save_pretrained(directory)
+
+
+def save_clip(directory: Path) -> None:
+    """Writes a CLIP with its tokenizer and image processor."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2}
+    text = {**_clip().to_dict(), "projection_dim": 16}
+    vision = {**sizes, "num_attention_heads": 4, "image_size": SIDE, "patch_size": 8}
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    CLIPModel(config).save_pretrained(directory)
+    _tokenizer(77).save_pretrained(directory)
+    side = {"height": SIDE, "width": SIDE}
+    CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=side).save_pretrained(directory)
 
 
 def _tokenizer(longest: int) -> PreTrainedTokenizerFast:
@@ -257,3 +278,10 @@ def _qwen() -> Any:
 
 
 MAKERS: dict[str, Callable[[], Any]] = {"sd3": _sd3, "flux": _flux, "sana": _sana, "qwen": _qwen}
+#: Class of a pipeline -> name in ``MAKERS``.
+CLASSES = {
+    "StableDiffusion3Pipeline": "sd3",
+    "FluxPipeline": "flux",
+    "SanaPipeline": "sana",
+    "QwenImagePipeline": "qwen",
+}
