@@ -144,7 +144,8 @@ class Homecoming:
 
         Raises ConfigError when the run's directory cannot be made on it.
         """
-        known = {self._site.home: None, **{disk.node: disk for disk in self._disks}}
+        known: dict[str, _Disk | None] = {self._site.home: None}
+        known |= {disk.node: disk for disk in self._disks}
         markers = self._directory / MARKERS
         for name in (*known, node):
             request = MakeDirectory(str(markers), self._marker(name))
@@ -156,9 +157,9 @@ class Homecoming:
         sight = await self._agent(node).call(LIST_FILES, ListFiles(list(paths)))
         seen = [facts.path for facts in sight]
         if not seen:
-            disk = _Disk(node, frozenset({node}))
-            await self._begin(disk)
-            self._disks.append(disk)
+            own = _Disk(node, frozenset({node}))
+            await self._begin(own)
+            self._disks.append(own)
             if self._following is None:
                 self._following = asyncio.ensure_future(self._follow())
             return

@@ -20,6 +20,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.deadlines import Wait
@@ -67,9 +68,7 @@ def place_newcomer(placed: Placed, facts: NodeFacts, size: int, room: int) -> Pl
     count = min(room, len(facts.devices) // size)
     first = len(placed.window.devices)
     devices = [
-        Device(
-            index=first + number, kind=device.kind, node=facts.name, number=device.local_index
-        )
+        Device(index=first + number, kind=device.kind, node=facts.name, number=device.local_index)
         for number, device in enumerate(facts.devices)
     ]
     replicas = [
@@ -213,13 +212,12 @@ class NewNodes:
         specs = [spec for spec in worker_specs(job, self.site) if spec.name in replicas]
         self._coming = {name: loop.create_future() for name in replicas}
         exiting = asyncio.ensure_future(self._first_end(node))
-        everybody = asyncio.gather(*self._coming.values())
+        everybody: asyncio.Future[Any] = asyncio.gather(*self._coming.values())
         try:
             await agent.call(SPAWN, SpawnRequest(specs))
             deadline_s = self.site.network.deadlines.seconds(Wait.WORK)
-            await asyncio.wait(
-                {exiting, everybody}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            waited: list[asyncio.Future[Any]] = [exiting, everybody]
+            await asyncio.wait(waited, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if everybody.done():
                 everybody.result()
             elif exiting.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.machines import SHELL, Machine, machines
 from tests.support.node_runs import (
+    ENVIRONMENT,
     PATIENCE_S,
     Watched,
     alone,
@@ -19,7 +21,7 @@ from tests.support.node_runs import (
     watched,
 )
 
-STEPS = 120
+STEPS = 200
 #: The first host has the trainer and two replicas. There is room for two replicas more.
 JOB = (
     f"run.steps={STEPS}",
@@ -72,7 +74,45 @@ def test_a_host_that_is_added_to_the_list_draws_in_the_same_attempt(
         output = run.ends()
         drawn = drawn_by(run)
     assert "goes on from step" not in output
-    print(drawn)
+    assert {"rollout.2", "rollout.3"} <= drawn.keys()
     wait_until(lambda: not second.processes())
     assert left_on(first) == left_on(second) == []
+    assert hash_of(output) == alone(tmp_path / "alone", "cluster.devices=4", *JOB)
+
+
+@pytest.mark.slow
+def test_a_node_joins_a_run_that_goes_on_and_another_takes_its_place(
+    three: tuple[Machine, Machine, Machine], tmp_path: Path
+) -> None:
+    """The run begins with one of two nodes. The second joins, is lost, and a third one joins."""
+    first, second, third = three
+    token = tmp_path / "token"
+    token.write_text("the token of this run, long enough")
+    words = [sys.executable, "-m", "gcore_core", "nodes", "join", f"{first.address}:29399"]
+    command = [*words, f"--token-file={token}", "--again=2"]
+    launcher = [
+        "launcher.use=nodes/join",
+        "launcher.config.hosts=2",
+        "launcher.config.min_hosts=1",
+        f"launcher.config.token_file={token}",
+        "launcher.config.devices=2",
+        f"launcher.config.patience_s={PATIENCE_S}",
+    ]
+    joined = [first.start(command, env=ENVIRONMENT)]
+    with watched(first, tmp_path / "grown", *launcher, *JOB) as run:
+        run.step(after=1)
+        joined.append(second.start(command, env=ENVIRONMENT))
+        run.line(r"node2 has come with rollout\.2, rollout\.3; it draws from step \d+ on")
+        run.step(after=run.step())
+        second.power_off()
+        run.line(r"node2 is lost with rollout\.2, rollout\.3; the step goes on without it")
+        joined.append(third.start(command, env=ENVIRONMENT))
+        run.line(r"node3 has come with rollout\.4, rollout\.5; it draws from step \d+ on")
+        output = run.ends()
+        drawn = drawn_by(run)
+    assert "goes on from step" not in output
+    assert {f"rollout.{number}" for number in range(6)} == drawn.keys()
+    assert [process.wait(60) for process in (joined[0], joined[2])] == [0, 0]
+    joined[1].wait(60)
+    assert left_on(first) == left_on(third) == []
     assert hash_of(output) == alone(tmp_path / "alone", "cluster.devices=4", *JOB)

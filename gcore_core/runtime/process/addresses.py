@@ -191,7 +191,8 @@ def add_node(
 def _free_port(addresses: Addresses, address: str, port: int) -> int:
     """Returns the first port behind those that were given to a machine; ``port`` if none was."""
     machine = _tls(address, 0, "")[1:].rpartition(":")[0]
-    given = [one.partition(":")[2] for one in (*addresses.public.values(), *addresses.bulk.values())]
+    everything = (*addresses.public.values(), *addresses.bulk.values())
+    given = [one.partition(":")[2] for one in everything]
     ports = [int(one.rpartition(":")[2]) for one in given if one.rpartition(":")[0] == machine]
     return max(ports, default=port - 1) + 1
 

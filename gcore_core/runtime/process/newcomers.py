@@ -109,4 +109,3 @@ class SiteNewcomers:
             self.site.where.pop(process, None)
         remove_node(self.addresses, node, self._processes)
         self._processes = []
-
