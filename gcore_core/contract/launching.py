@@ -6,7 +6,7 @@ and what carries the bytes between them; ``gcore_core.kits.launching`` has parts
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -180,6 +180,17 @@ class Network(Protocol):
         """Stops serving and closes every connection."""
 
 
+@runtime_checkable
+class GrowingNetwork(Network, Protocol):
+    """A network on which processes appear after it was opened. It is optional."""
+
+    def introduce(self, addresses: Mapping[str, str]) -> None:
+        """Makes processes known, each with the address at which it is reached from here.
+
+        One that was known by another address is reached at the new one from now on.
+        """
+
+
 # -- where processes live --------------------------------------------------------------------------
 
 
@@ -221,6 +232,35 @@ class SiteNode:
     end_agent: Callable[[], Awaitable[None]] | None = None
 
 
+class Newcomers(Protocol):
+    """Takes machines into a site that is open, one after the other.
+
+    It is entered by one task. A machine is a newcomer until it is taken in, or let go.
+    """
+
+    async def next(self) -> NodeFacts:
+        """Waits for a machine that the run may use and does not have, and returns what it has.
+
+        Its name is that of an agent that this site never had. It may wait for ever.
+        """
+
+    async def take_in(self, node: str, processes: Sequence[str]) -> None:
+        """Starts an agent on the machine that ``next`` returned last.
+
+        From then on the site has it: in ``nodes``, ``where``, ``views``, ``public`` and ``bulk``.
+        Closing the site ends it as it ends the others. Raises WorkerError or ConfigError when no
+        agent comes up there; then the site is as it was.
+
+        processes: their names, which may begin there.
+        """
+
+    async def let_go(self, node: str, why: str) -> None:
+        """Ends what runs on a newcomer, and takes it out of the site again.
+
+        why: told to whoever waits at the machine. The same machine may come again.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Site:
     """Holds what a supervisor needs of a place that is ready for workers.
@@ -236,6 +276,10 @@ class Site:
     meeting_addresses: role -> "HOST:PORT" where its ranks meet, for roles whose workers are on
         several nodes of a private network.
     identity: certificate and key of the run, PEM; empty where nothing leaves the machine.
+    bulk: node -> the address at which its agent serves content to the others; empty where no other
+        node is or may come.
+    newcomers: takes in machines that come while the site is open; None: none may come. Only this
+        changes what the mappings above hold.
     """
 
     network: Network
@@ -247,6 +291,8 @@ class Site:
     public: dict[str, str] = field(default_factory=dict)
     meeting_addresses: dict[str, str] = field(default_factory=dict)
     identity: bytes = b""
+    bulk: dict[str, str] = field(default_factory=dict)
+    newcomers: Newcomers | None = None
 
     @property
     def home_node(self) -> SiteNode:
@@ -335,11 +381,13 @@ class FoundNodes:
     nodes: in order.
     missing: host -> why it cannot be used.
     refusal: why the run must not use just these nodes; "": it may.
+    may_grow: the job says that more may come later. A run that begins may have fewer replicas then.
     """
 
     nodes: list[NodeFacts]
     missing: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
+    may_grow: bool = False
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from gcore_core.controllers.algorithm_answers import (
     sampling_code,
 )
 from gcore_core.controllers.lost_nodes import LostNodes, StandInPeer
+from gcore_core.controllers.new_replicas import Newcomers
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
@@ -39,7 +40,8 @@ class ControllerContext:
     trace: where the times of records and stages go.
     agree: agreements with the other shards; ``agree.scope(name)`` for a task beside others.
     supervisor: it shows reports and commits checkpoints.
-    replicas: the policy's generators, in order.
+    replicas: the policy's generators, in order of their numbers. Those that come within the run are
+        added behind them, by ``PlacementShard`` on every shard alike.
     ranks: the workers of each data-parallel rank of the policy's trainer.
     scorers: each with the rewards that it hosts.
     chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
@@ -56,6 +58,7 @@ class ControllerContext:
     lost: which machines of generators are lost, in this attempt.
     keepers: agents of the nodes that keep records of machines that may be lost; none where no
         machine may.
+    newcomers: the generators that have come within the run; None: none may.
     """
 
     facts: JobFacts
@@ -80,6 +83,7 @@ class ControllerContext:
     saving: asyncio.Event = field(default_factory=asyncio.Event)
     lost: LostNodes = field(default_factory=LostNodes)
     keepers: list[Peer] = field(default_factory=list)
+    newcomers: Newcomers | None = None
 
     @property
     def advantage(self) -> Advantage | ActionAdvantage:
@@ -167,6 +171,7 @@ def make_context(
         sentinel=build(factories["sentinel"], facts.sentinel) if facts.sentinel else None,
         lost=lost,
         keepers=[network.peer(name) for name in facts.keepers],
+        newcomers=Newcomers(network, lost) if facts.grows else None,
     )
 
 

@@ -50,6 +50,11 @@ class LostNodes:
         self._is_lost = {node: asyncio.Event() for node in expendable or {}}
         self.survivable = False
 
+    def add(self, node: str, processes: Sequence[str]) -> None:
+        """Notes an expendable machine that has come within the run, and what is on it."""
+        self._node_of |= dict.fromkeys(processes, node)
+        self._is_lost[node] = asyncio.Event()
+
     def lose(self, node: str) -> bool:
         """Notes that a machine is lost; returns whether the program goes on without it.
 

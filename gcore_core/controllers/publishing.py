@@ -85,7 +85,9 @@ class Publishing:
                 first += PUSHES.tries  # a push without that replica, and another one's attempts
         await release_annotations(self._context, release_before)
         await release_kept(self._context, release_before)
-        await insist(self._context.supervisor, PUBLISHED, Published(version))
+        grows = self._context.newcomers is not None
+        names = [replica.name for replica in self._placement.replicas] if grows else []
+        await insist(self._context.supervisor, PUBLISHED, Published(version, names))
 
     async def _push_once(self, version: int, release_before: int, first: int, tried: int) -> None:
         attempt = first + tried

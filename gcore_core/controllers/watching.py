@@ -143,7 +143,8 @@ class Watching:
         facts = self._context.facts
         replicas = sorted({alarm.replica for alarm in alarms if alarm.replica >= 0})
         cause = await self._cause(step, alarms[0], replicas, canaries)
-        names = ", ".join(facts.replicas[i] for i in replicas) or "the generators together"
+        peers = self._context.replicas
+        names = ", ".join(peers[i].name for i in replicas) or "the generators together"
         versions = sorted({v for replica, v in evidence if not replicas or replica in replicas})
         checkpoints = facts.checkpoint.every > 0
         return mismatch(step, names, alarms, cause, versions=versions, checkpoints=checkpoints)

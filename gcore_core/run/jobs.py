@@ -138,6 +138,10 @@ class Job:
             return {}
         return expendable_nodes(site.where, site.home, self.scorers())
 
+    def grows(self, site: Site) -> bool:
+        """Whether further replicas of the policy's generator may come while the site is open."""
+        return self.may_lose_nodes and site.newcomers is not None
+
     def workers(self, role: str) -> list[str]:
         """Returns the names of a role's processes."""
         return [f"{role}.{rank}" for rank in range(len(self.devices(role)))]
@@ -364,8 +368,9 @@ def _facts(job: Job, site: Site, shard: int) -> JobFacts:
         state=state,
         carried=resumed.carried if resumed else [],
         expendable=expendable,
-        keepers=keeping_nodes(site.where, expendable),
+        keepers=keeping_nodes(site.where, expendable, grows=job.grows(site)),
         stand_ins=stand_ins(site.where, expendable),
+        grows=job.grows(site),
     )
 
 

@@ -40,9 +40,14 @@ def expendable_nodes(
     }
 
 
-def keeping_nodes(where: Mapping[str, str], expendable: Mapping[str, list[str]]) -> list[str]:
-    """Returns the nodes of the policy's trainer: they keep the records of expendable nodes."""
-    if not expendable:
+def keeping_nodes(
+    where: Mapping[str, str], expendable: Mapping[str, list[str]], *, grows: bool = False
+) -> list[str]:
+    """Returns the nodes of the policy's trainer: they keep the records of expendable nodes.
+
+    grows: such nodes may come later.
+    """
+    if not expendable and not grows:
         return []
     return list(dict.fromkeys(node for name, node in where.items() if _role(name) == POLICY))
 

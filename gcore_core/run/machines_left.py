@@ -45,7 +45,7 @@ async def place_first(plan: Plan, launcher: Launcher) -> PlacedOn:
     if not isinstance(launcher, ElasticLauncher):
         return PlacedOn(placed=place(plan, await launcher.nodes(devices)))
     found = await launcher.find_nodes(devices, again=False)
-    fit = place_on_fewer if found.missing else place
+    fit = place_on_fewer if found.missing or found.may_grow else place
     return PlacedOn(placed=fit(plan, found.nodes), missing=found.missing)
 
 

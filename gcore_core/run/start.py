@@ -273,8 +273,8 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
                         log.exception("the run goes on from its newest checkpoint")
                         display.note(str(error))  # first: to clear up after a lost node takes long
                         works = False
-                        # A machine that was lost is taken back only when a site is opened.
-                        keeps = not job.missing and not supervisor.has_lost_nodes
+                        # All machines that there are get their part only when a site is opened.
+                        keeps = not job.missing and not supervisor.has_other_nodes
                         keeps = keeps and not place.has_agent(error.where)
                         is_open = await place.clear(is_kept=keeps)
                         job = _resumed(job, display)
@@ -323,9 +323,9 @@ def _say_changes(
     lines = changes(missing_before, now.missing)
     for line in lines:
         display.note(line)
-    if lines:
-        slots = now.placed.window.slots
-        roles = plan.settings.roles.items()
+    slots = now.placed.window.slots
+    roles = plan.settings.roles.items()
+    if lines or any(slots.get(role, node.slots) < node.slots for role, node in roles):
         told = [f"{role} {slots[role]} of {node.slots}" for role, node in roles]
         display.note(f"slots: {', '.join(told)}")
 

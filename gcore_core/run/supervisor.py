@@ -37,6 +37,7 @@ from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.lost_nodes import replicas_left
+from gcore_core.run.new_nodes import Come, NewNodes
 from gcore_core.run.observers import ChosenObservers, EveryObserver
 from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
@@ -138,6 +139,9 @@ class Supervisor:
         self._lost_nodes = set[str]()  # without which the attempt goes on
         self._expendable: dict[str, list[str]] = {}  # node -> processes, see ``Job.expendable``
         self._ending = set[asyncio.Future[None]]()  # held, or they could be collected
+        self._new_nodes: NewNodes | None = None  # None: no machine may come
+        self._new_watchers = set[asyncio.Future[None]]()  # of machines that have come
+        self._undrawn: dict[str, Come] = {}  # those that hold no weights yet
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -194,6 +198,8 @@ class Supervisor:
         watchers = [self._watch(node.agent) for node in site.nodes.values()]
         if site.has_processes:
             watchers += [self._look_after(site, name) for name in (*site.nodes, *site.where)]
+        if self._job.grows(site):
+            watchers.append(self._take_newcomers(site))
         parts = [asyncio.ensure_future(part) for part in (self._start(site), *watchers)]
         watch: asyncio.Future[Any] = asyncio.gather(*parts)
         # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
@@ -208,6 +214,47 @@ class Supervisor:
             for part in parts:
                 part.cancel()
             await asyncio.gather(watch, *parts, return_exceptions=True)
+
+    async def _take_newcomers(self, site: Site) -> None:
+        """Takes machines that come into the run; raises what ends the run of what is there then."""
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ended(watcher: asyncio.Future[None]) -> None:
+            self._new_watchers.discard(watcher)
+            if not watcher.cancelled() and (error := watcher.exception()) and not failed.done():
+                failed.set_exception(error)
+
+        def admitted(come: Come) -> None:
+            self._job = come.job
+            self._expendable[come.facts.name] = come.replicas
+            self._undrawn[come.facts.name] = come
+            names = (come.facts.name, *come.replicas)
+            watchers = [self._watch(site.nodes[come.facts.name].agent)]
+            watchers += [self._look_after(site, name) for name in names]
+            for watcher in map(asyncio.ensure_future, watchers):
+                self._new_watchers.add(watcher)
+                watcher.add_done_callback(ended)
+
+        await self._ready.wait()
+        self._new_nodes = NewNodes(
+            self._job,
+            site,
+            self._homecoming,
+            self._controllers,
+            self._lost_nodes,
+            admitted,
+            self._display.note,
+        )
+        taking = asyncio.ensure_future(self._new_nodes.run())
+        try:
+            await asyncio.wait({taking, failed}, return_when=asyncio.FIRST_COMPLETED)
+            await (taking if taking.done() else failed)
+            await failed  # no more machines come, and those that have come are watched
+        finally:
+            for watcher in (taking, *self._new_watchers):
+                watcher.cancel()
+            await asyncio.gather(taking, *self._new_watchers, return_exceptions=True)
+            failed.cancel()
 
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
@@ -271,6 +318,8 @@ class Supervisor:
             supervisor=handshake.versions(request.versions.plugins),
         )
         self._waiting.discard(request.name)
+        if self._new_nodes is not None:
+            self._new_nodes.up(request.name)
         log.info("%s is up, pid %s", request.name, request.pid)
         if not self._waiting and not self._ready.is_set():
             self._ready.set()
@@ -311,9 +360,14 @@ class Supervisor:
         return heard
 
     @property
-    def has_lost_nodes(self) -> bool:
-        """Whether a node is lost without which the attempt went on."""
-        return bool(self._lost_nodes)
+    def has_other_nodes(self) -> bool:
+        """Whether a node is lost without which the attempt went on, or one has come."""
+        return bool(self._lost_nodes) or self._n_come > 0
+
+    @property
+    def _n_come(self) -> int:
+        """How many machines have come within the attempt."""
+        return 0 if self._new_nodes is None else self._new_nodes.n_come
 
     def _is_idle(self, node: str) -> bool:
         """Whether nothing of the run is on a node but its agent."""
@@ -332,7 +386,10 @@ class Supervisor:
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         """Notes the error that ends a worker."""
-        self._errors.append(from_wire(request))
+        error = from_wire(request)
+        process = str(error.facts.get("process", ""))
+        if self._new_nodes is None or not self._new_nodes.fails(process, error):
+            self._errors.append(error)
         return Nothing()
 
     async def hung(self, request: Hung, call: Call) -> Nothing:
@@ -370,9 +427,21 @@ class Supervisor:
 
         async def act(_: list[None]) -> None:
             self._observers.weights_published(self._run, request.version)
+            self._say_who_draws(request)
 
         await self._once.join(("published", request.version), 0, None, act)
         return Nothing()
+
+    def _say_who_draws(self, published: Published) -> None:
+        """Says of machines that have come that they hold the weights, and draw from now on."""
+        for name, come in list(self._undrawn.items()):
+            if set(come.replicas) <= set(published.replicas):
+                host = self._job.placed.host(name)
+                replicas = ", ".join(come.replicas)
+                self._display.note(
+                    f"{host} has come with {replicas}; it draws from step {published.version} on"
+                )
+                del self._undrawn[name]
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
         """Handles the report of a step that has ended, once, however often it comes."""
@@ -395,6 +464,8 @@ class Supervisor:
         await self._add_usage(site, report)
         if lost := self._lost_nodes.intersection(self._expendable):
             report.metrics["nodes/lost"] = float(len(lost))
+        if self._n_come:
+            report.metrics["nodes/come"] = float(self._n_come)
         news = self._metrics.unwritten(report)
         if news is not None:
             self._metrics.append(news)

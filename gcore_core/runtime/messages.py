@@ -811,6 +811,30 @@ class LostNodeReply(Message):
     goes_on: bool
 
 
+class MeetNode(Message):
+    """Says that a machine has come, to an agent of another one.
+
+    name: of its node agent.
+    bulk: the address at which it serves content to others.
+    """
+
+    name: str
+    bulk: str
+
+
+class NewReplicas(Message):
+    """Says that replicas of the policy's generator are up on a machine that has come.
+
+    node: name of the machine's agent.
+    replicas: names of the replicas, with the numbers behind those of all that came before.
+    addresses: name of a process of the machine -> its address, as others see it.
+    """
+
+    node: str
+    replicas: list[str]
+    addresses: dict[str, str]
+
+
 class KillRequest(Message):
     name: str
 
@@ -838,7 +862,13 @@ class StepEnd(Message):
 
 
 class Published(Message):
+    """Says that a version of the weights is published.
+
+    replicas: names of the policy's generators that hold it, in a run in which some may come.
+    """
+
     version: int
+    replicas: list[str] = []
 
 
 class SpawnRequest(Message):
@@ -902,6 +932,7 @@ PUBLISHED = Endpoint("published", Published, Nothing)
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
 UP = Endpoint("up", Nothing, Nothing)
 CLEAR = Endpoint("clear", Nothing, Nothing)
+MEET_NODE = Endpoint("meet_node", MeetNode, Nothing)
 HOLD_LEASE = StreamEndpoint("hold_lease", HoldLease, Nothing, Wait.EVER)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 USAGE = Endpoint("usage", Nothing, UsageReply)
@@ -912,6 +943,7 @@ STOP_RUN = Endpoint("stop_run", Nothing, Nothing)
 SAVE_RUN = Endpoint("save_run", Nothing, Nothing)
 # of every controller
 LOSE_NODE = Endpoint("lose_node", LostNode, LostNodeReply)
+ADMIT = Endpoint("admit", NewReplicas, Nothing)
 
 
 # -- files of nodes --------------------------------------------------------------------------------

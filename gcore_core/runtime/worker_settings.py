@@ -193,6 +193,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     expendable: node whose loss the run survives -> the processes on it that controllers ask.
     keepers: nodes that keep the records of those; none where no node is expendable.
     stand_ins: scorer on an expendable node -> others of the same worker, which may do its work.
+    grows: further replicas may come within the run, on machines that come.
     """
 
     shard: int
@@ -228,6 +229,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     expendable: dict[str, list[str]] = {}
     keepers: list[str] = []
     stand_ins: dict[str, list[str]] = {}
+    grows: bool = False
 
 
 #: Of workers whose backends are served by a shell.

@@ -22,7 +22,7 @@ class Attempt:
     def __init__(self) -> None:
         run = SimpleNamespace(patience_s=600.0)
         plan = SimpleNamespace(settings=SimpleNamespace(run=run))
-        self._job = SimpleNamespace(plan=plan, where=dict)
+        self._job = SimpleNamespace(plan=plan, where=dict, grows=lambda site: False)
         self._over = asyncio.get_running_loop().create_future()
 
     async def _start(self, site: Any) -> None:

@@ -40,6 +40,7 @@ class PlacementShard:
     def __init__(self, context: ControllerContext) -> None:
         self._agree = context.agree.scope("placement")
         self._lost = context.lost
+        self._newcomers = context.newcomers
         self._facts = context.facts.placement
         self._peers = {ROLLOUT: context.replicas, **context.judges}
         everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
@@ -112,6 +113,7 @@ class PlacementShard:
             so here, since no push tells them.
         """
         if self._facts is None:
+            await self._admit()
             await self._wake_all(release_before)
             return
         judges = [role for role in self._peers if role != ROLLOUT]
@@ -148,6 +150,29 @@ class PlacementShard:
         self.awake = msgspec.msgpack.decode(answer, type=Awake)
         self._judging = False
         self._arranged_s = clock()
+
+    async def _admit(self) -> None:
+        """Takes in the replicas that have come: from here on they are awake, on every shard.
+
+        Nothing moves in such a run, and the push that follows is their first.
+        """
+        newcomers = self._newcomers
+        if newcomers is None:
+            return
+
+        async def lead(_: list[bytes]) -> list[bytes]:
+            return [msgspec.msgpack.encode(newcomers.take_waiting())] * self._agree.shards
+
+        answer = await self._agree.ask("newcomers", b"", lead)
+        names = msgspec.msgpack.decode(answer, type=list[str])
+        if not names:
+            return
+        peers = self._peers[ROLLOUT]
+        numbers = range(len(peers), len(peers) + len(names))
+        peers += newcomers.peers(names)
+        awake = self.awake
+        replicas = {**awake.replicas, ROLLOUT: [*awake.replicas[ROLLOUT], *numbers]}
+        self.awake = Awake(version=awake.version + 1, replicas=replicas, in_turns=awake.in_turns)
 
     async def _wake_all(self, release_before: int) -> None:
         """Wakes the replicas that have rested, in a run where nothing moves; the lead does it."""

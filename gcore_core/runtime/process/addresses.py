@@ -93,6 +93,8 @@ def assign(
     where: Mapping[str, str],
     port: int,
     private: Sequence[str] = (),
+    *,
+    grows: bool = False,
 ) -> Addresses:
     """Gives every process its addresses.
 
@@ -104,11 +106,12 @@ def assign(
     where: process -> its node, for all processes, the supervisor too, without agents.
     port: the first of each node's row.
     private: networks in which content is sent in plain.
+    grows: other nodes may come later, so that a single one has addresses for others, too.
     Raises ConfigError when there are not so many ports.
     """
     local = {name: f"unix:{directory}/{name}" for name, (_, directory) in nodes.items()}
     local |= {name: f"unix:{nodes[node][1]}/{name}" for name, node in where.items()}
-    if len(nodes) == 1:
+    if len(nodes) == 1 and not grows:
         return Addresses(dict.fromkeys(nodes, local), {}, {}, {})
     is_private = all(lies_in(address, private) for address, _ in nodes.values())
     public = {}
@@ -138,6 +141,70 @@ def assign(
         for node in nodes
     }
     return Addresses(views, public, bulk, meeting)
+
+
+def add_node(
+    addresses: Addresses,
+    node: str,
+    place: tuple[str, str],
+    processes: Sequence[str],
+    port: int,
+    private: Sequence[str] = (),
+) -> None:
+    """Gives a node that comes later, and its processes, addresses like those of the others.
+
+    Those of before stay. Its row of ports is as in ``assign``; where the same machine was another
+    node before, which is lost, it begins behind that one's, since it may still be ending.
+
+    addresses: what ``assign`` has returned, for several nodes or with ``grows``.
+    place: the node's address and its directory of sockets.
+    processes: names of its processes.
+    Raises ConfigError when content is sent in plain between the others, and would have to leave the
+    private network, or when there are not so many ports.
+    """
+    address, directory = place
+    is_plain = any(one.startswith("tcp:") for one in addresses.bulk.values())
+    if is_plain and not lies_in(address, private):
+        raise ConfigError(
+            f"{address} lies in no network of launcher.config.private, and those of the others do",
+            where="launcher.config.private",
+            todo="name its network there, or leave the setting out: then content is sent over TLS",
+        )
+    port = _free_port(addresses, address, port)
+    if port + 1 + len(processes) > _LAST_PORT:
+        raise ConfigError(
+            f"a host needs the ports {port} to {port + 1 + len(processes)}, and the last one is "
+            f"{_LAST_PORT}",
+            where="launcher.config.port",
+            todo=f"set it to at most {_LAST_PORT - 1 - len(processes)}",
+        )
+    names = [node, *processes]
+    ports = [port, *range(port + 2, port + 2 + len(processes))]
+    public = {name: _tls(address, one) for name, one in zip(names, ports, strict=True)}
+    for view in addresses.views.values():
+        view.update(public)
+    addresses.views[node] = addresses.public | {name: f"unix:{directory}/{name}" for name in names}
+    addresses.public.update(public)
+    addresses.bulk[node] = _tls(address, port + 1, "tcp" if is_plain else "tls")
+
+
+def _free_port(addresses: Addresses, address: str, port: int) -> int:
+    """Returns the first port behind those that were given to a machine; ``port`` if none was."""
+    machine = _tls(address, 0, "")[1:].rpartition(":")[0]
+    everything = (*addresses.public.values(), *addresses.bulk.values())
+    given = [one.partition(":")[2] for one in everything]
+    ports = [int(one.rpartition(":")[2]) for one in given if one.rpartition(":")[0] == machine]
+    return max(ports, default=port - 1) + 1
+
+
+def remove_node(addresses: Addresses, node: str, processes: Sequence[str]) -> None:
+    """Takes a node and its processes out again, see ``add_node``."""
+    addresses.views.pop(node, None)
+    addresses.bulk.pop(node, None)
+    for name in (node, *processes):
+        addresses.public.pop(name, None)
+        for view in addresses.views.values():
+            view.pop(name, None)
 
 
 def _parted(where: Mapping[str, str]) -> dict[str, str]:

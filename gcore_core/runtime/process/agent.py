@@ -38,6 +38,7 @@ from gcore_core.runtime.messages import (
     EXITS,
     HOLD_LEASE,
     KILL,
+    MEET_NODE,
     METER,
     RESTART_EXIT_CODE,
     SPAWN,
@@ -45,6 +46,7 @@ from gcore_core.runtime.messages import (
     USAGE,
     HoldLease,
     KillRequest,
+    MeetNode,
     MeterReply,
     MeterRequest,
     Nothing,
@@ -184,6 +186,7 @@ class Agent:
         service.add(SPAWN, self.spawn)
         service.add(UP, self.up)
         service.add(CLEAR, self.clear)
+        service.add(MEET_NODE, self.meet_node)
         service.add(HOLD_LEASE, self.hold_lease)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
@@ -216,6 +219,11 @@ class Agent:
             for name, spec in self._specs.items()
             if name in self._workers
         )
+        return Nothing()
+
+    async def meet_node(self, request: MeetNode, call: Call) -> Nothing:
+        """Another machine has come: content may be read from there."""
+        self.slabs.introduce(request.name, request.bulk)
         return Nothing()
 
     async def _start(self, spec: WorkerSpec) -> Process:

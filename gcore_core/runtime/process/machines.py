@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import shlex
@@ -24,9 +25,9 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,11 +50,13 @@ from gcore_core.runtime.process.agent import AgentSpec, end_hung, split_patience
 from gcore_core.runtime.process.config import MachinesConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
+from gcore_core.runtime.process.newcomers import Arrival, SiteNewcomers
 from gcore_core.runtime.process.spawn import allow_open_files, spawn_over_input
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.rpc.tls import make_identity
 from gcore_core.runtime.store.server import StoreSpec
 
+log = logging.getLogger(__name__)
 #: What prints a machine's facts, behind an interpreter.
 FACTS = ("-m", "gcore_core.runtime.process.facts")
 #: What starts an agent, behind an interpreter; it reads its spec from standard input.
@@ -215,6 +218,25 @@ class MachinesLauncher(ABC):
         log: a file on this machine, to which what the agent writes is appended.
         """
 
+    @property
+    def grows(self) -> bool:
+        """Whether machines may come while a site is open; a subclass that has ``newcomer`` says."""
+        return False
+
+    async def newcomer(self, present: Callable[[], list[str]]) -> Host:
+        """Waits for a machine that a site may use and does not have; it may wait for ever.
+
+        It is called while the site is open, where it ``grows``, and again only when the machine
+        that it returned last was taken in or refused. Raises nothing that waiting mends.
+
+        present: returns the names of the hosts that the site has now, without those that are lost.
+        """
+        await asyncio.Event().wait()
+        raise AssertionError("this launcher finds no newcomers")
+
+    async def refuse(self, host: str, why: str) -> None:
+        """Is told that a newcomer is not taken in, or not kept."""
+
     async def start_home(self, spec: AgentSpec, log: Path) -> AgentCommand:
         """Starts the agent of this machine, as a child of this process."""
         return await start_by_command((self._python, *AGENT), spec, log)
@@ -265,7 +287,8 @@ class MachinesLauncher(ABC):
             meetings = {node.name: self._meeting(node, directory) for node in nodes}
             places = {node.name: (node.address, meetings[node.name]) for node in nodes}
             homes = {supervisor.name: home.name, **where}
-            addresses = assign(places, homes, self._config.port, self._config.private)
+            port, private = self._config.port, self._config.private
+            addresses = assign(places, homes, port, private, grows=self.grows)
             secret = secrets.token_bytes(32)
             identity = make_identity() if addresses.public else b""
             network = RpcNetwork(
@@ -287,7 +310,7 @@ class MachinesLauncher(ABC):
                 await asyncio.to_thread(clear_up, logs / RECORD)
                 await network.serve(supervisor.name, supervisor)
                 await self._start(nodes, specs, network, logs, agents, holding)
-                yield Site(
+                site = Site(
                     network=network,
                     secret=secret,
                     home=home.name,
@@ -297,7 +320,13 @@ class MachinesLauncher(ABC):
                     public=addresses.public,
                     meeting_addresses=addresses.meeting,
                     identity=identity,
+                    bulk=addresses.bulk,
                 )
+                if self.grows:
+                    growth = _Growth(self, nodes, agents, holding, directory)
+                    newcomers = growth.newcomers(site, addresses, network, logs)
+                    site = replace(site, newcomers=newcomers)
+                yield site
             finally:
                 for task in holding:
                     task.cancel()
@@ -479,6 +508,105 @@ class MachinesLauncher(ABC):
             where=str(agent.node),
             why=f"{cause}".splitlines()[-1] if cause else tail.rpartition("\n")[2],
             todo=f"let the hosts reach each other at ports {ports}; its log: {agent.log}",
+        )
+
+
+@dataclass
+class _Growth:
+    """Finds machines for a site that is open, and starts their agents.
+
+    machines: all that the site has ever had.
+    agents, holding: of the site, which ends them.
+    directory: for sockets of this machine.
+    """
+
+    launcher: MachinesLauncher
+    machines: list[Machine]
+    agents: list[_Agent]
+    holding: list[asyncio.Task[None]]
+    directory: str
+
+    def newcomers(
+        self, site: Site, addresses: Addresses, network: RpcNetwork, logs: Path
+    ) -> SiteNewcomers:
+        async def find() -> Arrival:
+            return await self._find(site, addresses, network, logs)
+
+        config = self.launcher._config
+        return SiteNewcomers(
+            site=site,
+            addresses=addresses,
+            network=network,
+            port=config.port,
+            private=config.private,
+            find=find,
+            refuse=self.launcher.refuse,
+        )
+
+    def _present(self) -> list[Machine]:
+        """Returns the machines whose agents have not ended."""
+        return [agent.node for agent in self.agents if agent.started.returncode is None]
+
+    async def _find(
+        self, site: Site, addresses: Addresses, network: RpcNetwork, logs: Path
+    ) -> Arrival:
+        """Waits for a machine that the site does not have."""
+        while True:
+            host = await self.launcher.newcomer(lambda: [node.host for node in self._present()])
+            try:
+                machine = self._machine(host)
+                break
+            except ConfigError as error:
+                log.warning("%s", error)
+                await self.launcher.refuse(host.name, str(error))
+        config = self.launcher._config
+        meeting = self.launcher._meeting(machine, self.directory)
+
+        async def start() -> SiteNode:
+            self.machines.append(machine)
+            spec = self.launcher._spec(
+                machine, meeting, addresses, site.secret, site.identity, logs.absolute()
+            )
+            log_file = logs / f"{machine.name}.log"
+            started = await self.launcher.start(machine.host, spec, log_file)
+            agent = _Agent(machine, spec, started, log_file)
+            self.agents.append(agent)
+            try:
+                await self.launcher._up(agent, network.peer(machine.name), self.holding)
+            except WorkerError:
+                await _end(agent, _HUNG_ENDS_S)
+                raise
+            return _site_node(agent, network)
+
+        facts = NodeFacts(
+            name=machine.name,
+            devices=machine.devices,
+            host=machine.host,
+            is_private=lies_in(machine.address, config.private),
+        )
+        return Arrival(machine=machine, facts=facts, meeting=meeting, start=start)
+
+    def _machine(self, host: Host) -> Machine:
+        """Returns a machine with a name that none had. Raises ConfigError where it cannot be used.
+
+        This machine has an agent already, so it is refused, and so is any that the site has.
+        """
+        same = [one for one in self._present() if one.facts.machine == host.facts.machine]
+        if same or host.facts.machine == machine_identity():
+            raise ConfigError(
+                f"{host.name} is a machine that the run has already",
+                where="launcher.config.hosts",
+                why=f"it is {same[0] if same else 'this one'}, {host.facts.host}",
+            )
+        numbers = [int(one.name.rpartition(".")[2]) for one in self.machines]
+        config = self.launcher._config
+        return Machine(
+            name=f"agent.{1 + max(numbers)}",
+            host=host.name,
+            facts=host.facts,
+            address=own_address(host.name, host.facts, config.address),
+            devices=_devices(host, config.devices),
+            is_home=False,
         )
 
 

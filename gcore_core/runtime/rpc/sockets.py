@@ -108,6 +108,7 @@ class RpcNetwork:
         self.expired: Callable[[str, str], None] = _ignore_expired
         self.memory = bytearray(wire.READ_BYTES)
         self._peers: dict[str, RpcPeer] = {}
+        self._forgotten: list[RpcPeer] = []  # known by another address before
         self._servers: list[tuple[asyncio.Server, set[_Session]]] = []
         self.closed = False  # nobody is admitted any more
 
@@ -121,6 +122,14 @@ class RpcNetwork:
             check_private(self.addresses[name], self.identity)
             self._peers[name] = RpcPeer(name, self)
         return self._peers[name]
+
+    def introduce(self, addresses: Mapping[str, str]) -> None:
+        """See ``GrowingNetwork``."""
+        for name, address in addresses.items():
+            peer = self._peers.get(name)
+            if peer is not None and peer.address != address:
+                self._forgotten.append(self._peers.pop(name))
+        self.addresses = {**self.addresses, **addresses}
 
     async def serve(self, name: str, service: Servable) -> None:
         """Serves at the address of ``name``, and at its public one if it has one, until ``close``.
@@ -153,7 +162,8 @@ class RpcNetwork:
         """Ends the connections that this process made, then its servers with theirs."""
         self.closed = True
         await asyncio.gather(
-            *(peer.close() for peer in self._peers.values()), return_exceptions=True
+            *(peer.close() for peer in (*self._peers.values(), *self._forgotten)),
+            return_exceptions=True,
         )
         for server, sessions in self._servers:
             server.close()
@@ -261,7 +271,7 @@ class RpcPeer(CallingPeer):
 
     def __init__(self, name: str, network: RpcNetwork) -> None:
         super().__init__(name, network)
-        self._address = network.addresses[name]
+        self.address = network.addresses[name]
         self._calls: dict[int, _Inbox] = {}  # by the call's number
         self._ids = itertools.count(1)
         self._connection: Connection | None = None
@@ -330,7 +340,7 @@ class RpcPeer(CallingPeer):
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
             raise WorkerDied(
-                f"nobody answers at {self._address}",
+                f"nobody answers at {self.address}",
                 where=self.name,
                 why=self._no_answer,
                 process=self.name,
@@ -352,16 +362,16 @@ class RpcPeer(CallingPeer):
             self._network.memory,
             self._network.traffic,
         )
-        is_unix = self._address.startswith("unix:")
+        is_unix = self.address.startswith("unix:")
         connect = loop.create_unix_connection if is_unix else loop.create_connection
         options: dict[str, Any] = {}
-        if _is_tls(self._address):
+        if _is_tls(self.address):
             options = _tls_options(self._network.contexts.client) | {"server_hostname": ""}
         try:
-            _, connection = await connect(make, **_parsed(self._address), **options)
+            _, connection = await connect(make, **_parsed(self.address), **options)
         except ssl.SSLCertVerificationError:
             raise ContractError(
-                f"a process that is not of this run answers at {self._address}",
+                f"a process that is not of this run answers at {self.address}",
                 where=self.name,
                 why="its certificate is not the run's",
                 todo="end the run or the program that listens there, or choose another port",

@@ -203,6 +203,10 @@ class SlabService:
         """What reads content of other nodes."""
         return self._client
 
+    def introduce(self, node: str, address: str) -> None:
+        """Makes a node known from which content may come, with the address at which it serves."""
+        self._client.introduce(node, address)
+
     @property
     def sent_bytes(self) -> int:
         """How much content was sent to other nodes so far."""

@@ -169,6 +169,41 @@ class LauncherContract(Contract):
         assert not site.home_node.store.exists(), "the store is still there"
         assert not site.home_node.meeting.exists(), "the meeting place is still there"
 
+    def come(self, launcher: Any) -> None:
+        """Has a machine come that the open site does not have, such as one that it has lost.
+
+        Override it where sites of the launcher have ``newcomers``.
+        """
+        self.not_claimed("a way to have a machine come")
+
+    def test_a_machine_that_comes_is_taken_in_and_let_go(self, launcher: Any, logs: Path) -> None:
+        """Only of a site with ``newcomers``. Afterwards the site is as it was."""
+        new = "rollout.1"
+
+        async def look(site: Site) -> None:
+            if site.newcomers is None:
+                self.not_claimed("machines that come while a site is open")
+            before = set(site.nodes)
+            self.come(launcher)
+            facts = await site.newcomers.next()
+            assert facts.name not in before, "a name is given again"
+            assert facts.devices, "nothing can run there"
+            await site.newcomers.take_in(facts.name, [new])
+            assert site.where[new] == facts.name
+            assert set(site.nodes) == set(site.views) == before | {facts.name}
+            for view in site.views.values():
+                assert {*NAMES, facts.name, new} <= view.keys()
+                assert len(set(view.values())) == len(view)
+            assert {facts.name, new} <= site.public.keys() and facts.name in site.bulk
+            usage = await site.nodes[facts.name].agent.call(USAGE, Nothing(), deadline_s=60)
+            assert usage.memory_mib, "the agent knows of no process"
+            await site.newcomers.let_go(facts.name, "this was a test")
+            assert set(site.nodes) == set(site.views) == before
+            known = [site.where, site.public, site.bulk, *site.views.values()]
+            assert not any({facts.name, new} & names.keys() for names in known)
+
+        visit(launcher, logs, look)
+
     def test_the_site_of_a_killed_supervisor_is_taken_over(
         self, launcher: Any, logs: Path, tmp_path: Path
     ) -> None:

@@ -10,9 +10,12 @@ no environment variable and no file.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
@@ -22,6 +25,10 @@ from gcore_core.kits.machines import AGENT, Host, MachinesLauncher, StartedAgent
 from gcore_nodes.commands import ask_hosts, check_usable, command_for
 from gcore_nodes.config import CommandConfig
 from gcore_nodes.hosts import find_hosts
+
+log = logging.getLogger(__name__)
+_LOOK_S = 3.0  # between two looks for hosts that come within a run
+_TRIES = 3  # so often a host is tried that cannot be taken in
 
 
 class CommandLauncher(MachinesLauncher):
@@ -36,6 +43,8 @@ class CommandLauncher(MachinesLauncher):
         # One that answered a moment ago is not waited for as long as one that nobody has asked.
         self._again_s = min(config.start_s, 2 * config.patience_s)
         self._present: list[Host] = []  # those that ``find_nodes`` found
+        self._tries = Counter[str]()  # how often a newcomer was refused
+        self._refused = set[str]()
 
     @contextlib.asynccontextmanager
     async def hosts(self) -> AsyncIterator[list[Host]]:
@@ -57,8 +66,9 @@ class CommandLauncher(MachinesLauncher):
         if not present:
             return FoundNodes(nodes=[], missing=missing, refusal=refusal)
         self._present = present
-        nodes = self.node_facts(present, devices, at_most=bool(missing))
-        return FoundNodes(nodes=nodes, missing=missing, refusal=refusal)
+        may_grow = self._min_hosts is not None
+        nodes = self.node_facts(present, devices, at_most=bool(missing) or may_grow)
+        return FoundNodes(nodes=nodes, missing=missing, refusal=refusal, may_grow=may_grow)
 
     async def _ask(self, *, again: bool) -> tuple[list[Host], dict[str, str]]:
         """Asks all hosts; returns those that can be used, and why the others cannot.
@@ -84,6 +94,42 @@ class CommandLauncher(MachinesLauncher):
             if isinstance(answer, str)
         }
         return present, missing
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+    async def newcomer(self, present: Callable[[], list[str]]) -> Host:
+        """Asks the hosts that the site does not have, again and again, until one can be used.
+
+        A list in a file is read anew each time.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            host = await self._ask_absent(present())
+            if host is not None:
+                return host
+
+    async def _ask_absent(self, present: Sequence[str]) -> Host | None:
+        """Returns the first host that can be used, of those that the site does not have."""
+        try:
+            named = find_hosts(self._hosts)
+        except ConfigError as error:  # somebody is just writing the file
+            log.warning("%s", error)
+            return None
+        absent = [host for host in named if host.name not in (*present, *self._refused)]
+        names = [host.name for host in absent]
+        answers = await ask_hosts(self._command, names, self._python, self._again_s)
+        for host, answer in zip(absent, answers, strict=True):
+            if isinstance(answer, MachineFacts):
+                return Host(name=host.name, facts=answer, slots=host.slots)
+        return None
+
+    async def refuse(self, host: str, why: str) -> None:
+        """See ``MachinesLauncher``. A host that was refused several times is not asked again."""
+        self._tries[host] += 1
+        if self._tries[host] >= _TRIES:
+            self._refused.add(host)
 
     async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
         command = command_for(self._command, host, (self._python, *AGENT))

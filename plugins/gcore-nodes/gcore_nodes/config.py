@@ -19,8 +19,9 @@ class CommandConfig(MachinesConfig):
         this is run in; or the path of a file with one host a line.
     command: what leads to a host. ``{host}`` stands for it. No shell reads it.
     python: the interpreter on the hosts. Default: the path of this one.
-    min_hosts: with how few of them a run may begin, and go on when it has lost others. Default: a
-        run begins with all, and goes on with what is left.
+    min_hosts: with how few of them a run may begin, and go on when it has lost others; those that
+        come later are taken in while it goes on. Default: a run begins with all, and goes on with
+        what is left.
     The others are those of every launcher for several machines.
     """
 
@@ -52,6 +53,8 @@ class JoinConfig(MachinesConfig):
         ``address``, the one that its name stands for, or its only one.
     join_port: at which nodes join.
     wait_s: for how long nodes are waited for.
+    min_hosts: with how few of them a run may begin, and go on when it has lost others; those that
+        join later are taken in while it goes on, up to ``hosts``. Default: all must have joined.
     The others are those of every launcher for several machines.
     """
 
@@ -61,6 +64,7 @@ class JoinConfig(MachinesConfig):
     home: str | None = None
     join_port: int = 29399
     wait_s: float = 600.0
+    min_hosts: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,3 +76,7 @@ class JoinConfig(MachinesConfig):
             raise ValueError(f"join_port must be from 1024 to 65535, not {self.join_port}")
         if not self.wait_s > 0:
             raise ValueError(f"wait_s must be positive, not {self.wait_s}")
+        if self.min_hosts is not None and self.min_hosts < 1:
+            raise ValueError(f"min_hosts must be at least 1, not {self.min_hosts}")
+        if isinstance(self.hosts, int) and (self.min_hosts or 1) > self.hosts:
+            raise ValueError(f"min_hosts is {self.min_hosts}, and hosts is {self.hosts}")

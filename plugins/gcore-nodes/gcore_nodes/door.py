@@ -47,6 +47,7 @@ _PROOF_S = 10.0  # who connects has so long to prove that he knows the token
 _STRANGERS = 256  # so many may be about to prove it; further ones are sent away
 _FIRST_SAID_S = 2.0  # until it is first said who is missing
 _SAID_EVERY_S = 30.0
+_SETTLE_S = 3.0  # where fewer nodes will do: no other has joined for so long
 _LOST = 255  # exit code of an agent whose node is gone, as ssh has it
 
 
@@ -130,6 +131,9 @@ class Door:
     address, port: of this machine, at which they join.
     silence_s: a node that gives no sign of life for so long is lost.
     say: prints a line for the person who waits.
+    most: as many nodes as this may be there at once: those that join after ``gather`` are given out
+        by ``newcomer``. 0: none, they are turned away.
+    later_names: those that such nodes may have; None: any.
     """
 
     def __init__(
@@ -141,6 +145,8 @@ class Door:
         port: int,
         silence_s: float,
         say: Callable[[str], None] | None = None,
+        most: int = 0,
+        later_names: Sequence[str] | None = None,
     ) -> None:
         self._token = token
         self._n_wanted = wanted if isinstance(wanted, int) else len(wanted)
@@ -153,6 +159,9 @@ class Door:
         self._nodes: dict[str, JoinedNode] = {}
         self._changed = asyncio.Event()
         self._is_full = False
+        self._most = most
+        self._later_names = later_names
+        self._newcomers = asyncio.Queue[JoinedNode]()
         self._server: asyncio.Server | None = None
         self._visits = set[asyncio.Task[None]]()
         self._n_strangers = 0
@@ -178,18 +187,19 @@ class Door:
                 todo="set it to a free port, and launcher.config.home to this machine's address",
             ) from error
 
-    async def gather(self, wait_s: float) -> list[JoinedNode]:
+    async def gather(self, wait_s: float, least: int | None = None) -> list[JoinedNode]:
         """Waits until all nodes have joined; returns them in order.
 
         Their order is that of their names in the job, else the natural one of their names.
         Raises ConfigError when some have not joined after ``wait_s``.
+
+        least: so many will do, when no other has joined for ``_SETTLE_S``; None: all must.
         """
         saying = asyncio.ensure_future(self._say_regularly())
         try:
             async with asyncio.timeout(wait_s):
-                while len(self._nodes) < self._n_wanted:
-                    self._changed.clear()
-                    await self._changed.wait()
+                while len(self._nodes) < self._n_wanted and not await self._is_settled(least):
+                    pass
         except TimeoutError:
             raise ConfigError(
                 f"not all nodes have joined within {wait_s:g} s",
@@ -201,7 +211,25 @@ class Door:
             saying.cancel()
         self._is_full = True
         order = self._names or natural_order(list(self._nodes))
-        return [self._nodes[name] for name in order]
+        return [self._nodes[name] for name in order if name in self._nodes]
+
+    async def _is_settled(self, least: int | None) -> bool:
+        """Waits for a change; returns whether none comes and there are enough nodes."""
+        is_enough = least is not None and len(self._nodes) >= least
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(_SETTLE_S if is_enough else None):
+                await self._changed.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    async def newcomer(self) -> JoinedNode:
+        """Waits for a node that joins after ``gather`` and returns it; the connection stands."""
+        while True:
+            node = await self._newcomers.get()
+            if self._nodes.get(node.name) is node:
+                return node
 
     async def close(self, over: Over) -> None:
         """Tells all nodes that have joined how it ended, and ends all connections."""
@@ -269,12 +297,19 @@ class Door:
             facts = msgspec.msgpack.decode(joining.facts, type=MachineFacts)
         except msgspec.MsgspecError as error:
             return Turned(f"its facts cannot be read: {error}", again=False)
-        name = self._known_name(joining.name)
-        if not name:
-            expected = ", ".join(self._names or ())
+        name = _known_name(joining.name, self._names)
+        later_name = _known_name(joining.name, self._later_names) if self._most else ""
+        if not name and not later_name:
+            expected = ", ".join(self._later_names or self._names or ())
             return Turned(f"launcher.config.hosts has no {joining.name}: {expected}", again=False)
-        if self._is_full:
+        if not self._is_full and not name:
+            return Turned("the run is starting with others", again=True)
+        if self._is_full and len(self._nodes) >= self._most:
             return Turned("all nodes of the run have joined", again=True)
+        return self._entered(name or later_name, facts, channel)
+
+    def _entered(self, name: str, facts: MachineFacts, channel: Channel) -> JoinedNode | Turned:
+        """Returns a node that may join under a name, or why it may not join now."""
         before = self._nodes.get(name)
         if before is not None and before.facts.machine != facts.machine:
             why = f"another machine ({before.address}) has joined as {name}; set --name"
@@ -283,22 +318,18 @@ class Door:
             if other.facts.machine == facts.machine:
                 other.tell(Turned("this machine has joined again", again=False))
                 del self._nodes[other.name]
-        if len(self._nodes) >= self._n_wanted:
+        if len(self._nodes) >= (self._most if self._is_full else self._n_wanted):
             return Turned("all nodes of the run have joined", again=True)
         node = JoinedNode(name, facts, channel)
         self._nodes[name] = node
         self._changed.set()
+        if self._is_full:
+            self._newcomers.put_nowait(node)
         return node
 
-    def _known_name(self, name: str) -> str:
-        """Returns the name that the job has for a node; "": it has none."""
-        if self._names is None or name in self._names:
-            return name
-        short = name.partition(".")[0]
-        return short if short in self._names else ""
-
     def _left(self, node: JoinedNode) -> None:
-        if self._nodes.get(node.name) is node and not self._is_full:
+        is_kept = self._is_full and not self._most
+        if self._nodes.get(node.name) is node and not is_kept:
             del self._nodes[node.name]
             self._say(f"{node.name} has left")
             self._changed.set()
@@ -319,6 +350,17 @@ class Door:
         if self._names is None:
             return joined + listed
         return f"{joined}; missing: {_some([n for n in self._names if n not in self._nodes])}"
+
+
+def _known_name(name: str, known: Sequence[str] | None) -> str:
+    """Returns the name that the job has for a node; "": it has none.
+
+    known: the job's names; None: it takes any.
+    """
+    if known is None or name in known:
+        return name
+    short = name.partition(".")[0]
+    return short if short in known else ""
 
 
 def _some(names: list[str], limit: int = 8) -> str:

@@ -18,16 +18,16 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, WorkerError
-from gcore_core.contract.launching import Servable, Site
+from gcore_core.contract.launching import FoundNodes, Servable, Site
 from gcore_core.kits.launching import AgentSpec, MachineFacts, machine_facts, machine_identity
 from gcore_core.kits.machines import Host, MachinesLauncher, StartedAgent
-from gcore_nodes.channel import Over
+from gcore_nodes.channel import Over, Turned
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.door import Door, JoinedNode
 from gcore_nodes.hosts import find_hosts
@@ -43,6 +43,48 @@ class JoinLauncher(MachinesLauncher):
         self._nodes: dict[str, JoinedNode] = {}  # those of the door that is open
         self._hosts: list[Host] = []
         self._opens_site = False
+        self._counted: list[str] = []  # names of the nodes that ``find_nodes`` found
+        self._most: list[str] = []  # likewise, when it found most
+        self._door: Door | None = None  # the one that is open
+        self._slots: dict[str, int | None] = {}
+
+    async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
+        """See ``ElasticLauncher``. Fewer nodes than the job wants will do where ``min_hosts`` says
+        so.
+        """
+        self._counted = []
+        wanted, _ = _wanted(self._join)
+        names = [] if isinstance(wanted, int) else wanted
+        n_wanted = wanted if isinstance(wanted, int) else len(wanted)
+        grows = self.grows
+        async with self.hosts() as hosts:
+            nodes = self.node_facts(hosts, devices, at_most=grows)
+            found = [host.name for host in hosts]
+        if len(found) >= len(self._most):
+            self._most = found
+        n_missing = n_wanted - len(found) if grows else 0
+        absent = [name for name in names or self._most if name not in found][:n_missing]
+        missing = dict.fromkeys(absent, "it has not joined")
+        if grows:
+            self._counted = found
+        return FoundNodes(nodes=nodes, missing=missing, may_grow=grows)
+
+    @property
+    def grows(self) -> bool:
+        return self._join.min_hosts is not None
+
+    async def newcomer(self, present: Callable[[], list[str]]) -> Host:
+        assert self._door is not None
+        node = await self._door.newcomer()
+        self._nodes[node.name] = node
+        (host,) = _hosts([node], self._slots, has_network=self._join.address is not None)
+        return host
+
+    async def refuse(self, host: str, why: str) -> None:
+        """Ends the command of a node that is not taken in; it says why."""
+        node = self._nodes.pop(host, None)
+        if node is not None:
+            node.tell(Turned(why, again=False))
 
     @contextlib.asynccontextmanager
     async def hosts(self) -> AsyncIterator[list[Host]]:
@@ -52,18 +94,29 @@ class JoinLauncher(MachinesLauncher):
         config = self._join
         token = read_token(config.token_file, config.token_variable, "launcher.config.token_file")
         wanted, slots = _wanted(config)
+        is_counting = not self._opens_site
+        most = 0
+        later_names = None if isinstance(wanted, int) else wanted
+        least = config.min_hosts
+        if self._counted and not is_counting:
+            most = wanted if isinstance(wanted, int) else len(wanted)
+            wanted = self._counted
+            least = None
         door = Door(
             token,
             wanted,
             address=listening_address(config, machine_facts()),
             port=config.join_port,
             silence_s=config.patience_s / 2,
+            most=most,
+            later_names=later_names,
         )
-        is_counting = not self._opens_site
+        self._door = door
+        self._slots = slots
         over = Over(well=True, again=is_counting)
         await door.open()
         try:
-            joined = await door.gather(config.wait_s)
+            joined = await door.gather(config.wait_s, least)
             self._nodes = {node.name: node for node in joined}
             self._hosts = _hosts(joined, slots, has_network=config.address is not None)
             yield self._hosts
@@ -73,6 +126,7 @@ class JoinLauncher(MachinesLauncher):
             raise
         finally:
             self._nodes = {}
+            self._door = None
             await door.close(over)
 
     @contextlib.asynccontextmanager

@@ -132,6 +132,83 @@ async def test_one_more_node_than_wanted_may_come_again() -> None:
             await channel.close()
 
 
+@contextlib.asynccontextmanager
+async def growing(later_names: list[str] | None = None) -> AsyncIterator[tuple[Door, int]]:
+    """Opens a door for the node n1, and for one more later."""
+    port = free_port()
+    settings: dict[str, Any] = {"most": 2, "later_names": later_names, "say": lambda line: None}
+    door = Door(TOKEN, ["n1"], port=port, address="127.0.0.1", silence_s=5.0, **settings)
+    await door.open()
+    try:
+        yield door, port
+    finally:
+        await door.close(Over(well=True))
+
+
+async def joined(port: int, name: str) -> Channel:
+    channel = await reached(port)
+    channel.send(joining(name))
+    return channel
+
+
+async def test_a_node_that_joins_later_is_given_out_once_there_is_room() -> None:
+    """Before the others have joined it has to wait; when it is lost, another may take its place."""
+    async with growing() as (door, port):
+        early = await joined(port, "n2")
+        assert await early.receive() == Turned("the run is starting with others", again=True)
+        first = await joined(port, "n1")
+        await door.gather(LONG_S)
+        second = await joined(port, "n2")
+        assert (await door.newcomer()).name == "n2"
+        third = await joined(port, "n3")
+        assert await third.receive() == Turned("all nodes of the run have joined", again=True)
+        await second.close()
+        await until(lambda: "n2" not in door._nodes)
+        fourth = await joined(port, "n3")
+        assert (await door.newcomer()).name == "n3"
+        for channel in (early, first, third, fourth):
+            await channel.close()
+
+
+async def test_a_node_that_has_gone_before_it_was_given_out_is_forgotten() -> None:
+    async with growing() as (door, port):
+        first = await joined(port, "n1")
+        await door.gather(LONG_S)
+        gone = await joined(port, "n2")
+        await until(lambda: "n2" in door._nodes)
+        await gone.close()
+        await until(lambda: "n2" not in door._nodes)
+        there = await joined(port, "n3")
+        assert (await door.newcomer()).name == "n3"
+        for channel in (first, there):
+            await channel.close()
+
+
+async def test_a_node_that_the_job_does_not_name_cannot_join_later() -> None:
+    async with growing(["n1", "n2"]) as (door, port):
+        first = await joined(port, "n1")
+        await door.gather(LONG_S)
+        other = await joined(port, "n9")
+        answer = await other.receive()
+        assert isinstance(answer, Turned) and not answer.again
+        assert "launcher.config.hosts has no n9" in answer.why
+        for channel in (first, other):
+            await channel.close()
+
+
+async def test_fewer_nodes_will_do_when_no_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gcore_nodes.door._SETTLE_S", 0.05)
+    async with opened(3) as (door, port):
+        gathering = asyncio.ensure_future(door.gather(LONG_S, least=2))
+        first = await joined(port, "n1")
+        await asyncio.sleep(0.2)
+        assert not gathering.done()
+        second = await joined(port, "n2")
+        assert [node.name for node in await gathering] == ["n1", "n2"]
+        for channel in (first, second):
+            await channel.close()
+
+
 async def test_a_machine_that_joins_twice_is_counted_once() -> None:
     async with opened(2) as (door, port):
         first, second, third = [await reached(port) for _ in range(3)]

@@ -25,6 +25,8 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
         ({"hosts": ["a", "a"]}, "named 2 times"),
         ({"join_port": 80}, "join_port must be from 1024"),
         ({"wait_s": 0.0}, "wait_s must be positive"),
+        ({"min_hosts": 0}, "min_hosts must be at least 1"),
+        ({"min_hosts": 2}, "min_hosts is 2, and hosts is 1"),
         ({"port": 80}, "port must be from 1024"),
     ],
 )

@@ -972,6 +972,78 @@ class LosesANodeWithoutAWord(CleanLauncher):
             return FoundNodes(nodes=[replace(nodes[0], devices=())] if again else nodes)
 
 
+class FakeNewcomers:
+    """Takes in one machine: the one that is there, under another name."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    async def next(self) -> NodeFacts:
+        return NodeFacts(name="agent.1", devices=(Device(index=0, kind="cpu"),))
+
+    async def take_in(self, node: str, processes: Sequence[str]) -> None:
+        site = self.site
+        names = [node, *processes]
+        for view in site.views.values():
+            view.update({name: f"inline:{name}" for name in names})
+        site.views[node] = dict(site.views[site.home])
+        site.nodes[node] = site.home_node
+        site.where.update(dict.fromkeys(processes, node))
+        site.public.update({name: f"inline:{name}" for name in names})
+        site.bulk[node] = "inline:bulk"
+
+    async def let_go(self, node: str, why: str) -> None:
+        site = self.site
+        names = [node, *(name for name, there in site.where.items() if there == node)]
+        for known in (site.nodes, site.where, site.public, site.bulk, site.views):
+            for name in names:
+                known.pop(name, None)
+        for view in site.views.values():
+            for name in names:
+                view.pop(name, None)
+
+
+class CleanGrowingLauncher(CleanLauncher):
+    Newcomers: ClassVar[type[FakeNewcomers]] = FakeNewcomers
+
+    def come(self, launcher: Any) -> None: ...
+
+    @pytest.fixture
+    def launcher(self) -> InlineLauncher:
+        newcomers = self.Newcomers
+
+        class Growing(InlineLauncher):
+            @contextlib.asynccontextmanager
+            async def site(
+                self, where: Mapping[str, str], supervisor: Servable, logs: Path
+            ) -> AsyncIterator[Site]:
+                async with super().site(where, supervisor, logs) as site:
+                    views = {node: dict(view) for node, view in site.views.items()}
+                    site = replace(site, views=views)
+                    yield replace(site, newcomers=newcomers(site))
+
+        return Growing()
+
+
+class KeepsTheAddressesOfWhatItLetsGo(CleanGrowingLauncher):
+    caught_by = ("test_a_machine_that_comes_is_taken_in_and_let_go",)
+
+    class Newcomers(FakeNewcomers):
+        async def let_go(self, node: str, why: str) -> None:
+            self.site.nodes.pop(node)
+            self.site.views.pop(node)
+
+
+class TellsNobodyWhereTheNewcomerIs(CleanGrowingLauncher):
+    caught_by = ("test_a_machine_that_comes_is_taken_in_and_let_go",)
+
+    class Newcomers(FakeNewcomers):
+        async def take_in(self, node: str, processes: Sequence[str]) -> None:
+            before = {name: dict(view) for name, view in self.site.views.items()}
+            await super().take_in(node, processes)
+            self.site.views.update(before)
+
+
 class PutsAllOnOneNode(CleanLauncher):
     caught_by = ("test_every_process_is_where_it_was_to_be",)
 

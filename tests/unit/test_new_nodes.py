@@ -1,0 +1,262 @@
+"""A machine that comes within a run gets generators, and each shard draws from them alike."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gcore_core.contract.errors import ConfigError, WorkerError
+from gcore_core.contract.launching import NodeFacts
+from gcore_core.contract.placement import Device, Window
+from gcore_core.controllers.lost_nodes import LostNodes
+from gcore_core.controllers.new_replicas import Newcomers
+from gcore_core.run import new_nodes
+from gcore_core.run.initial_placement import Placed
+from gcore_core.run.new_nodes import Come, NewNodes, place_newcomer
+from gcore_core.runtime.messages import NewReplicas
+from gcore_core.runtime.process.addresses import add_node, assign, remove_node
+
+NODES = {"agent.0": ("10.0.0.1", "/tmp/0"), "agent.1": ("10.0.0.2", "/tmp/1")}
+WHERE = {"supervisor": "agent.0", "rollout.0": "agent.1"}
+NEW = ("10.0.0.3", "/tmp/2")
+
+
+# -- addresses -------------------------------------------------------------------------------------
+
+
+def test_a_node_that_comes_has_the_addresses_that_it_would_have_had_from_the_beginning() -> None:
+    at_once = assign({**NODES, "agent.2": NEW}, {**WHERE, "rollout.1": "agent.2"}, 29400)
+    later = assign(NODES, WHERE, 29400)
+    before = assign(NODES, WHERE, 29400)
+    add_node(later, "agent.2", NEW, ["rollout.1"], 29400)
+    assert later == at_once
+    remove_node(later, "agent.2", ["rollout.1"])
+    assert later == before
+
+
+def test_a_single_node_that_others_may_join_is_reached_by_tls_from_the_beginning() -> None:
+    alone = {"agent.0": NODES["agent.0"]}
+    where = dict.fromkeys(WHERE, "agent.0")
+    assert not assign(alone, where, 29400).public
+    grows = assign(alone, where, 29400, grows=True)
+    add_node(grows, "agent.2", NEW, ["rollout.1"], 29400)
+    assert grows.views["agent.2"]["supervisor"] == "tls:10.0.0.1:29402"
+    assert grows.views["agent.0"]["rollout.1"] == "tls:10.0.0.3:29402"
+    assert grows.views["agent.0"]["supervisor"] == "unix:/tmp/0/supervisor"
+
+
+def test_a_node_of_another_network_is_refused_where_content_travels_in_plain() -> None:
+    private = ["10.0.0.0/30"]
+    addresses = assign(NODES, WHERE, 29400, private)
+    add_node(addresses, "agent.2", NEW, [], 29400, private)
+    assert addresses.bulk["agent.2"] == "tcp:10.0.0.3:29401"
+    with pytest.raises(ConfigError, match=r"10\.9\.9\.9 lies in no network of launcher\.config"):
+        add_node(addresses, "agent.3", ("10.9.9.9", "/tmp/3"), [], 29400, private)
+
+
+def test_a_machine_that_comes_back_gets_ports_behind_those_of_before() -> None:
+    """What is left of its first agent may still hold those."""
+    addresses = assign(NODES, WHERE, 29400)
+    add_node(addresses, "agent.2", NODES["agent.1"], ["rollout.1"], 29400)
+    assert addresses.public["rollout.0"] == "tls:10.0.0.2:29402"
+    assert addresses.public["agent.2"] == "tls:10.0.0.2:29403"
+    assert addresses.bulk["agent.2"] == "tls:10.0.0.2:29404"
+    assert addresses.public["rollout.1"] == "tls:10.0.0.2:29405"
+
+
+def test_a_node_that_needs_a_port_behind_the_last_is_refused() -> None:
+    addresses = assign(NODES, WHERE, 29400)
+    with pytest.raises(ConfigError, match="the last one is 65535"):
+        add_node(addresses, "agent.2", NEW, ["rollout.1", "rollout.2"], 65533)
+
+
+# -- placement -------------------------------------------------------------------------------------
+
+
+def _placed() -> Placed:
+    devices = tuple(
+        Device(index=index, kind="cpu", node="agent.0", number=index) for index in range(4)
+    )
+    return Placed(
+        workers={"policy": [[0]], "rollout": [[1], [2]]},
+        nodes=(NodeFacts(name="agent.0", devices=devices),),
+        window=Window(devices=devices, slots={"policy": 1, "rollout": 2}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "room", "added"),
+    [
+        pytest.param(1, 9, [[4], [5], [6]], id="one device a replica"),
+        pytest.param(1, 2, [[4], [5]], id="no more than there is room for"),
+        pytest.param(2, 9, [[4, 5]], id="two devices a replica, one is left"),
+        pytest.param(4, 9, [], id="too few devices for one"),
+    ],
+)
+def test_a_machine_gets_as_many_replicas_as_it_has_devices_for(
+    size: int, room: int, added: list[list[int]]
+) -> None:
+    """Numbers and devices of all others stay, and a device keeps its number on its machine."""
+    there = tuple(Device(index=index, kind="cpu") for index in (3, 5, 7))
+    facts = NodeFacts(name="agent.4", devices=there, host="ten")
+    placed = place_newcomer(_placed(), facts, size, room)
+    assert placed.workers == {"policy": [[0]], "rollout": [[1], [2], *added]}
+    assert placed.host("agent.4") == "ten"
+    for number, devices in enumerate(added, start=2):
+        assert placed.node_of("rollout", number) == "agent.4"
+        numbers = tuple(there[index - 4].local_index for index in devices)
+        assert placed.local_devices("rollout", number) == numbers
+
+
+# -- controllers -----------------------------------------------------------------------------------
+
+
+class Network:
+    """Knows processes by their addresses, as ``GrowingNetwork`` says."""
+
+    traffic: Any = None
+    deadlines: Any = None
+
+    def __init__(self) -> None:
+        self.addresses: dict[str, str] = {}
+
+    def introduce(self, addresses: Any) -> None:
+        self.addresses |= addresses
+
+    def peer(self, name: str) -> Any:
+        return SimpleNamespace(name=name, address=self.addresses[name])
+
+    async def serve(self, name: str, service: Any) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def _new(number: int) -> NewReplicas:
+    names = [f"rollout.{number}", f"rollout.{number + 1}"]
+    node = f"agent.{number}"
+    return NewReplicas(node, names, {name: f"tls:{name}" for name in (node, *names)})
+
+
+def test_a_replica_is_taken_in_once_however_often_it_is_told() -> None:
+    newcomers = Newcomers(Network(), LostNodes())
+    for new in (_new(2), _new(2), _new(4), _new(2)):
+        newcomers.meet(new)
+    names = ["rollout.2", "rollout.3", "rollout.4", "rollout.5"]
+    assert newcomers.take_waiting() == names
+    assert newcomers.take_waiting() == []
+    assert [peer.name for peer in newcomers.peers(names)] == names
+
+
+def test_a_machine_that_has_come_may_be_lost_like_any_other() -> None:
+    lost = LostNodes()
+    lost.survivable = True
+    newcomers = Newcomers(Network(), lost)
+    assert not lost.lose("agent.2")  # nobody has told of it
+    newcomers.meet(_new(2))
+    assert not lost.has("rollout.3")
+    assert lost.lose("agent.2")
+    assert lost.has("rollout.3") and lost.names() == ["agent.2"]
+
+
+# -- the supervisor --------------------------------------------------------------------------------
+
+
+class Machines:
+    """Has machines come, each of which can be taken in, or not."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.site: Any = SimpleNamespace(newcomers=self, where={"rollout.0": "agent.0"}, nodes={})
+        self.hosts = list(hosts)
+        self.let = list[str]()
+
+    async def next(self) -> NodeFacts:
+        if not self.hosts:
+            await asyncio.Event().wait()
+        host = self.hosts.pop(0)
+        device = Device(index=0, kind="cpu")
+        return NodeFacts(name=f"agent.{len(self.hosts) + 1}", devices=(device,), host=host)
+
+    async def take_in(self, node: str, processes: Any) -> None:
+        self.site.where.update(dict.fromkeys(processes, node))
+
+    async def let_go(self, node: str, why: str) -> None:
+        self.let.append(why)
+        where = self.site.where
+        self.site.where = {name: there for name, there in where.items() if there != node}
+
+
+class Taking(NewNodes):
+    """Has the parts that need processes replaced."""
+
+    async def _introduce(self, node: str) -> None: ...
+
+    async def _start(self, job: Any, node: str, replicas: Any) -> None:
+        if job.placed.host(node) == "broken":
+            raise WorkerError("its engine does not start", where=node)
+
+    async def _admit(self, come: Any) -> bool:
+        self.admitted(come)
+        return True
+
+
+@dataclass(frozen=True)
+class OneJob:
+    """What is asked of a job."""
+
+    plan: Any
+    placed: Placed
+
+    def workers(self, role: str) -> list[str]:
+        return [f"{role}.{rank}" for rank in range(len(self.placed.workers[role]))]
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has a run take machines in; returns the replicas that were admitted, and what was said."""
+
+    async def provide(*args: Any) -> None: ...
+
+    monkeypatch.setattr(new_nodes, "provide", provide)
+    monkeypatch.setattr(new_nodes, "_AGAIN_S", 0.0)
+
+    async def taken(machines: Machines, slots: int) -> tuple[list[str], list[str]]:
+        settings = SimpleNamespace(roles={"rollout": SimpleNamespace(slots=slots)})
+        plan = SimpleNamespace(settings=settings, objects={"roles.rollout": None})
+        placed = replace(_placed(), workers={"policy": [[0]], "rollout": [[1]]})
+        job: Any = OneJob(plan, placed)
+        come = list[str]()
+        notes = list[str]()
+
+        def admitted(one: Come) -> None:
+            come.extend(one.replicas)
+
+        names = ["controller.0"]
+        taking = Taking(job, machines.site, None, names, set(), admitted, notes.append)
+        task = asyncio.ensure_future(taking.run())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return come, notes
+
+    return taken
+
+
+async def test_machines_are_taken_in_until_the_role_has_its_slots(take: Any) -> None:
+    machines = Machines("one", "two", "three")
+    come, notes = await take(machines, slots=3)
+    assert (come, notes) == (["rollout.1", "rollout.2"], [])
+    assert machines.hosts == ["three"], "nobody may be asked for a machine without need"
+
+
+async def test_a_machine_on_which_nothing_starts_is_let_go_and_the_run_goes_on(take: Any) -> None:
+    """Its replica's number is given again: controllers have never heard of it."""
+    machines = Machines("broken", "whole")
+    come, notes = await take(machines, slots=2)
+    assert come == ["rollout.1"]
+    assert notes == ["broken has come and is not taken in: agent.2: its engine does not start"]
+    assert machines.let == ["agent.2: its engine does not start"]
+    assert machines.site.where == {"rollout.0": "agent.0", "rollout.1": "agent.1"}
