@@ -463,6 +463,7 @@ class BeginPush(Message):
     transport: name of a transport, or "auto" to choose by what both sides can use.
     fan_out: to how many other nodes one node sends the push, at most.
     delta: as of ``Bucket``.
+    waits: it is of a generator that was started anew, and waits until the lead's push is over.
     """
 
     version: int
@@ -472,6 +473,7 @@ class BeginPush(Message):
     transport: str = SHM
     fan_out: int = 2
     delta: str = "never"
+    waits: bool = False
 
 
 class FollowPush(Message):

@@ -298,6 +298,17 @@ class PushSource:
         self._journal = journal
         self._error: BaseException | None = None  # why it cannot end well
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether a generator's own push may take the place of this one.
+
+        It may when this one is such a push too, or when its last bucket is with all receivers.
+        """
+        if self._request.waits or not self._request.receivers:
+            return True
+        latest = self._latest
+        return latest is not None and latest.last and self._all_asked_for >= latest.index
+
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         """Returns the bucket of this index when all receivers have asked for it."""
         if self._error is not None:

@@ -697,6 +697,29 @@ async def test_the_other_ranks_take_part_in_one_export_per_push(tmp_path: Path) 
         assert (site.trainer.exported, site.trainer.running) == (NAMES if begins else [], 0)
 
 
+def test_a_generators_own_push_waits_until_that_of_the_lead_is_over(tmp_path: Path) -> None:
+    """Else the two end each other again and again, and the lead gives up first."""
+
+    async def push() -> None:
+        site = Site(tmp_path)
+        receivers = [Receiver(), Receiver(), Receiver()]
+        await site.begin(1, receivers=2, bucket_bytes=1)
+        own = BeginPush(1, 96, 1, 100, waits=True)
+        peer = site.view.peer("policy.0")
+        begun = asyncio.ensure_future(peer.call(PUSH_BEGIN, own))
+        await asyncio.sleep(10)
+        assert not begun.done()
+        await asyncio.gather(*(site.pull(receivers[i], 1, i) for i in range(2)))
+        await begun
+        await site.pull(receivers[2], 1, 0, attempt=100)
+        for receiver in receivers:
+            assert_holds(receiver, 1)
+        await site.begin(1, receivers=1, attempt=1)  # the lead's waits for nobody
+        await site.pull(Receiver(), 1, 0, attempt=1)
+
+    run_virtual(push())
+
+
 # -- other ways than shared memory -----------------------------------------------------------------
 
 

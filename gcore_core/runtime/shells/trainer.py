@@ -458,7 +458,8 @@ class TrainerShell:
                 return
             await asyncio.sleep(PATIENT.pause_s(attempt))
         raise ContractError(
-            f"another rank was at work whenever version {request.version} was to be pushed",
+            f"another rank was at work, or another push under way, whenever version "
+            f"{request.version} was to be pushed",
             where="push",
         )
 
@@ -467,9 +468,14 @@ class TrainerShell:
 
         That work may wait for this rank, which cannot come while it has its turn here. So nobody
         waits for a turn of several ranks: it is given back, and tried again later.
+
+        A generator's own push does not begin while the lead's is under way. That one brings the
+        generator the same weights; and the two would end each other until the lead gives up.
         """
         async with self._turn():
             self._check_version(request)  # an update may have run since it was asked
+            if request.waits and self._push is not None and not self._push.gives_way:
+                return False
             await self._close_push()
             self._number += 1
             adapter = self._adapters and sends_adapter(self._backend, request.transport)

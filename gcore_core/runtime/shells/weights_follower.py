@@ -145,10 +145,9 @@ class WeightsFollower:
             for attempt in range(PATIENT.tries):
                 if self._backend.version >= version:
                     return
-                begun = BeginPush(
-                    version_to_ask, RESTORE_BUCKET_BYTES, 1, self._first_attempt + attempt
-                )
-                pulled = PullWeights(version_to_ask, 0, self._trainers[0], begun.attempt)
+                own = self._first_attempt + attempt
+                begun = BeginPush(version_to_ask, RESTORE_BUCKET_BYTES, 1, own, waits=True)
+                pulled = PullWeights(version_to_ask, 0, self._trainers[0], own)
                 try:
                     with shown(progress):
                         await insist(source, PUSH_BEGIN, begun)
