@@ -14,7 +14,7 @@ RULE = (
     "All answers of the first and of the last evaluation come first, then those in between, from "
     f"the middle outwards, until there are {limits.ANSWERS:,} answers or "
     f"{limits.ANSWER_CHARACTERS // 1_000_000} million characters. A text is cut after "
-    f"{limits.TEXT_CHARACTERS:,} characters."
+    f"{limits.TEXT_CHARACTERS:,} characters. g-core watch RUN shows the rest, whole."
 )
 
 
@@ -78,17 +78,21 @@ def halving(steps: Sequence[int]) -> Iterator[int]:
 
 
 def plain(prompt: Any) -> str:
-    """Returns a prompt or a text as one text; a chat has the role before each turn."""
-    if isinstance(prompt, str):
-        text = prompt
-    elif isinstance(prompt, list) and all(isinstance(turn, dict) for turn in prompt):
-        turns = [f"[{turn.get('role', '')}] {_content(turn.get('content', ''))}" for turn in prompt]
-        text = "\n".join(turns)
-    else:
-        text = json.dumps(prompt, ensure_ascii=False)
+    """Returns a prompt or a text as one text, cut where it is too long for the page."""
+    text = whole(prompt)
     if len(text) > limits.TEXT_CHARACTERS:
         return f"{text[: limits.TEXT_CHARACTERS]} [...]"
     return text
+
+
+def whole(prompt: Any) -> str:
+    """Returns a prompt or a text as one text; a chat has the role before each turn."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and all(isinstance(turn, dict) for turn in prompt):
+        turns = [f"[{turn.get('role', '')}] {_content(turn.get('content', ''))}" for turn in prompt]
+        return "\n".join(turns)
+    return json.dumps(prompt, ensure_ascii=False)
 
 
 def _content(content: Any) -> str:

@@ -44,6 +44,7 @@ PANELS: dict[str, tuple[str, Callable[[Sequence[Run]], Any]]] = {
 #: Scripts of the page, in the order in which they run.
 SCRIPTS = (
     "data.js",
+    "sources.js",
     "charts.js",
     "curves.js",
     "answers.js",

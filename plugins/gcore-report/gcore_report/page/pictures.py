@@ -38,7 +38,7 @@ def pictures(runs: Sequence[Run]) -> dict[str, Any]:
                     total += 1
                     if len(shown) >= limits.PICTURES or nbytes >= limits.PICTURE_BYTES:
                         continue
-                    address = _address(run.directory / run_files.SAMPLES, file)
+                    address = address_of(run.directory / run_files.SAMPLES, file)
                     if address:
                         nbytes += len(address)
                         prompt = plain(row.get("prompt", ""))
@@ -50,7 +50,7 @@ def pictures(runs: Sequence[Run]) -> dict[str, Any]:
     return {"pictures": shown, "shown": len(shown), "total": total, "rule": RULE}
 
 
-def _address(samples: Path, file: str) -> str:
+def address_of(samples: Path, file: str) -> str:
     """Returns a picture as the address of its own data; "" for a file that is none of the run's.
 
     A WebP of small size loses nothing that can be seen, and is a tenth of the array.

@@ -17,7 +17,7 @@ RULE = (
     "A run writes the first records of every tenth step while a sentinel compares log-probs. Here "
     f"are at most {limits.TOKEN_RECORDS}: those of the first and of the last such step, then those "
     "of steps in between, from the middle outwards. The ratio is exp(trainer - generator), before "
-    "the step's first update."
+    "the step's first update. g-core watch RUN shows the rest, and every token of a record."
 )
 TOKENIZER = "tokenizer.json"
 
@@ -41,8 +41,8 @@ def tokens(runs: Sequence[Run]) -> dict[str, Any]:
         total += sum(map(len, by_step.values()))
         chosen = [record for step in halving(sorted(by_step)) for record in by_step[step]][:share]
         chosen.sort(key=lambda record: (record.step, record.ordinal, record.sample))
-        records += [_as_json(number, record) for record in chosen]
-        texts.append(_texts(run, chosen))
+        records += [as_json(number, record, limits.TOKENS) for record in chosen]
+        texts.append(texts_of(open_tokenizer(run), chosen) if chosen else {})
     return {
         "records": records,
         "texts": texts,
@@ -52,8 +52,8 @@ def tokens(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _as_json(number: int, record: TrainedTokens) -> dict[str, Any]:
-    most = limits.TOKENS
+def as_json(number: int, record: TrainedTokens, most: int | None) -> dict[str, Any]:
+    """Returns a record as the page reads it, with so many of its tokens; None: with all."""
     return {
         "run": number,
         "step": record.step,
@@ -74,20 +74,26 @@ def _as_json(number: int, record: TrainedTokens) -> dict[str, Any]:
 # -- texts of tokens -------------------------------------------------------------------------------
 
 
-def _texts(run: Run, records: Iterable[TrainedTokens]) -> dict[int, str]:
-    """Returns the text of every token in the records."""
+def open_tokenizer(run: Run) -> Any:
+    """Returns the run's tokenizer, or None where it cannot be read here."""
     path = tokenizer_of(run)
-    ids = {i for record in records for i in (*record.prompt_ids, *record.action_ids)}
-    if path is None or not ids:
-        return {}
+    if path is None:
+        return None
     try:
         from tokenizers import Tokenizer
     except ImportError:  # it comes with transformers, which a machine for reports need not have
-        return {}
+        return None
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path))
     except Exception:  # the library raises nothing more special
+        return None
+
+
+def texts_of(tokenizer: Any, records: Iterable[TrainedTokens]) -> dict[int, str]:
+    """Returns the text of every token in the records; none without a tokenizer."""
+    if tokenizer is None:
         return {}
+    ids = {i for record in records for i in (*record.prompt_ids, *record.action_ids)}
     return {i: _text_of(tokenizer, i) for i in sorted(ids)}
 
 

@@ -4,80 +4,100 @@
 const Answers = (() => {
   const PAGE = 60;  // rows that are made at once
   const MOST_WORDS = 1500;  // of a text that is compared; the table of a comparison grows with its square
-  let data = null;
-  let matches = [];
+  const WAIT_MS = 150;  // for the next letter of a search
+  let source = null;
+  let matches = 0;
+  let asked = 0;  // number of the last search: an earlier one that ends later shows nothing
+  let chosen = 0;  // number of the last answer that was chosen, likewise
   let list = null;
   let detail = null;
 
-  function show(panel, given) {
-    data = given;
-    panel.append(rule(`${data.shown.toLocaleString("en")} of ${data.total.toLocaleString("en")} evaluated answers are here. ${data.rule}`));
-    if (!data.rows.length) {
+  async function show(panel, data) {
+    source = Sources.answers(data);
+    panel.append(rule(source.facts.sentence));
+    if (!source.facts.total) {
       panel.append(nothing("Nothing was evaluated yet. evaluation.show says how many answers a run keeps."));
       return;
     }
-    const tools = toolsOf();
+    const tools = toolsOf(source.facts);
     list = make("div", { class: "answers", role: "list", "aria-label": "Answers" });
     list.addEventListener("keydown", move);
     detail = make("article", { class: "card detail", "aria-live": "polite" }, nothing("Choose an answer."));
     panel.append(tools, make("div", { class: "split" }, list, detail));
-    find();
+    await find();
   }
 
   const inputs = {};
 
-  function toolsOf() {
-    const values = (place) => [...new Set(data.rows.map((row) => row[place]))];
+  function toolsOf({ steps, modes, rewards }) {
     const all = (texts) => [["", "all"], ...texts.map((text) => [String(text), String(text)])];
-    const rewards = [...new Set(data.rows.flatMap((row) => Object.keys(row[5])))];
-    inputs.text = make("input", { type: "search", placeholder: "in prompts and answers", "data-search": true });
+    inputs.search = make("input", { type: "search", placeholder: "in prompts and answers", "data-search": true });
     inputs.run = choice([["", "all"], ...Data.head.runs.map((run, i) => [String(i), run.label])]);
-    inputs.step = choice(all(values(1).sort((a, b) => a - b)));
-    inputs.mode = choice(all(values(2)));
+    inputs.step = choice(all(steps));
+    inputs.mode = choice(all(modes));
     inputs.order = choice([["", "as evaluated"], ...rewards.flatMap((name) => [[`-${name}`, `lowest ${name}`], [`+${name}`, `highest ${name}`]])]);
+    let timer = 0;
     for (const input of Object.values(inputs)) {
-      input.addEventListener(input.tagName === "SELECT" ? "change" : "input", find);
+      input.addEventListener(input.tagName === "SELECT" ? "change" : "input", () => {
+        clearTimeout(timer);
+        timer = setTimeout(find, Data.head.live && input.tagName !== "SELECT" ? WAIT_MS : 0);
+      });
     }
     inputs.count = make("output", { "aria-live": "polite" });
-    const fields = [field("Search", inputs.text), field("Step", inputs.step), field("Mode", inputs.mode), field("Order", inputs.order)];
+    const fields = [field("Search", inputs.search), field("Step", inputs.step), field("Mode", inputs.mode), field("Order", inputs.order)];
     if (Data.head.runs.length > 1) fields.splice(1, 0, field("Run", inputs.run));
     return make("div", { class: "tools" }, ...fields, inputs.count);
   }
 
-  function find() {
-    const text = inputs.text.value.toLowerCase();
-    const found = data.texts.map((each) => !text || each.toLowerCase().includes(text));
-    matches = data.rows.filter((row) => (found[row[3]] || found[row[4]])
-      && (!inputs.run.value || String(row[0]) === inputs.run.value)
-      && (!inputs.step.value || String(row[1]) === inputs.step.value)
-      && (!inputs.mode.value || row[2] === inputs.mode.value));
-    const order = inputs.order.value;
-    if (order) {
-      const sign = order[0] === "+" ? -1 : 1;
-      const value = (row) => row[5][order.slice(1)] ?? sign * Infinity;
-      matches = [...matches].sort((a, b) => sign * (value(a) - value(b)));
+  // Shows an error of the source, such as a server that is gone, where its result would be.
+  async function tried(promise, place) {
+    try {
+      return await promise;
+    } catch (error) {
+      place.replaceChildren(nothing(`It could not be read: ${error.message}`));
+      return null;
     }
-    inputs.count.textContent = `${matches.length.toLocaleString("en")} answers`;
+  }
+
+  function pageFrom(start) {
+    const { search, run, step, mode, order } = inputs;
+    return source.find({ search: search.value, run: run.value, step: step.value, mode: mode.value, order: order.value, start, count: PAGE });
+  }
+
+  async function find() {
+    const own = ++asked;
+    const found = await tried(pageFrom(0), list);
+    if (own !== asked || !found) return;
+    matches = found.matches;
+    inputs.count.textContent = `${matches.toLocaleString("en")} answers`;
     list.replaceChildren();
-    more();
-    if (matches.length) choose(matches[0], list.firstElementChild);
+    append(found.items);
+    if (matches) await choose(found.items[0], list.firstElementChild);
     else detail.replaceChildren(nothing("Nothing matches."));
   }
 
-  function more() {
-    const button = list.querySelector(".more");
-    if (button) button.remove();
-    const first = list.children.length;
-    list.append(...matches.slice(first, first + PAGE).map(itemOf));
-    if (matches.length > first + PAGE) {
+  async function more(event) {
+    const own = asked;
+    const button = event.currentTarget;
+    button.disabled = true;
+    const found = await tried(pageFrom(list.querySelectorAll(".item").length), detail);
+    button.disabled = false;
+    if (own !== asked || !found) return;
+    button.remove();
+    append(found.items);
+  }
+
+  function append(items) {
+    list.append(...items.map(itemOf));
+    if (items.length && list.children.length < matches) {
       list.append(make("button", { type: "button", class: "more", onclick: more }, "More"));
     }
   }
 
   function itemOf(row) {
     const item = make("button", { type: "button", class: "item" },
-      make("span", { class: "facts" }, `step ${row[1]} ${row[2]}`, ...chips(row[5])),
-      make("span", { class: "excerpt" }, data.texts[row[4]].slice(0, 160) || "(no text)"));
+      make("span", { class: "facts" }, `step ${row.step} ${row.mode}`, ...chips(row.rewards)),
+      make("span", { class: "excerpt" }, row.excerpt || "(no text)"));
     item.addEventListener("click", () => choose(row, item));
     item.addEventListener("focus", () => choose(row, item));
     return item;
@@ -95,30 +115,39 @@ const Answers = (() => {
     document.activeElement[next]?.focus();
   }
 
-  function choose(row, item) {
+  async function choose(item, element) {
+    const own = ++chosen;
     list.querySelector("[aria-current]")?.removeAttribute("aria-current");
-    item?.setAttribute("aria-current", "true");
-    const others = data.rows.filter((each) => each !== row && each[3] === row[3] && each[2] === row[2]);
-    const answer = make("pre", { class: "text" }, data.texts[row[4]]);
-    const label = (each) => `step ${each[1]}${Data.head.runs.length > 1 ? ` of ${Data.head.runs[each[0]].label}` : ""}`;
-    const against = choice([["", "nothing"], ...others.map((each, i) => [String(i), label(each)])]);
+    element?.setAttribute("aria-current", "true");
+    const row = await tried(source.read(item.key), detail);
+    if (own === chosen && row) fill(row);
+  }
+
+  function fill(row) {
+    const answer = make("pre", { class: "text" }, row.text);
+    const label = (each) => `step ${each.step}${Data.head.runs.length > 1 ? ` of ${Data.head.runs[each.run].label}` : ""}`;
+    const against = choice([["", "nothing"], ...row.others.map((each, i) => [String(i), label(each)])]);
     const legend = make("p", { class: "rule" });
-    against.addEventListener("change", () => compare(answer, legend, row, others[against.value], label));
+    against.addEventListener("change", () => compare(answer, legend, row, row.others[against.value], label));
+    const pictures = row.pictures.map(([name, address]) => make("img", { src: address, alt: name, title: name }));
     detail.replaceChildren(
-      make("h3", {}, `${Data.head.runs[row[0]].label}, step ${row[1]}, ${row[2]}${row[6] ? `, ${row[6]}` : ""}`),
-      make("p", {}, ...chips(row[5])),
-      make("h4", {}, "Prompt"), make("pre", { class: "text" }, data.texts[row[3]]),
-      make("div", { class: "tools" }, make("h4", {}, "Answer"), others.length ? field("compared with", against) : null),
+      make("h3", {}, `${Data.head.runs[row.run].label}, step ${row.step}, ${row.mode}${row.status ? `, ${row.status}` : ""}`),
+      make("p", {}, ...chips(row.rewards)), ...pictures,
+      make("h4", {}, "Prompt"), make("pre", { class: "text" }, row.prompt),
+      make("div", { class: "tools" }, make("h4", {}, "Answer"), row.others.length ? field("compared with", against) : null),
       answer, legend);
   }
 
-  function compare(answer, legend, row, other, label) {
+  async function compare(answer, legend, row, other, label) {
     if (!other) {
-      answer.textContent = data.texts[row[4]];
+      answer.textContent = row.text;
       legend.textContent = "";
       return;
     }
-    const parts = difference(words(data.texts[other[4]]), words(data.texts[row[4]]));
+    const own = ++chosen;
+    const before = await tried(source.read(other.key), legend);
+    if (own !== chosen || !before) return;
+    const parts = difference(words(before.text), words(row.text));
     answer.replaceChildren(...parts.map(([kind, text]) => kind === "same" ? text : make(kind, {}, text)));
     legend.textContent = `Struck out: only at ${label(other)}. Underlined: only here.`;
   }

@@ -11,24 +11,80 @@ const Tokens = (() => {
     entropy: { title: "entropy", of: (record, i) => record.entropy[i] },
     advantage: { title: "advantage of the record", of: (record) => record.advantage, signed: true },
   };
-  let data = null;
+  const PAGE = 100;  // records that are offered at once
+  const WAIT_MS = 150;  // for the next letter of a search
+  let texts = {};  // of the record that is shown: id -> text
 
-  function show(panel, given) {
-    data = given;
-    panel.append(rule(`${number(data.shown)} of ${number(data.total)} records are here. ${data.rule}`));
-    if (!data.records.length) {
+  async function show(panel, data) {
+    const source = Sources.tokens(data);
+    const { steps, total, sentence } = source.facts;
+    panel.append(rule(sentence));
+    if (!total) {
       panel.append(nothing("This run has written no tokens: it has no sentinel, its actions are no tokens, or its first step is not over."));
       return;
     }
-    const record = choice(data.records.map((each, i) => [String(i), labelOf(each)]), { "data-search": true });
+    const search = make("input", { type: "search", placeholder: "in names and answers", "data-search": true });
+    const step = choice([["", "all"], ...steps.map((each) => [String(each), String(each)])]);
+    const record = choice([]);
     const by = choice(Object.entries(BY).map(([name, kind]) => [name, kind.title]));
     by.value = "trainer";
+    const earlier = make("button", { type: "button" }, "Earlier");
+    const later = make("button", { type: "button" }, "Later");
+    const count = make("output", { "aria-live": "polite" });
     const view = make("div", {});
-    const update = () => fill(view, data.records[record.value], by.value);
-    record.addEventListener("change", update);
-    by.addEventListener("change", update);
-    panel.append(make("div", { class: "tools" }, field("Record", record), field("Colour by", by)), view);
-    update();
+    let items = [];
+    let start = 0;
+    let asked = 0;  // number of the last request: an earlier one that ends later shows nothing
+    let shown = null;
+
+    const tried = async (work) => {
+      const own = ++asked;
+      try {
+        await work(() => own === asked);
+      } catch (error) {
+        if (own === asked) view.replaceChildren(nothing(`It could not be read: ${error.message}`));
+      }
+    };
+    const paint = () => {
+      if (shown) fill(view, shown, by.value);
+    };
+    const open = () => tried(async (isLast) => {
+      const read = await source.read(items[record.value].key);
+      if (!isLast()) return;
+      shown = read.record;
+      texts = read.texts;
+      paint();
+    });
+    const find = (from) => tried(async (isLast) => {
+      const found = await source.find({ search: search.value, step: step.value, start: from, count: PAGE });
+      if (!isLast()) return;
+      start = from;
+      items = found.items;
+      record.replaceChildren(...items.map((each, i) => make("option", { value: i }, labelOf(each))));
+      const last = Math.min(found.matches, start + PAGE);
+      count.textContent = found.matches > PAGE
+        ? `records ${number(start + 1)} to ${number(last)} of ${number(found.matches)}` : `${number(found.matches)} records`;
+      earlier.disabled = start === 0;
+      later.disabled = last >= found.matches;
+      shown = null;
+      if (items.length) await open();
+      else view.replaceChildren(nothing("Nothing matches."));
+    });
+
+    let timer = 0;
+    search.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => find(0), WAIT_MS);
+    });
+    step.addEventListener("change", () => find(0));
+    earlier.addEventListener("click", () => find(Math.max(0, start - PAGE)));
+    later.addEventListener("click", () => find(start + PAGE));
+    record.addEventListener("change", open);
+    by.addEventListener("change", paint);
+    const pages = total > PAGE ? [earlier, later] : [];
+    panel.append(make("div", { class: "tools" }, field("Search", search), field("Step", step), field("Record", record),
+      field("Colour by", by), ...pages, count), view);
+    await find(0);
   }
 
   function labelOf(record) {
@@ -36,7 +92,7 @@ const Tokens = (() => {
     return `${run}step ${record.step}, record ${record.name}, advantage ${number(record.advantage)}`;
   }
 
-  const textOf = (record, id) => data.texts[record.run][id] ?? `<${id}>`;
+  const textOf = (record, id) => texts[id] ?? `<${id}>`;
 
   function fill(view, record, by) {
     const kind = BY[by];

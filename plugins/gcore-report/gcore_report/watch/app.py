@@ -8,7 +8,8 @@ them, since it neither has the cookie nor comes from here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,10 +21,13 @@ from gcore_core.kits.loopback import Door, guarded
 from gcore_core.kits.runs import ask_to_save, ask_to_stop, is_alive
 from gcore_report.page.document import PANELS, live_page
 from gcore_report.page.runs import Run
+from gcore_report.watch import answers, tokens
 from gcore_report.watch.rows import NewRows
 
 #: How often the files are looked at, while somebody looks at the page.
 LOOK_S = 1.0
+
+Asked = TypeVar("Asked")
 
 
 def make_app(run: Run, door: Door, look_s: float = LOOK_S) -> Starlette:
@@ -32,6 +36,10 @@ def make_app(run: Run, door: Door, look_s: float = LOOK_S) -> Starlette:
     routes = [
         Route("/", site.page),
         Route("/data/{panel}", site.data),
+        Route("/answers", site.find_answers),
+        Route("/answers/{step:int}/{line:int}", site.answer),
+        Route("/tokens", site.find_tokens),
+        Route("/tokens/{step:int}/{ordinal:int}/{sample:int}", site.record),
         Route("/events", site.events),
         Route("/save", site.save, methods=["POST"]),
         Route("/stop", site.stop, methods=["POST"]),
@@ -45,6 +53,8 @@ class _Site:
     def __init__(self, run: Run, look_s: float) -> None:
         self._run = run
         self._look_s = look_s
+        self._answers = answers.AllAnswers(run.directory)
+        self._tokens = tokens.AllTokens(run.directory)
 
     def _runs(self) -> Sequence[Run]:
         """Returns the run, opened anew: it has gone on since it was read."""
@@ -59,9 +69,28 @@ class _Site:
         panel = request.path_params["panel"]
         if panel not in PANELS:
             return PlainTextResponse("no such panel", 404)
+        return await _json(lambda: self._content(panel))
+
+    def _content(self, panel: str) -> Any:
+        """Returns the data of a panel; of what has no end, what its fields offer."""
+        if panel == "answers":
+            return self._answers.facts()
+        if panel == "tokens":
+            return self._tokens.facts()
         _, make = PANELS[panel]
-        content = await asyncio.to_thread(lambda: msgspec.json.encode(make(self._runs())))
-        return Response(content, media_type="application/json")
+        return make(self._runs())
+
+    async def find_answers(self, request: Request) -> Response:
+        return await _found(request, answers.Asked, self._answers.find)
+
+    async def answer(self, request: Request) -> Response:
+        return await _json(lambda: self._answers.read(**request.path_params))
+
+    async def find_tokens(self, request: Request) -> Response:
+        return await _found(request, tokens.Asked, self._tokens.find)
+
+    async def record(self, request: Request) -> Response:
+        return await _json(lambda: self._tokens.read(**request.path_params))
 
     async def events(self, request: Request) -> Response:
         return StreamingResponse(self._events(), media_type="text/event-stream")
@@ -97,6 +126,24 @@ class _Site:
     async def stop(self, request: Request) -> Response:
         asked = ask_to_stop(self._run.directory)
         return _said(asked, "The run saves its state and ends.")
+
+
+async def _found(request: Request, kind: type[Asked], find: Callable[[Asked], Any]) -> Response:
+    """Answers a search; says with status 400 what is wrong with its words."""
+    try:
+        asked = msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        return PlainTextResponse(f"It cannot be searched for: {error}", 400)
+    return await _json(lambda: find(asked))
+
+
+async def _json(make: Callable[[], Any]) -> Response:
+    """Makes an answer in a thread, since it reads files; 404 for what is not in them."""
+    try:
+        content = await asyncio.to_thread(lambda: msgspec.json.encode(make()))
+    except KeyError:
+        return PlainTextResponse("The run does not have it, or has it no longer.", 404)
+    return Response(content, media_type="application/json")
 
 
 def _event(name: str, data: bytes) -> bytes:
