@@ -16,6 +16,10 @@ ENGINE = "sglang>=0.5.23,<0.6"
 #: What the engine makes in shared memory: slots of loads, buffers of tensors, and semaphores.
 SHARED_MEMORY = ("sglang_loads_*", "sgl_shm_*", "multi_tokenizer_args_*", "psm_*", "sem.mp-*")
 
+_ALWAYS = frozenset(
+    {"abort", "images", "logprobs", "weights.adapter", "weights.midway", "weights.push"}
+)
+
 
 @hookimpl
 def gcore_generators() -> Iterable[GeneratorProvider]:
@@ -23,7 +27,17 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="SGLang: radix cache, a server of its own, weight pushes into the running engine",
         factory="gcore_sglang.engine:SglangGenerator",
         config=SglangGeneratorConfig,
-        capabilities=frozenset({"abort", "images", "weights.push"}),
+        capabilities=_ALWAYS,
+        shared_memory=SHARED_MEMORY,
+        memory="gcore_sglang.memory:generator_memory",
+        twin="gcore_language.twins:twin_of_generator",
+    )
+    yield GeneratorProvider(
+        name="deterministic",
+        summary="the same, and repeats a sample bit for bit from its seed; slower",
+        factory="gcore_sglang.deterministic:DeterministicSglangGenerator",
+        config=SglangGeneratorConfig,
+        capabilities=_ALWAYS | {"determinism"},
         shared_memory=SHARED_MEMORY,
         memory="gcore_sglang.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",
@@ -33,7 +47,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
         factory="gcore_sglang.sleeping:SleepingSglangGenerator",
         config=SglangGeneratorConfig,
-        capabilities=frozenset({"abort", "images", "sleep", "weights.push"}),
+        capabilities=_ALWAYS | {"sleep"},
         shared_memory=SHARED_MEMORY,
         memory="gcore_sglang.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",

@@ -5,6 +5,9 @@ The mapping is passed on to ServerArgs as it is, after its names were checked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from gcore_language.engine_arguments import EngineArguments
 
 #: Exit code of the child for arguments that SGLang does not have; the file in the private directory
@@ -16,6 +19,8 @@ KNOWN = "known_arguments.json"
 _SETTINGS = {
     "context_length": "config.context_length",
     "dtype": "config.dtype",
+    "enable_lora": "config.lora_rank",
+    "max_lora_rank": "config.lora_rank",
     "max_running_requests": "config.max_batch",
     "max_total_tokens": "config.kv_cache_tokens",
     "model_path": "model.path",
@@ -35,9 +40,14 @@ _FIXED = (
     }
     | dict.fromkeys(("api_key", "admin_api_key"), "the key is drawn anew at each start")
     | dict.fromkeys(
-        ("attn_dp_size", "dp_size", "ep_size", "nnodes", "pp_size", "tp_size"),
-        "a worker runs SGLang on one device; `slots` gives more workers",
+        ("attn_dp_size", "dp_size", "ep_size", "nnodes", "pp_size"),
+        "a worker runs one replica on one node; `slots` gives more workers",
     )
+    | dict.fromkeys(
+        ("lora_paths", "lora_target_modules", "max_loaded_loras", "max_loras_per_batch"),
+        "there is one adapter, which pushes bring",
+    )
+    | {"tp_size": "a model is split over the devices that the placement gives to one worker"}
     | dict.fromkeys(
         ("encoder_only", "grpc_mode", "smg_grpc_mode", "tokenizer_worker_num", "use_ray"),
         "this plugin speaks to SGLang's own HTTP server",
@@ -51,3 +61,21 @@ ARGUMENTS = EngineArguments(
     unknown="SGLang has no server argument",
     listed="They are the fields of sglang.srt.server_args.ServerArgs.",
 )
+
+
+def lora_arguments(rank: int, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the arguments by which SGLang keeps room for an adapter; none for rank 0.
+
+    names: of the model's tensors. Matrices of attention and of the layers behind it may have an
+        adapter.
+    """
+    if not rank:
+        return {}
+    modules = {name.split(".")[-2] for name in names if name.endswith("_proj.weight")}
+    return {
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "lora_target_modules": sorted(modules),
+        # One that was pushed, and samples without any before the first push.
+        "max_loras_per_batch": 2,
+    }

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from gcore_sglang.arguments import EXIT_REFUSED, KNOWN
-from gcore_sglang.cpu import process_nothing, stand_in
+from gcore_sglang.cpu import pin_nothing, process_nothing, stand_in
+from gcore_sglang.input_temperatures import divide_input_logits
+from gcore_sglang.invariant import allow_torch_attention, compute_rows_alone
 
 #: Start of the names of what SGLang leaves in shared memory when it is killed.
 _LEFT_BEHIND = "/dev/shm/sglang_loads_"
@@ -30,6 +32,7 @@ _TRACKER = "multiprocessing.resource_tracker"
 _ON_CPU: dict[str, Any] = {
     "device": "cpu",
     "attention_backend": "torch_native",
+    "lora_backend": "torch_native",
     "sampling_backend": "pytorch",
     "disable_overlap_schedule": True,
     "max_total_tokens": 16_384,
@@ -41,9 +44,15 @@ os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = "gcore_sglang.processors"
 os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"  # it would keep what the old weights made of an image
 if not torch.cuda.is_available():
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    # Otherwise SGLang compiles small functions with the C++ compiler, which takes longer than they.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     stand_in()
-    if __name__ != "__main__":  # there, what takes seconds must wait until the worker is watched
+if __name__ != "__main__":  # there, what takes seconds must wait until the worker is watched
+    if not torch.cuda.is_available():
         process_nothing()
+        pin_nothing()
+        compute_rows_alone()
+    divide_input_logits()
 
 
 def main() -> None:
@@ -57,6 +66,7 @@ def main() -> None:
     threading.Thread(target=_end_with_the_worker, args=(private,), daemon=True).start()
     if not torch.cuda.is_available():
         process_nothing()
+        allow_torch_attention()
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins

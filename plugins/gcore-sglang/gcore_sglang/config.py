@@ -14,9 +14,17 @@ class SglangGeneratorConfig(GeneratorSettings):
     Every other argument of SGLang's server goes under ``engine:``.
     """
 
+    tensor_parallel: int = 1
+    """Devices that hold one replica together, its tensors split over them, at least 1; ``slots``
+    must be a multiple of it.
+    """
     kv_cache_tokens: int | None = None
     """Tokens that the key-value cache holds, above 0; empty: 16,384 on a CPU, on a GPU what SGLang
     finds free.
+    """
+    lora_rank: int = 0
+    """Largest rank of an adapter that pushes bring alone, for which SGLang keeps room, at least 0;
+    whole weights are then refused. 0: pushes bring whole weights, with a policy's adapter merged.
     """
     start_timeout_s: float = 900.0
     """Most seconds, above 0, until SGLang has started and answers: it loads the model and, on a
@@ -27,7 +35,26 @@ class SglangGeneratorConfig(GeneratorSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.tensor_parallel >= 1,
+            "tensor_parallel",
+            f"must be at least 1, is {self.tensor_parallel}",
+        )
         room = self.kv_cache_tokens
         require(room is None or room > 0, "kv_cache_tokens", f"must be positive, is {room}")
+        require(self.lora_rank >= 0, "lora_rank", f"must not be negative, is {self.lora_rank}")
+        require(
+            not (self.lora_rank and self.stop),
+            "lora_rank",
+            "must be 0 with stop: SGLang would miss a text that a push divides",
+        )
         for name in ("start_timeout_s", "push_timeout_s"):
             require(getattr(self, name) > 0, name, f"must be positive, is {getattr(self, name)}")
+
+    def takes_adapters(self) -> bool:
+        """Returns whether SGLang has room for an adapter that a push brings alone."""
+        return self.lora_rank > 0
+
+    def replica_slots(self) -> int:
+        """Returns the number of slots that one replica takes."""
+        return self.tensor_parallel

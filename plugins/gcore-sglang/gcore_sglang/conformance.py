@@ -31,6 +31,14 @@ class TestQwen2VLGenerator(OnSglang, OnQwen2VL):
     patch = 14  # SGLang knows no other
 
 
+class TestDeterministicGenerator(OnSglang):
+    """All prompts read together, and one by one: bits are compared."""
+
+    provider = "sglang/deterministic"
+    config = {**OnSglang.config, "max_batch": 8}
+    samples = 6
+
+
 class TestSleepingGenerator(OnSglang, OnCuda):
     """Runs where CUDA is."""
 

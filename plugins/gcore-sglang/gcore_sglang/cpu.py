@@ -86,3 +86,37 @@ def process_nothing() -> None:
         return hf_transformers_utils.get_tokenizer(path, trust_remote_code=trust_remote_code)
 
     hf_transformers_utils.get_processor = tokenizer
+
+
+class _Unpinned(ModuleType):
+    """Stands for ``torch`` in one module of SGLang: it makes its tensors without pinned memory."""
+
+    def __init__(self) -> None:
+        super().__init__("torch")
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        found = getattr(torch, name)
+        if name not in ("arange", "empty", "tensor", "zeros"):
+            return found
+
+        def made(*args: Any, pin_memory: bool = False, **named: Any) -> Any:
+            del pin_memory
+            return found(*args, **named)
+
+        return made
+
+
+def pin_nothing() -> None:
+    """Has SGLang's adapters do without pinned memory, which only machines with a device have.
+
+    SGLang asks for it by itself, also where its device is the CPU.
+    """
+    import torch
+    from sglang.srt.lora import layers
+    from sglang.srt.lora.backend import torch_backend
+
+    for module in (layers, torch_backend):
+        module.torch = _Unpinned()
+    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign, assignment]

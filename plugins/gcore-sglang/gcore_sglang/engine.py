@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from gcore_language.images import ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import decode, end_tokens, load_tokenizer
+from gcore_language.pushed_adapter import PushedAdapter
 from msgspec import structs
 
 from gcore_core.contract.columns import Columns
@@ -33,11 +35,13 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, TensorSpec, WeightPlan
-from gcore_sglang.arguments import ARGUMENTS
+from gcore_sglang.arguments import ARGUMENTS, lora_arguments
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.client import Client, Event, Refused, Unreachable
 from gcore_sglang.config import SglangGeneratorConfig
+from gcore_sglang.parts import joined
 from gcore_sglang.pixels import PixelFiles, check_patches
+from gcore_sglang.scoring import check_scorable, scored, scoring_body
 from gcore_sglang.server import Server
 
 log = logging.getLogger(__name__)
@@ -90,18 +94,27 @@ class SglangGenerator:
             check_patches(image_config, str(files.directory))
             shapes = {name_in_modules(name): shape for name, shape in shapes.items()}
         self._inbox = WeightInbox(context.role, shapes)
+        self._pushed: PushedAdapter | None = None
+        self._adapter: str | None = None  # SGLang's name of the last one that was pushed
+        self._adapters = 0  # pushed so far
+        self._parts: dict[str, dict[str, Any]] = {}  # running samples' answers before an adapter
         self._running: dict[str, Ready] = {}
+        self._unsent: dict[str, dict[str, Any]] = {}  # bodies of running ones; the next step's
         self._begun: set[str] = set()  # those running that have an action
         self._ended: list[Finished] = []  # to be given by the next step
         self._count = 0
         length = _context_length(config, files)
         self._server = Server(
-            _arguments(config, context, files, length),
+            _arguments(config, context, files, length) | lora_arguments(config.lora_rank, shapes),
             context,
             threads=config.threads,
             connections=2 * config.max_batch,
         )
         self._pixels = PixelFiles(self._server.private)
+        if config.lora_rank:
+            directory = self._server.private / "adapter"
+            directory.mkdir(mode=0o700)
+            self._pushed = PushedAdapter(context, files.directory, shapes, directory=directory)
         try:
             self._client: Client = self._server.start(config.start_timeout_s)
             server_info = json.loads(self._client.call("GET", "/server_info"))
@@ -125,24 +138,57 @@ class SglangGenerator:
             self._tokenizer, requests, self._context_length, self.version, self._reader
         )
         self._ended += failed
-        bodies: dict[str, dict[str, Any]] = {}
         for ready in fitting:
-            # All ids have one length, because SGLang aborts every sample whose id begins with the
-            # one that is named.
-            rid = f"{self._count:012}"
-            self._count += 1
-            bodies[rid] = {
-                "input_ids": ready.prompt.tolist(),
-                "sampling_params": self._parameters(ready.request, ready.room),
-                "return_logprob": True,
-            }
-            if self._reader is not None:  # all bodies have the same keys
-                bodies[rid]["image_data"] = (
-                    [] if ready.images is None else [self._pixels.show(ready.images)]
-                )
-            self._running[rid] = ready
-        if bodies:
-            self._client.sample(bodies)
+            self._queue(ready)
+
+    def _queue(self, ready: Ready, part: dict[str, Any] | None = None) -> None:
+        """Has the next step send a sample.
+
+        part: SGLang's answer so far, from which the sample goes on; None: it has not begun.
+        """
+        rid = self._next_id()
+        self._running[rid] = ready
+        body = self._unsent[rid] = self._body(ready)
+        if part is not None:
+            self._parts[rid] = part
+            body["input_ids"] += part["output_ids"]
+            body["sampling_params"]["max_new_tokens"] -= len(part["output_ids"])
+
+    def _next_id(self) -> str:
+        """Returns SGLang's id of the next request.
+
+        All ids have one length, because SGLang aborts every sample whose id begins with the one
+        that is named.
+        """
+        self._count += 1
+        return f"{self._count:012}"
+
+    def _body(self, ready: Ready) -> dict[str, Any]:
+        """Returns the body of ``/generate`` for a sample; all bodies have the same keys."""
+        body: dict[str, Any] = {
+            "input_ids": ready.prompt.tolist(),
+            "sampling_params": self._parameters(ready.request, ready.room),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        } | self._more()
+        if ready.images is not None:
+            body["image_data"] = [self._pixels.show(ready.images)]
+        return body
+
+    def _more(self) -> dict[str, Any]:
+        """Returns what bodies have for this model alone: no images, and the present adapter."""
+        more: dict[str, Any] = {} if self._reader is None else {"image_data": []}
+        return more if self._pushed is None else {**more, "lora_path": self._adapter}
+
+    def _send(self) -> None:
+        """Sends the samples that were submitted since the last step.
+
+        SGLang goes on by itself, so what is sent earlier could have actions before the first step,
+        and a push before it would come too late.
+        """
+        if self._unsent:
+            self._client.sample(self._unsent)
+            self._unsent = {}
 
     def _parameters(self, request: SampleRequest, room: int) -> dict[str, Any]:
         """Returns SGLang's sampling parameters of a request.
@@ -166,6 +212,7 @@ class SglangGenerator:
         self._inbox.check_idle()
         finished = self._ended
         self._ended = []
+        self._send()
         if self._running:
             wait_s = 0.0 if finished else _STEP_S if self._begun else _FIRST_S
             events = self._client.wait(wait_s)
@@ -197,6 +244,8 @@ class SglangGenerator:
             ready = self._running.pop(event.rid)
             if ready.images is not None:
                 self._pixels.release(ready.images)
+            if (part := self._parts.pop(event.rid, None)) is not None:
+                event = replace(event, answer=joined(part, event.answer))
             ended.append((ready, event))
         return ended
 
@@ -286,10 +335,15 @@ class SglangGenerator:
             for rid, request in requests.items()
             if (request.ordinal, request.sample) in aborted_keys
         }
-        if not rids:
-            return []
+        return self._finish(self._stop(rids), aborted=True) if rids else []
+
+    def _stop(self, rids: set[str]) -> list[tuple[Ready, Event]]:
+        """Has samples end where they are; returns each with its last event.
+
+        Raises WorkerError when SGLang has not aborted all of them after ``_ABORT_S``.
+        """
+        stopped = self._ends_of(self._unsend(rids))
         self._client.withdraw(sorted(rids))
-        aborted: list[Finished] = []
         until_s = time.monotonic() + _ABORT_S
         while pending := rids & self._running.keys():
             if time.monotonic() > until_s:
@@ -308,9 +362,62 @@ class SglangGenerator:
             events = self._client.wait(_ABORT_AGAIN_S)
             mine = [event for event in events if event.rid in rids]
             others = [event for event in events if event.rid not in rids]
-            aborted += self._finish(self._ends_of(mine), aborted=True)
+            stopped += self._ends_of(mine)
             self._ended += self._finish(self._ends_of(others))
-        return aborted
+        return stopped
+
+    def _unsend(self, rids: set[str]) -> list[Event]:
+        """Takes back the samples among these that no step has sent; returns their ends."""
+        taken = sorted(rids & self._unsent.keys())
+        for rid in taken:
+            del self._unsent[rid]
+        return [Event(rid, {}) for rid in taken]
+
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        """Returns float32[A] of each record's actions; see ``ScoresLogprobs.logprobs``.
+
+        Samples that run go on meanwhile. Raises ContractError for records with images and for one
+        that is longer than the context, WorkerError when SGLang refuses one.
+        """
+        self._inbox.check_idle()
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(records)
+        places: dict[str, int] = {}
+        for place, record in enumerate(records):
+            check_scorable(record, self._context_length)
+            if len(record["action_ids"]):
+                places[self._next_id()] = place
+        if places:
+            self._client.sample(
+                {rid: scoring_body(records[at]) | self._more() for rid, at in places.items()}
+            )
+        while places:
+            events = self._client.wait(_STEP_S)
+            if events:
+                self._context.progress()
+            else:
+                self._server.check()
+            mine = [event for event in events if event.rid in places]
+            others = [event for event in events if event.rid not in places]
+            self._ended += self._finish(self._ends_of(others))
+            for event in (event for event in mine if event.ended):
+                place = places.pop(event.rid)
+                if event.error:
+                    raise self._not_scored(event)
+                found[place] = scored(records[place], event.answer)
+        return found
+
+    def _not_scored(self, event: Event) -> WorkerError:
+        """Returns the error for actions that SGLang did not score.
+
+        Raises WorkerDied if it has ended.
+        """
+        if event.lost:
+            self._server.check(_GRACE_S)
+        return WorkerError(
+            "SGLang did not score actions that it was given.",
+            where=f"roles.{self._context.role}",
+            why=event.error,
+        )
 
     def close(self) -> None:
         """Forgets all samples and ends the server."""
@@ -323,11 +430,37 @@ class SglangGenerator:
     def begin_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.begin_weights``.
 
-        The tensors must be those of the model directory; their dtypes may differ. Samples that run
-        go back to SGLang's queue and lose their cached keys and values.
+        The tensors must be those of the model directory, or with ``lora_rank`` those of an adapter;
+        their dtypes may differ. Samples that run go back to SGLang's queue and lose their cached
+        keys and values. During the push of an adapter they go on.
         """
+        if self._pushed is not None:
+            self._inbox.begin(plan, self._shapes_of_adapter(self._pushed, plan))
+            return
         self._inbox.begin(plan)
         self._call("/pause_generation", {"mode": "retract"})
+
+    def _shapes_of_adapter(
+        self, pushed: PushedAdapter, plan: WeightPlan
+    ) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shapes of the tensors that an adapter's plan must have.
+
+        Raises WeightMismatch for an adapter that does not fit and for whole weights.
+        """
+        expected = pushed.begin(plan)
+        if expected is None:
+            raise self._inbox.mismatch(
+                "whole weights come, and SGLang takes adapters alone.",
+                why="Where it has room for adapters it does not find its weights by their names.",
+                todo=f"Set roles.{self._context.role}.config.lora_rank: 0.",
+            )
+        room = self._config.lora_rank
+        if plan.adapter is not None and plan.adapter.rank > room:
+            raise self._inbox.mismatch(
+                f"the adapter has rank {plan.adapter.rank}, and SGLang keeps room for {room}.",
+                todo=f"Set roles.{self._context.role}.config.lora_rank: {plan.adapter.rank}.",
+            )
+        return expected
 
     def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
         """See ``ReceivesWeights.load_weights``.
@@ -336,6 +469,10 @@ class SglangGenerator:
         names the first tensor, when SGLang refuses the file.
         """
         bucket = self._inbox.take(tensors)
+        if self._pushed is not None:
+            for spec, content in bucket:
+                self._pushed.load(spec, content)
+            return
         if self._reader is not None:
             bucket = [
                 (structs.replace(spec, name=name_in_checkpoint(spec.name)), array)
@@ -368,14 +505,53 @@ class SglangGenerator:
         new weights.
         """
         self._inbox.complete()
-        self._forget_cache()
+        if self._pushed is None:
+            self._forget_cache()
+        else:
+            self._change_adapter(self._pushed)
         # By default SGLang aborts all samples for a new version.
         self._call(
             "/update_weight_version",
             {"new_version": str(plan.version), "abort_all_requests": False},
         )
         self._inbox.commit(plan.version)
-        self._call("/continue_generation", {})
+        if self._pushed is None:
+            self._call("/continue_generation", {})
+
+    def _change_adapter(self, pushed: PushedAdapter) -> None:
+        """Has SGLang load the adapter that has come and forget the one before.
+
+        A request keeps its adapter to its end. So samples that run are aborted, and go on in
+        requests of their own, whose prompts are all that they have so far.
+        """
+        pushed.write()
+        self._cut_samples()
+        self._forget_cache()
+        self._adapters += 1
+        name = f"pushed-{self._adapters}"
+        try:
+            self._call(
+                "/load_lora_adapter", {"lora_name": name, "lora_path": str(pushed.directory)}
+            )
+            if self._adapter is not None:
+                self._call("/unload_lora_adapter", {"lora_name": self._adapter})
+        except Refused as error:
+            raise self._inbox.mismatch(
+                "SGLang does not take this adapter.", why=str(error)
+            ) from error
+        self._adapter = name
+        for body in self._unsent.values():
+            body["lora_path"] = name
+
+    def _cut_samples(self) -> None:
+        """Ends the requests of all samples that run, and has the next step go on with them."""
+        for ready, event in self._stop(set(self._running)):
+            meta = event.answer.get("meta_info", {})
+            ended = (meta.get("finish_reason") or {}).get("type", "abort") != "abort"
+            if event.error or ended:
+                self._ended += self._finish([(ready, event)])
+            else:
+                self._queue(ready, dict(event.answer) if event.answer.get("output_ids") else None)
 
     def _forget_cache(self) -> None:
         """Has SGLang drop keys and values of the old weights. Raises a mismatch if it refuses.
@@ -459,6 +635,7 @@ def _arguments(
         "skip_tokenizer_init": not config.stop,  # stop strings are found by SGLang
         "trust_remote_code": config.trust_remote_code,
         "dtype": config.dtype,
+        "tp_size": max(1, len(context.devices)),
         "max_running_requests": config.max_batch,
         "sampling_defaults": "openai",  # not what generation_config.json says
         "weight_version": "0",

@@ -281,9 +281,24 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
         environment["OMP_NUM_THREADS"] = str(threads)
     if context.devices:
         visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        index = context.devices[0]
-        environment["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) else str(index)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+            visible[index] if index < len(visible) else str(index) for index in context.devices
+        )
+    if len(context.devices) > 1:
+        # On a CPU SGLang wants a NUMA node for each process, or to be told the cores of each.
+        environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", _cores(len(context.devices)))
     return environment
+
+
+def _cores(count: int) -> str:
+    """Returns the cores of each of ``count`` processes in SGLang's words, such as ``0-1|2-3``.
+
+    They share the cores that this process may use, which are dealt out one after the other; with
+    fewer cores than processes, several processes get the same one.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[place::count] or [cores[place % len(cores)]] for place in range(count)]
+    return "|".join(",".join(map(str, share)) for share in shares)
 
 
 def _hold_port(number: int | None, role: str) -> socket.socket:

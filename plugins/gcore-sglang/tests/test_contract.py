@@ -38,6 +38,12 @@ class TestQwen2VLGenerator(conformance.TestQwen2VLGenerator):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
+class TestDeterministicGenerator(conformance.TestDeterministicGenerator):
+    pass
+
+
+@pytest.mark.engine
 class TestSleepingGenerator(conformance.TestSleepingGenerator):
     pass
 

@@ -223,6 +223,7 @@ def test_a_cache_that_sglang_does_not_flush_stops_the_run(
     generator.begin_weights(plan)
     load(generator, tensors)
     generator.submit(requests)
+    generator._send()
     generator._call("/continue_generation", {})
     for event in generator._client.wait(5):  # one has begun
         generator._client._events.put(event)
