@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import Peer
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.runtime.messages import NewReplicas
 from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
 from gcore_core.runtime.store.bulk import What
 from gcore_core.runtime.store.client import StoreWriter
@@ -23,6 +24,7 @@ from gcore_core.testing.faults import Faults, LastingService, Life, MortalServic
 
 SECRET = b"secret of a simulated run"
 HOME = "node0"
+NEWCOMER = "new"  # the machine that comes within the run
 _READ_S = 3.0  # the longest that a content is on its way
 _TOLD_S = 15.0  # after which, at the latest, a controller hears of a lost machine
 
@@ -36,6 +38,8 @@ class NodesOfJob(Protocol):
     def generator_nodes(self) -> int: ...
     @property
     def loses_s(self) -> float: ...
+    @property
+    def comes_s(self) -> float: ...
     @property
     def store_bytes(self) -> int: ...
     @property
@@ -54,6 +58,7 @@ class SimulatedNodes:
     seed: of the job.
     slabs: node -> its store.
     lost: the machine that was lost; "" before.
+    coming: the replicas of the machine that comes within the run; [] where none does.
     """
 
     def __init__(self, network: InlineNetwork, job: NodesOfJob, store: Path) -> None:
@@ -62,11 +67,12 @@ class SimulatedNodes:
         self._job = job
         self.seed = job.seed
         self._replicas = replicas_of_nodes(job)
-        self._node_of = {name: node for node, names in self._replicas.items() for name in names}
+        comes = job.comes_s >= 0
+        self.coming = [f"rollout.{job.replicas + i}" for i in range(2)] if comes else []
+        everybody = {**self._replicas, NEWCOMER: self.coming} if comes else self._replicas
+        self._node_of = {name: node for node, names in everybody.items() for name in names}
         self._directories = {HOME: store}
-        self._directories |= {
-            node: store.with_name(f"{store.name}-{node}") for node in self._replicas
-        }
+        self._directories |= {node: store.with_name(f"{store.name}-{node}") for node in everybody}
         self.slabs = {node: self._slabs(node) for node in self._directories}
         self.lost = ""
 
@@ -84,7 +90,7 @@ class SimulatedNodes:
 
     async def serve(self) -> None:
         """Serves the agents of all machines but the first."""
-        for node in self._replicas:
+        for node in [node for node in self.slabs if node != HOME]:
             service = LastingService(node)
             self.slabs[node].register(service)
             await self._network.view(node).serve(node, service)
@@ -102,6 +108,25 @@ class SimulatedNodes:
         """A process has ended: nobody writes into its slabs any more."""
         node = self._node_of.get(life.name, HOME)
         self.slabs[node].ended(f"{life.name}-{life.number}")
+
+    async def have_one_come(
+        self,
+        contexts: Sequence[ControllerContext],
+        births: Mapping[str, Callable[[Life], MortalService]],
+    ) -> None:
+        """Has a machine come at its time, if the job says so; the lead hears of it last."""
+        if self._job.comes_s < 0:
+            return
+        dice = random.Random(self._job.seed + round(1000 * self._job.comes_s))
+        await asyncio.sleep(self._job.comes_s)
+        for name in self.coming:
+            await self._network.view(name).serve(name, births[name](Life(name, 0)))
+        new = NewReplicas(NEWCOMER, self.coming, {})
+        for context in reversed(contexts):
+            await asyncio.sleep(dice.uniform(0, _TOLD_S / len(contexts)))
+            assert context.newcomers is not None
+            context.newcomers.meet(new)
+        self._replicas = {**self._replicas, NEWCOMER: self.coming}
 
     async def lose_one(
         self, contexts: Sequence[ControllerContext], weather: Weather | None

@@ -241,6 +241,7 @@ class SimulatedJob:
     generator_nodes: machines that the replicas are on, each with a store of its own; 0: they are on
         that of everybody else.
     loses_s: when one of these machines is lost, in virtual time; below 0: never.
+    comes_s: when a further machine comes, with two replicas, in virtual time; below 0: never.
     """
 
     shards: int = 4
@@ -274,6 +275,7 @@ class SimulatedJob:
     resumed: CommitCheckpoint | None = None
     generator_nodes: int = 0
     loses_s: float = -1.0
+    comes_s: float = -1.0
 
 
 @dataclass
@@ -413,6 +415,7 @@ async def simulate(
     await nodes.serve()
     if isinstance(weather, Faults):
         await weather.begin(network, births, nodes.buried)
+    coming = {name: births.pop(name) for name in nodes.coming}
     for name, birth in births.items():
         await network.view(name).serve(name, birth(Life(name, 0)))
     contexts = [_context(network, job, shard) for shard in range(job.shards)]
@@ -421,9 +424,12 @@ async def simulate(
     for controller in controllers:
         if isinstance(controller, StepProgram):
             _witness(controller, outcome)
+    births |= coming
     losing = asyncio.ensure_future(nodes.lose_one(contexts, weather))
+    arriving = asyncio.ensure_future(nodes.have_one_come(contexts, births))
     await _run_all(controllers, lead_stops, stopping)
     losing.cancel()
+    arriving.cancel()
     outcome.lost = nodes.lost
     outcome.logits = [float(value) for rank in ranks for value in rank._logits]
     outcome.virtual_s = asyncio.get_running_loop().time()
@@ -538,10 +544,8 @@ def _births(
     datasets = _datasets()
     born: dict[str, Callable[[Life], Any]] = {}
     processes = itertools.count(1)
-    for i in range(job.replicas):
-        born[f"rollout.{i}"] = lambda life: _generator(
-            network, job, nodes, life, next(processes), outcome
-        )
+    for name in [f"rollout.{i}" for i in range(job.replicas)] + nodes.coming:
+        born[name] = lambda life: _generator(network, job, nodes, life, next(processes), outcome)
     for i in range(job.judges):
         born[f"judge.{i}"] = lambda life: _generator(
             network, job, nodes, life, next(processes), outcome
@@ -678,7 +682,8 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
         expendable=replicas_of_nodes(job),
-        keepers=["supervisor"] if job.generator_nodes else [],
+        keepers=["supervisor"] if job.generator_nodes or job.comes_s >= 0 else [],
+        grows=job.comes_s >= 0,
     )
     factories = {
         "advantage": FactorySpec(

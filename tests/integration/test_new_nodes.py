@@ -21,7 +21,7 @@ from tests.support.node_runs import (
     watched,
 )
 
-STEPS = 200
+STEPS = 160
 #: The first host has the trainer and two replicas. There is room for two replicas more.
 JOB = (
     f"run.steps={STEPS}",
@@ -71,7 +71,7 @@ def test_a_host_that_is_added_to_the_list_draws_in_the_same_attempt(
         run.step(after=2)
         hosts.write_text(f"{first.address}\n{second.address}\n")
         run.line(r"10\.77\.0\.2 has come with rollout\.2, rollout\.3; it draws from step \d+ on")
-        output = run.ends()
+        output = run.ends(400)
         drawn = drawn_by(run)
     assert "goes on from step" not in output
     assert {"rollout.2", "rollout.3"} <= drawn.keys()
@@ -108,7 +108,7 @@ def test_a_node_joins_a_run_that_goes_on_and_another_takes_its_place(
         run.line(r"node2 is lost with rollout\.2, rollout\.3; the step goes on without it")
         joined.append(third.start(command, env=ENVIRONMENT))
         run.line(r"node3 has come with rollout\.4, rollout\.5; it draws from step \d+ on")
-        output = run.ends()
+        output = run.ends(400)
         drawn = drawn_by(run)
     assert "goes on from step" not in output
     assert {f"rollout.{number}" for number in range(6)} == drawn.keys()

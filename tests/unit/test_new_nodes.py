@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +13,18 @@ import pytest
 from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device, Window
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.lost_nodes import LostNodes
 from gcore_core.controllers.new_replicas import Newcomers
+from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.run import new_nodes
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.new_nodes import Come, NewNodes, place_newcomer
 from gcore_core.runtime.messages import NewReplicas
 from gcore_core.runtime.process.addresses import add_node, assign, remove_node
+from gcore_core.testing.faults import Faults
+from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate, violations
 
 NODES = {"agent.0": ("10.0.0.1", "/tmp/0"), "agent.1": ("10.0.0.2", "/tmp/1")}
 WHERE = {"supervisor": "agent.0", "rollout.0": "agent.1"}
@@ -160,6 +166,62 @@ def test_a_machine_that_has_come_may_be_lost_like_any_other() -> None:
     assert not lost.has("rollout.3")
     assert lost.lose("agent.2")
     assert lost.has("rollout.3") and lost.names() == ["agent.2"]
+
+
+JOB = SimulatedJob(replicas=2, prompts=4, samples=2, evaluate_prompts=2)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"generator_nodes": 2},
+        {"owns_replicas": True},
+        pytest.param({"rests": True}, marks=pytest.mark.slow),
+        pytest.param({"pushes": False}, marks=pytest.mark.slow),
+        pytest.param({"annotators": 2}, marks=pytest.mark.slow),
+    ],
+    ids=lambda setting: next(iter(setting), "plain"),
+)
+def test_whenever_a_machine_comes_the_run_is_the_calm_one(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    """Every ordinal has one verdict, and weights and digests are those of a run without it."""
+    job = replace(JOB, **setting)
+    calm = run_virtual(simulate(replace(job, shards=1), tmp_path / "calm"))
+    drew = []
+    contexts: list[ControllerContext] = []
+
+    def program(config: SyncConfig, context: ControllerContext) -> SynchronousController:
+        contexts.append(context)
+        return SynchronousController(config, context)
+
+    for share in (0.02, 0.3, 0.7):
+        contexts.clear()
+        job = replace(job, deterministic=not job.deterministic, comes_s=share * calm.virtual_s)
+        weather = Faults(7, rate=0.0, kills=0.0)
+        outcome = run_virtual(simulate(job, tmp_path / f"{share}", weather, program))
+        assert violations(outcome, calm, weather, job) == []
+        known = [[peer.name for peer in context.replicas] for context in contexts]
+        assert known == [known[0]] * job.shards, "shards deal over different replicas"
+        drew.append(outcome.versions.get("rollout.2", []))
+    assert drew[0] or not job.pushes, "it has had no push, so it has drawn nothing"
+
+
+@pytest.mark.parametrize(
+    "share",
+    [0.45, pytest.param(0.6, marks=pytest.mark.slow), pytest.param(0.8, marks=pytest.mark.slow)],
+)
+def test_a_machine_that_has_come_and_one_of_before_are_lost_like_any(
+    share: float, tmp_path: Path
+) -> None:
+    calm = run_virtual(simulate(replace(JOB, shards=1), tmp_path / "calm"))
+    job = replace(JOB, generator_nodes=2, replicas=4, comes_s=0.05 * calm.virtual_s)
+    job = replace(job, loses_s=share * calm.virtual_s)
+    weather = Faults(7, rate=0.0, kills=0.0)
+    outcome = run_virtual(simulate(job, tmp_path / "lost", weather))
+    assert outcome.lost
+    assert violations(outcome, calm, weather, job) == []
 
 
 # -- the supervisor --------------------------------------------------------------------------------
