@@ -6,7 +6,7 @@ import __future__
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +25,11 @@ from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
 
-#: name -> (class, function, what stands there, what the bug puts there)
-MUTANTS: dict[str, tuple[type, str, str, str]] = {
+#: (class, function, what stands there, what the bug puts there)
+Mutant = tuple[type, str, str, str]
+
+#: name -> the bug
+MUTANTS: dict[str, Mutant] = {
     "an ordinal has two owners": (
         Ledger,
         "lease",
@@ -229,12 +232,14 @@ MUTANTS: dict[str, tuple[type, str, str, str]] = {
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(name: str, mutants: Mapping[str, Mutant] = MUTANTS) -> Iterator[None]:
     """Has the bug in place while the block runs.
+
+    mutants: what the name is a key of.
 
     Raises LookupError when the lines that it changes are not there any more.
     """
-    owner, function, before, after = MUTANTS[name]
+    owner, function, before, after = mutants[name]
     original: Any = owner.__dict__[function]
     plain = getattr(original, "fget", original)
     source = textwrap.dedent(inspect.getsource(plain))

@@ -28,6 +28,7 @@ from gcore_core.runtime.rpc.service import Body, Call, Service
 #: kill: it arrives, and some process is killed.
 FAULTS = ("noticed", "silent", "twice", "late", "overtaken", "kill")
 LATE_S = 20.0
+SLOW_S = 10.0  # by which, at most, a slow process delays a message
 DEAD_S = 3.0  # seconds after which, at the latest, a killed process starts again
 
 
@@ -43,11 +44,14 @@ class Life:
         self.name = name
         self.number = number
         self.over = False
-        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        # In the order of their start, so that a seed repeats its run; a set would go by addresses.
+        self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def owns(self, task: asyncio.Task[Any]) -> None:
         """Adds a task. In a life that is over it is cancelled at once."""
-        self._tasks.add(task)
+        self._tasks[task] = None
         if self.over:
             task.cancel()
 
@@ -205,3 +209,35 @@ class Faults:
         if name not in self._births:
             return  # its machine is lost
         await self._network.view(name).serve(name, self._births[name](Life(name, number)))
+
+
+class Laggards(Faults):
+    """Adds to the faults one process that is slow all the time, and one that stands still a while.
+
+    slow: every message to and from it takes up to ``SLOW_S`` longer.
+    stalled: no message reaches it between two times of the run; it is not killed.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        slow: str,
+        stalled: str,
+        stalls_s: tuple[float, float],
+        kills: float = 0.0025,
+    ) -> None:
+        super().__init__(seed, kills=kills)
+        self._slow = slow
+        self._stalled = stalled
+        self._stalls_s = stalls_s
+        self._pauses = random.Random(seed)
+
+    async def travel(self, source: str, target: str, method: str) -> int:
+        if self._slow in (source, target):
+            await asyncio.sleep(self._pauses.uniform(0, SLOW_S))
+        begins_s, ends_s = self._stalls_s
+        now_s = asyncio.get_running_loop().time()
+        if self._stalled in (source, target) and begins_s <= now_s < ends_s:
+            await asyncio.sleep(ends_s - now_s)
+        return await super().travel(source, target, method)

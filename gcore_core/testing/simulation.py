@@ -13,7 +13,7 @@ import heapq
 import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,6 +294,8 @@ class Outcome:
 
     letters: for each step, (ordinal, sample) -> the actions of the record.
     scored: (ordinal, sample) -> its latest score in training.
+    begun: for each step, (ordinal, sample) -> the version that sampled the record's first action.
+    weights: version -> the first rank's table of logits.
     versions: replica -> the pushes that it confirmed.
     published: the versions that were published.
     checkpoints: the checkpoints that were committed.
@@ -308,6 +310,8 @@ class Outcome:
     virtual_s: float = 0.0
     letters: list[dict[tuple[int, int], list[int]]] = field(default_factory=list)
     scored: dict[tuple[int, int], float] = field(default_factory=dict)
+    begun: list[dict[tuple[int, int], int]] = field(default_factory=list)
+    weights: dict[int, np.ndarray] = field(default_factory=dict)
     versions: dict[str, list[int]] = field(default_factory=dict)
     published: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for a person
@@ -316,12 +320,13 @@ class Outcome:
 
 
 class _RecordingTrainer(fake.FakeTrainer):
-    def __init__(self, outcome: Outcome, context: WorkerContext) -> None:
+    def __init__(self, outcome: Outcome, context: WorkerContext, rank: int) -> None:
         (toward,) = context.given or ("",)
         super().__init__(fake.FakeTrainerConfig(toward=toward), context)
         self._outcome = outcome
         self._steps = itertools.count()
         self._toward = toward
+        self._is_first = rank == 0
 
     def prepare(self, records: Any, scalars: frozenset[str]) -> list[dict[str, float]]:
         """Records the ranks' parts of a step as one batch."""
@@ -331,6 +336,7 @@ class _RecordingTrainer(fake.FakeTrainer):
             outcome.batches.append([])
             outcome.stale.append(set())
             outcome.letters.append({})
+            outcome.begun.append({})
         outcome.batches[step] = sorted(
             [
                 *outcome.batches[step],
@@ -340,6 +346,10 @@ class _RecordingTrainer(fake.FakeTrainer):
         letters = {(r.ordinal, r.sample): r.columns["action_ids"].tolist() for r in records}
         outcome.letters[step] |= letters
         outcome.stale[step] |= {r.ordinal for r in records if not r.fresh}
+        outcome.begun[step] |= {(r.ordinal, r.sample): r.version for r in records}
+        if self._is_first:
+            outcome.weights[self.version] = self._logits
+        _check_versions(records, outcome.weights)
         if self._toward:
             _check_annotations(records, self._toward)
         return super().prepare(records, scalars)
@@ -379,6 +389,19 @@ def _check_annotations(records: list[TrainRecord], name: str) -> None:
             raise AssertionError(f"{record.ordinal}, {record.sample}: not its own column {name}")
 
 
+def _check_versions(records: Sequence[TrainRecord], weights: Mapping[int, np.ndarray]) -> None:
+    """Raises unless each record's first action has the log-prob of the version that it names."""
+    for record in records:
+        table = weights.get(record.version)
+        if table is None:
+            continue  # a run that was resumed, or a step that was skipped
+        first = record.columns["action_ids"][0]
+        if abs(record.columns["logp"][0] - fake.log_softmax(table)[first]) > 1e-6:
+            raise AssertionError(
+                f"{record.ordinal}, {record.sample}: version {record.version} did not begin it"
+            )
+
+
 def _checked(records: list[TrainRecord]) -> list[TrainRecord]:
     """Raises unless the records are sorted by (ordinal, sample), each once; returns them."""
     keys = [(record.ordinal, record.sample) for record in records]
@@ -406,7 +429,7 @@ async def simulate(
     stopping = asyncio.Event()
     await _serve_supervisor(network, job, outcome, slabs, store, stopping)
     policy = WorkerContext(role="policy", given=(TEACHER_COLUMN,) if job.annotators else ())
-    ranks = [_RecordingTrainer(outcome, policy) for _ in range(job.ranks)]
+    ranks = [_RecordingTrainer(outcome, policy, rank) for rank in range(job.ranks)]
     if job.resumed is not None:
         for rank in ranks:
             rank.load(_saved(store, job.resumed.step))

@@ -1,0 +1,129 @@
+"""Bugs to plant in the asynchronous program: each a change of some lines, made in memory."""
+
+from __future__ import annotations
+
+from protocol_mutants import Mutant
+
+from gcore_core.controllers.window.deadlines import Deadlines
+from gcore_core.controllers.window.running import RunningWindow
+from gcore_core.controllers.window.subsets import SubsetLedger
+
+#: name -> (class, function, what stands there, what the bug puts there)
+ASYNC_MUTANTS: dict[str, Mutant] = {
+    "a deadline is one step late": (
+        Deadlines,
+        "due",
+        "version + self.bounds.age - self.step",
+        "version + self.bounds.age + 1 - self.step",
+    ),
+    "more is begun than can be taken in time": (
+        Deadlines,
+        "issue",
+        "self.bounds.age + 1 - self.step",
+        "self.bounds.age + 9 - self.step",
+    ),
+    "generation runs one step too far ahead": (
+        Deadlines,
+        "issue",
+        "self.bounds.ahead + 1",
+        "self.bounds.ahead + 2",
+    ),
+    "memory is released one version too early": (
+        Deadlines,
+        "oldest",
+        "min(self._begun.values(), default=self.step)",
+        "min(self._begun.values(), default=self.step) + 1",
+    ),
+    "a step releases what was generated ahead": (
+        RunningWindow,
+        "seal",
+        "oldest=deadlines.oldest",
+        "oldest=taken.step + 1",
+    ),
+    "old weights may begin a sample": (RunningWindow, "_begin", "least=version", "least=0"),
+    "due groups are not waited for": (
+        Deadlines,
+        "take",
+        "any(ordinal not in self._told for ordinal in must)",
+        "False",
+    ),
+    "due groups have no priority": (
+        Deadlines,
+        "take",
+        "alive[: self.due]",
+        "[]",
+    ),
+    "a step is taken with too few groups": (
+        Deadlines,
+        "take",
+        "is_short and (self.in_flight or self.issued < self._most_issued)",
+        "False",
+    ),
+    "a step is taken before every shard wants it": (
+        Deadlines,
+        "take",
+        "self.wanted < self.step",
+        "False",
+    ),
+    "groups that teach nothing are trained on": (
+        Deadlines,
+        "_alive",
+        "or self._told[o].teaches",
+        "or True",
+    ),
+    "a repeatable run takes what is complete": (
+        Deadlines,
+        "take",
+        "alive[:prompts] if self.bounds.exact else",
+        "",
+    ),
+    "the base stays behind": (
+        Deadlines,
+        "_end_step",
+        "while self.base in self._above:",
+        "if self.base in self._above:",
+    ),
+    "an ended group is told twice": (RunningWindow, "_look", "self._latest = []", "pass"),
+    "one shard goes by its own version": (
+        RunningWindow,
+        "_look",
+        "self._deadlines.look(together.version,",
+        "self._deadlines.look(self._version,",
+    ),
+    "newer weights are counted before all shards have them": (
+        RunningWindow,
+        "_look",
+        "min(look.version for look in looks)",
+        "max(look.version for look in looks) + 1",
+    ),
+    "a push does not wait for samples": (
+        RunningWindow,
+        "_note_quiet",
+        "self._deadlines.in_flight or self._is_behind()",
+        "False",
+    ),
+    "a shard waits for its own samples alone": (
+        RunningWindow,
+        "_note_quiet",
+        "self._deadlines.in_flight or self._is_behind()",
+        "self._draws",
+    ),
+    "an ordinal has two owners": (
+        SubsetLedger,
+        "lease_these",
+        "ordinal % self.shards == self.shard",
+        "ordinal % 3 == self.shard % 3",
+    ),
+    "verdicts of a step are forgotten": (
+        SubsetLedger,
+        "close_these",
+        "verdicts[ordinal] = self._verdicts.pop(ordinal)",
+        "self._verdicts.pop(ordinal)",
+    ),
+    "a step commits what it did not take": (
+        SubsetLedger,
+        "close_these",
+        "self._closed.append(verdicts)",
+        "self._closed.append(verdicts | self._verdicts)",
+    ),
+}
