@@ -25,8 +25,8 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
-from gcore_core.controllers.window.dealing import deal
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
+from gcore_core.controllers.window.dealing import deal
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.config import EngineProfile
 
