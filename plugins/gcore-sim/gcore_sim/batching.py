@@ -129,13 +129,7 @@ class ContinuousBatch:
         self._prefill_s -= seconds
         if self._prefill_s or not self._running:
             return seconds, []
-        # Drops entries of sequences that were removed, or that run again with another end.
-        while (
-            self._ends[0][2] not in self._running
-            or self._running[self._ends[0][2]].end != self._ends[0][0]
-        ):
-            heapq.heappop(self._ends)
-        steps_to_end = self._ends[0][0] - self._steps
+        steps_to_end = self._steps_to_end()
         steps = max(min(steps_to_end, self._steps_within(limit_s - seconds)), 0 if seconds else 1)
         seconds += self._decode_s(steps)
         self._steps += steps
@@ -147,6 +141,23 @@ class ContinuousBatch:
                 self._sampled.pop(key, None)
                 ended.append(key)
         return seconds, ended
+
+    def seconds_to_end(self) -> float:
+        """Returns the seconds until the next sequence ends; infinite where none runs or waits."""
+        self._admit()
+        if not self._running:
+            return math.inf
+        return self._prefill_s + self._decode_s(self._steps_to_end())
+
+    def _steps_to_end(self) -> int:
+        """Returns the decoding steps until the next of the running sequences ends."""
+        # Drops entries of sequences that were removed, or that run again with another end.
+        while (
+            self._ends[0][2] not in self._running
+            or self._running[self._ends[0][2]].end != self._ends[0][0]
+        ):
+            heapq.heappop(self._ends)
+        return self._ends[0][0] - self._steps
 
     def _admit(self) -> None:
         """Lets waiting sequences run, in order, while there are places and room in the cache."""

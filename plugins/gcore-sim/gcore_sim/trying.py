@@ -22,6 +22,9 @@ from gcore_core.kits.commands import Plugins, catalog, print_table
 from gcore_sim.cluster import ORACLE, Cluster, Row, simulate
 from gcore_sim.workloads import PUBLISHED, Lengths, Published, Recorded, recorded
 
+#: With this word another simulation runs, which has words of its own.
+_AHEAD = "--async"
+
 _EXAMPLE = """\
 examples:
   g-core simulate --workload drift --devices 512 --policies replay,split:0.25,colocated
@@ -30,6 +33,8 @@ examples:
 A policy is a provider of the plugin `placement`, or PLUGIN or PLUGIN/NAME of another; what follows a colon is the value of its
 first setting. Engines take what a profile says, by default a roofline of 32e9 parameters on four devices of 80 GB:
 --profile '{"base_s": 0.02}' changes terms of it.
+
+g-core simulate --async --trace RUN simulates generation that runs ahead of training, see g-core simulate --async --help.
 """  # noqa: E501
 
 
@@ -38,6 +43,10 @@ def run(words: list[str]) -> int:
 
     Raises ConfigError for arguments that do not fit together, DataError for a trace without steps.
     """
+    if _AHEAD in words:
+        from gcore_sim import ahead_command
+
+        return ahead_command.run([word for word in words if word != _AHEAD])
     args = _parser().parse_args(words)
     policies = {
         name: _build_provider("placement", name, "placement") for name in args.policies.split(",")

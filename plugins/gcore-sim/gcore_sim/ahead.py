@@ -1,0 +1,412 @@
+"""Simulates a run whose generation goes on while it trains, without any process.
+
+What decides in a run decides here too: ``Deadlines`` says which groups are begun when and which a
+step takes, ``deal`` which replica draws them, and ``ContinuousBatch`` when their answers end. The
+trainer is a server of its own that takes one step after the other, and a push is a pause of all
+engines. With ``ahead`` 0 it is a synchronous run.
+
+    trainer   waits for its groups | trains | waits until nothing runs | pushes
+    engines   sample               | sample | sample                   | pause, read again
+
+The two waits of the trainer are its idle time. The second is there only where a push waits for
+samples that run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from gcore_core.contract.engine_profiles import Profile
+from gcore_core.contract.records import Lease
+from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
+from gcore_core.controllers.window.dealing import deal
+from gcore_sim.batching import ContinuousBatch, Key
+from gcore_sim.config import EngineProfile
+
+#: Steps whose groups may be begun for one that keeps none of them.
+_MOST_ROUNDS = 64
+
+
+class AnswerSource(Protocol):
+    """Says how long everything about a group is."""
+
+    def group(self, ordinal: int) -> GroupLengths:
+        """Returns a group's lengths; the same for the same ordinal."""
+
+
+@dataclass(frozen=True)
+class GroupLengths:
+    """Holds the lengths of one group, in tokens.
+
+    prompt: tokens of its prompt.
+    answers: tokens of each of its answers.
+    teaches: whether a step may train on it.
+    """
+
+    prompt: int
+    answers: Sequence[int]
+    teaches: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerPace:
+    """Says how long a step of training takes, with its preparation.
+
+    fixed_s: seconds whatever the number of ranks.
+    record_s: seconds of one rank for a record.
+    token_s: seconds of one rank for a token, prompt or answer.
+    """
+
+    fixed_s: float = 0.0
+    record_s: float = 0.0
+    token_s: float = 0.0
+
+    def seconds(self, groups: Iterable[GroupLengths], ranks: int) -> float:
+        """Returns the seconds of a step. A rank has a whole number of records, and all tokens are
+        shared evenly.
+        """
+        records = 0
+        tokens = 0
+        for group in groups:
+            records += len(group.answers)
+            tokens += len(group.answers) * group.prompt + sum(group.answers)
+        return (
+            self.fixed_s
+            + self.record_s * math.ceil(records / ranks)
+            + self.token_s * tokens / ranks
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadJob:
+    """Describes what a run does, whatever it runs on.
+
+    prompts: groups that a step trains on.
+    ahead, age: see ``gcore_core.controllers.window.deadlines``.
+    waits: whether a push waits for samples that run; else they go on and are read again.
+    profile: the engine of a replica.
+    trainer: what training takes.
+    push_s: seconds of a push.
+    reward_s: seconds between the end of a group's last answer and its last reward.
+    prefix_cache: whether a group's prompt is read once, not for each of its answers.
+    """
+
+    prompts: int
+    ahead: int = 1
+    age: int = 4
+    waits: bool = True
+    profile: Profile | EngineProfile = field(default_factory=Profile)
+    trainer: TrainerPace = field(default_factory=TrainerPace)
+    push_s: float = 0.0
+    reward_s: float = 0.0
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Says how units of devices are dealt to trainer and generators.
+
+    replicas: engines.
+    ranks: ranks of the trainer.
+    shared: whether both are on the same units, which they use in turns; only with ``ahead`` 0.
+    switch_s: seconds that changing from one use to the other and back takes in a step.
+    shards: controllers.
+    """
+
+    replicas: int
+    ranks: int
+    shared: bool = False
+    switch_s: float = 0.0
+    shards: int = 1
+
+    @property
+    def units(self) -> int:
+        """The number of units of devices that it needs."""
+        return max(self.replicas, self.ranks) if self.shared else self.replicas + self.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadStep:
+    """Holds what one step took, in seconds.
+
+    seconds: from the end of the step before to the end of its push.
+    waited_s: the trainer waited for groups.
+    drained_s: the trainer waited for samples to end, before its push.
+    trained_s, pushed_s: training with its preparation, and the push.
+    idle_share: share of the engines' time in which they had nothing to run, pushes left out.
+    age_mean, age_largest: versions between what began a group and the step that took it.
+    """
+
+    seconds: float
+    waited_s: float
+    drained_s: float
+    trained_s: float
+    pushed_s: float
+    idle_share: float
+    age_mean: float
+    age_largest: int
+
+
+def simulate_ahead(
+    job: AheadJob,
+    layout: Layout,
+    source: AnswerSource,
+    steps: int,
+    make: Callable[..., Deadlines] = Deadlines,
+) -> list[AheadStep]:
+    """Returns what each step takes. The same arguments give the same steps.
+
+    make: makes the rule of what is begun and taken, from the arguments of ``Deadlines``.
+    """
+    return _Run(job, layout, source, steps, make).steps()
+
+
+class _Engine:
+    """One replica: a batch, and the time up to which it has been played."""
+
+    def __init__(self, job: AheadJob) -> None:
+        terms = {name: getattr(job.profile, name) for name in Profile.__dataclass_fields__}
+        self._batch = ContinuousBatch(EngineProfile(**terms), job.prefix_cache)
+        self._now_s = 0.0
+        self.busy_s = 0.0
+        self.next_s = math.inf  # when its next answer ends
+        self._ended: list[Key] = []
+
+    def add(self, now_s: float, samples: Iterable[tuple[Key, int, int]]) -> None:
+        """Takes samples, each with the tokens of its prompt and its answer."""
+        self._play(now_s)
+        for key, prompt, answer in samples:
+            self._batch.add(key, prompt, answer)
+        self._foresee()
+
+    def end_next(self) -> list[Key]:
+        """Goes on until ``next_s``; returns the samples that have ended since the last call."""
+        self._play(self.next_s)
+        ended = self._ended
+        self._ended = []
+        self._foresee()
+        return ended
+
+    def pause(self, now_s: float, until_s: float) -> None:
+        """Takes a push, and reads what runs again."""
+        self._play(now_s)
+        self._batch.forget_cache()
+        self._now_s = max(self._now_s, until_s)
+        self._foresee()
+
+    def _play(self, until_s: float) -> None:
+        """Goes on until about a time: to the end of a token, in which samples may end."""
+        while self._now_s < until_s:
+            seconds, keys = self._batch.advance(until_s - self._now_s)
+            if seconds == 0:
+                self._now_s = until_s  # it has nothing to do
+            self._now_s += seconds
+            self.busy_s += seconds
+            self._ended += keys
+
+    def _foresee(self) -> None:
+        seconds = 0.0 if self._ended else self._batch.seconds_to_end()
+        self.next_s = self._now_s + seconds
+
+
+@dataclass
+class _Part:
+    """A request to a replica: what it still waits for, and the queue of its lane."""
+
+    missing: int
+    lane: tuple[int, deque[list[Lease]]]
+
+
+class _Run:
+    """One simulated run."""
+
+    def __init__(
+        self,
+        job: AheadJob,
+        layout: Layout,
+        source: AnswerSource,
+        steps: int,
+        make: Callable[..., Deadlines],
+    ) -> None:
+        bounds = Bounds(
+            prompts=job.prompts,
+            ahead=job.ahead,
+            age=job.age,
+            limit=_MOST_ROUNDS * job.prompts,
+            exact=False,
+            steps=steps,
+        )
+        self._job = job
+        self._layout = layout
+        self._source = source
+        self._n_steps = steps
+        self._deadlines = make(bounds=bounds, step=0, base=0, front=0, version=0, wanted=0)
+        self._engines = [_Engine(job) for _ in range(layout.replicas)]
+        self._now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._missing = Counter[int]()  # answers that a group still lacks
+        self._parts: dict[Key, _Part] = {}
+        self._lengths: dict[int, GroupLengths] = {}
+        self._began: dict[int, int] = {}  # ordinal -> version
+        self._rows: list[AheadStep] = []
+        self._drains = False
+        self._membership: Membership | None = None
+        self._marks: dict[str, float] = {"begun": 0.0}
+        self._busy_s = 0.0
+
+    def steps(self) -> list[AheadStep]:
+        """Plays all steps."""
+        self._look([])
+        while len(self._rows) < self._n_steps:
+            engine = min(self._engines, key=lambda engine: engine.next_s)
+            event_s = self._events[0][0] if self._events else math.inf
+            if math.isinf(min(engine.next_s, event_s)):
+                raise RuntimeError("nothing runs, and the step has not got its groups")
+            if engine.next_s < event_s:
+                self._now_s = engine.next_s
+                for key in engine.end_next():
+                    self._sample_has_ended(key)
+            else:
+                self._now_s, _, act = heapq.heappop(self._events)
+                act()
+        return self._rows
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self._now_s + seconds, self._count, act))
+
+    # -- generation --------------------------------------------------------------------------------
+
+    def _look(self, told: list[Told]) -> None:
+        """Does what follows from what has ended, as all shards do when they look together."""
+        deadlines = self._deadlines
+        deadlines.look(deadlines.version, deadlines.wanted, told)
+        if self._membership is None and (membership := deadlines.take()) is not None:
+            self._membership = membership
+            self._train(membership)
+        for ordinals in deadlines.issues():
+            self._begin(ordinals)
+        if self._drains and not deadlines.in_flight:
+            self._push()
+
+    def _begin(self, ordinals: Sequence[int]) -> None:
+        layout = self._layout
+        for ordinal in ordinals:
+            lengths = self._source.group(ordinal)
+            self._lengths[ordinal] = lengths
+            self._began[ordinal] = self._deadlines.version
+            self._missing[ordinal] = len(lengths.answers)
+        for shard in range(layout.shards):
+            leases = [
+                Lease(ordinal, 0, 0, tuple(range(len(self._lengths[ordinal].answers))))
+                for ordinal in ordinals
+                if ordinal % layout.shards == shard
+            ]
+            is_fixed = layout.replicas == 1
+            for lane in deal(leases, layout.replicas, shard, layout.shards, is_fixed):
+                self._next_part(lane)
+
+    def _next_part(self, lane: tuple[int, deque[list[Lease]]]) -> None:
+        """Gives a lane's replica the next part of its queue, if there is one."""
+        replica, waiting = lane
+        if not waiting:
+            return
+        leases = waiting.popleft()
+        keys = [(lease.ordinal, sample) for lease in leases for sample in lease.samples]
+        part = _Part(len(keys), lane)
+        self._parts |= dict.fromkeys(keys, part)
+        self._engines[replica].add(self._now_s, [self._sized(key) for key in keys])
+
+    def _sized(self, key: Key) -> tuple[Key, int, int]:
+        lengths = self._lengths[key[0]]
+        return key, lengths.prompt, lengths.answers[key[1]]
+
+    def _sample_has_ended(self, key: Key) -> None:
+        part = self._parts.pop(key)
+        part.missing -= 1
+        if not part.missing:
+            self._next_part(part.lane)
+        self._missing[key[0]] -= 1
+        if not self._missing[key[0]]:
+            del self._missing[key[0]]
+            self._after(self._job.reward_s, lambda: self._group_has_ended(key[0]))
+
+    def _group_has_ended(self, ordinal: int) -> None:
+        begun = self._began[ordinal]
+        teaches = self._lengths[ordinal].teaches
+        self._look([Told(ordinal, teaches, False, begun, float(begun), 0.0)])
+
+    # -- the trainer -------------------------------------------------------------------------------
+
+    def _train(self, membership: Membership) -> None:
+        groups = [self._lengths[one.ordinal] for one in membership.trained]
+        self._marks["taken"] = self._now_s
+        seconds = self._job.trainer.seconds(groups, self._layout.ranks) if groups else 0.0
+        self._after(seconds + self._layout.switch_s, self._drain)
+
+    def _drain(self) -> None:
+        """Has been trained: pushes, at once or when nothing runs."""
+        self._marks["trained"] = self._now_s
+        if self._job.waits and self._deadlines.in_flight:
+            self._drains = True
+        else:
+            self._push()
+
+    def _push(self) -> None:
+        self._drains = False
+        self._marks["drained"] = self._now_s
+        for engine in self._engines:
+            engine.pause(self._now_s, self._now_s + self._job.push_s)
+        self._after(self._job.push_s, self._end_step)
+
+    def _end_step(self) -> None:
+        assert self._membership is not None
+        self._rows.append(self._row(self._membership))
+        self._marks["begun"] = self._now_s
+        for ordinal in self._membership.consumed:
+            del self._lengths[ordinal]
+        self._membership = None
+        self._deadlines.version += 1
+        self._deadlines.wanted += 1
+        self._look([])
+
+    def _row(self, membership: Membership) -> AheadStep:
+        marks = self._marks
+        seconds = self._now_s - marks["begun"]
+        ages = [len(self._rows) - one.first for one in membership.trained] or [0]
+        busy_s = sum(engine.busy_s for engine in self._engines)
+        pushed_s = self._now_s - marks["drained"]
+        could_run_s = len(self._engines) * max(seconds - pushed_s, 1e-12)
+        idle = 1 - (busy_s - self._busy_s) / could_run_s
+        self._busy_s = busy_s
+        return AheadStep(
+            seconds=seconds,
+            waited_s=marks["taken"] - marks["begun"],
+            trained_s=marks["trained"] - marks["taken"],
+            drained_s=marks["drained"] - marks["trained"],
+            pushed_s=pushed_s,
+            idle_share=min(max(idle, 0.0), 1.0),
+            age_mean=float(np.mean(ages)),
+            age_largest=max(ages),
+        )
+
+
+def mean_seconds(steps: Sequence[AheadStep], skip: int) -> float:
+    """Returns the mean seconds of a step, without the first ``skip``."""
+    return float(np.mean([step.seconds for step in steps[skip:]]))
+
+
+def summarize(steps: Sequence[AheadStep], skip: int) -> dict[str, Any]:
+    """Returns means over all steps but the first ``skip``, and the largest age of all steps."""
+    names = ("seconds", "waited_s", "drained_s", "trained_s", "pushed_s", "idle_share", "age_mean")
+    later = steps[skip:]
+    means = {name: float(np.mean([getattr(step, name) for step in later])) for name in names}
+    return {**means, "age_largest": max(step.age_largest for step in steps)}
