@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 120.0
 KINDS = (
     "generator, trainer, annotator, reward, placement, balancer, advantage, objective, launcher, "
-    "observer, controller, dataset, filter, sampler, sentinel, command"
+    "observer, hooks, controller, dataset, filter, sampler, sentinel, command, view"
 )
 #: What a list does not know; aside, so that whoever reads the table gets the table.
 _NOT_IMPORTED = (

@@ -44,6 +44,13 @@ def test_every_module_of_the_contract_is_on_the_page_of_the_contract() -> None:
     )
 
 
+def test_every_kit_is_on_the_page_of_the_contract() -> None:
+    page = (DOCS / "reference/contract.md").read_text()
+    shown = re.findall(r"^\.\. automodule:: gcore_core\.kits\.(\w+)$", page, flags=re.M)
+    modules = [path.stem for path in (ROOT / "gcore_core/kits").glob("*.py")]
+    assert sorted(shown) == sorted(set(modules) - {"__init__"})
+
+
 def test_every_distribution_has_its_readme_on_a_page() -> None:
     for folder in (*(ROOT / "plugins").iterdir(), *(ROOT / "contrib").iterdir()):
         if (folder / "README.md").exists():

@@ -4,12 +4,13 @@ the page.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
 
-from gcore_core.contract import hookspecs
-from gcore_core.contract.providers import KINDS
+from gcore_core.contract import abilities, hookspecs
+from gcore_core.contract.providers import KINDS, Provider
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,3 +79,24 @@ def test_the_page_names_the_description_that_each_hook_yields() -> None:
     page = (ROOT / "docs/reference/hooks.md").read_text()
     for hook, cls in KINDS.values():
         assert f"| `{hook}()` | `{cls.__name__}` |" in page
+
+
+def page_words() -> set[str]:
+    """Every word that the page of hooks has in a row's or a sentence's code."""
+    page = (ROOT / "docs/reference/hooks.md").read_text()
+    page = re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S)
+    return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", page))))
+
+
+def test_the_page_names_every_field_of_a_description() -> None:
+    classes = [Provider, *(cls for _, cls in KINDS.values())]
+    fields = {field.name for cls in classes for field in dataclasses.fields(cls)}
+    assert {"preload", "level", "twin"} <= fields
+    assert sorted(fields - page_words()) == []
+
+
+def test_the_page_has_a_row_for_every_method_of_a_config_class_and_no_other() -> None:
+    page = (ROOT / "docs/reference/hooks.md").read_text()
+    section = page.partition("### Methods of a config class")[2].partition("\n###")[0]
+    shown = re.findall(r"^\| `(\w+)\(\)", section, flags=re.M)
+    assert sorted(shown) == sorted(ability.method for ability in abilities.ABILITIES)

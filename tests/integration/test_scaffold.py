@@ -75,9 +75,16 @@ ANSWERS = {
         return -torch.minimum(ratio * advantage, clipped * advantage)
         """
     ],
-    "observer": [
+    "hooks": [
         "with file.open('a') as lines:\n    lines.write(f'{report.step} {report.metrics}\\n')"
     ],
+    "observer": [
+        """
+        with self._file.open("a") as lines:
+            lines.write(f"{report.step} {report.metrics}\\n")
+        """
+    ],
+    "view": ["return Picture(f'<p>{rows[-1][\"metrics\"][\"reward\"]}</p>')"],
     "dataset": ["return Prompt(row=row, text=f'{row} + 1 =', fields={'answer': row + 1})"],
     "filter": [
         """
