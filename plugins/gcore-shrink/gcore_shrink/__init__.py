@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gcore_core import hookimpl
-from gcore_core.contract.providers import CommandProvider
+from gcore_core.contract.providers import CommandProvider, LauncherProvider
+from gcore_shrink.config import NamespacesConfig
 
 
 @hookimpl
@@ -14,3 +16,23 @@ def gcore_commands() -> Iterable[CommandProvider]:
         summary="make a job that runs here: tiny twins of models and data, few steps",
         factory="gcore_shrink.commands:shrink",
     )
+
+
+@hookimpl
+def gcore_launchers() -> Iterable[LauncherProvider]:
+    yield LauncherProvider(
+        name="namespaces",
+        summary="several nodes on this machine, out of namespaces that are made for the run",
+        factory="gcore_shrink.launcher:NamespacesLauncher",
+        config=NamespacesConfig,
+    )
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    if plan.get("launcher", {}).get("use") != "shrink/namespaces":
+        return
+    from gcore_shrink.namespaces import problem
+
+    if why := problem():
+        yield f"launcher.use: there can be no nodes of namespaces here: {why}."

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.kits.commands import load_plan
+from gcore_shrink.namespaces import MOST_NODES, problem
 from gcore_shrink.shrinking import Shrinking
 
 _WIDTH = 100
@@ -31,6 +32,7 @@ def shrink(words: Sequence[str]) -> int:
         steps=args.steps,
         slots=args.slots,
         engine=args.engine,
+        nodes=_nodes(args.nodes),
     )
     small.run()
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +44,20 @@ def shrink(words: Sequence[str]) -> int:
         print(note, file=sys.stderr)
     print(f"{to}: g-core run {to}")
     return 0
+
+
+def _nodes(number: int) -> int:
+    """Returns the number of nodes. Raises ConfigError where so many cannot be made here."""
+    if not 1 <= number <= MOST_NODES:
+        raise ConfigError(f"must be from 1 to {MOST_NODES}, is {number}.", where="--nodes")
+    if number > 1 and (why := problem()):
+        raise ConfigError(
+            "there can be no nodes of namespaces here.",
+            where=f"--nodes {number}",
+            why=why,
+            todo="leave --nodes out: all of the job is then on one node",
+        )
+    return number
 
 
 def read_job(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -104,6 +120,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="its steps; 2")
     parser.add_argument("--slots", type=int, default=2, metavar="N", help="most of a role; 2")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="nodes, out of the kernel's namespaces; 1: no namespaces. More need root and iproute2",
+    )
     parser.add_argument(
         "--engine",
         default="torch",

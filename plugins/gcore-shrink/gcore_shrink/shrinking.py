@@ -37,6 +37,7 @@ class Shrinking:
     steps: of the small job.
     slots: of a role, at most.
     engine: the plugin that takes the place of engines that are not installed.
+    nodes: nodes out of namespaces; 1: this machine alone, without any.
     notes: what was done, in the order of the job.
     random: roles whose models are twins.
     """
@@ -46,6 +47,7 @@ class Shrinking:
     steps: int
     slots: int
     engine: str
+    nodes: int = 1
     notes: list[str] = field(default_factory=list)
     random: set[str] = field(default_factory=set)
     installed: Installed = field(default_factory=Installed)
@@ -161,14 +163,27 @@ class Shrinking:
         """Leaves roles apart that are apart in the job, and together those that share devices."""
         launcher = self.job.pop("launcher", None)
         if launcher:
-            self.notes.append(f"launcher: this machine alone, not {launcher.get('use')}")
+            there = "this machine alone" if self.nodes == 1 else f"{self.nodes} nodes here"
+            self.notes.append(f"launcher: {there}, not {launcher.get('use')}")
         cluster = _section(self.job, "cluster")
-        there = cluster.pop("devices", "auto")
+        given_devices = cluster.pop("devices", "auto")
         cluster.pop("device_gib", None)
         given = self._given_slots
         slots = [int(node["slots"]) for node in _section(self.job, "roles").values()]
-        together = isinstance(there, int) and sum(given) > there
+        together = isinstance(given_devices, int) and sum(given) > given_devices
         cluster["devices"] = max(slots) if together else sum(slots)
+        if self.nodes > 1:
+            self._spread(cluster)
+
+    def _spread(self, cluster: Node) -> None:
+        """Puts the job on several nodes, with as many devices on each."""
+        each = -(-int(cluster["devices"]) // self.nodes)
+        cluster["devices"] = each * self.nodes
+        self.job["launcher"] = {
+            "use": "shrink/namespaces",
+            "config": {"nodes": self.nodes, "devices": each},
+        }
+        self.notes.append(f"launcher: nodes of {each} devices, out of namespaces: run it as root")
 
     def __post_init__(self) -> None:
         roles = (self.job.get("roles") or {}).values()
