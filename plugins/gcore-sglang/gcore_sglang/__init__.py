@@ -75,6 +75,7 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "sglang":
             continue
+        yield from check_adapter(name, plan["roles"])
         try:
             interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:
@@ -87,3 +88,27 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
                 "name it: "
                 "python: venv:sglang."
             )
+
+
+def check_adapter(name: str, roles: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a problem where SGLang would refuse what the policy pushes.
+
+    name: of a role of this plugin, one of ``roles``.
+    """
+    role = roles[name]
+    room = role.get("config", {}).get("lora_rank", 0)
+    followed = roles.get("policy" if name == "rollout" else role.get("follows") or "")
+    if not room or followed is None:
+        return
+    lora = followed.get("config", {}).get("lora") or {}
+    rank = lora.get("rank", 0)
+    if not lora or lora.get("push", "auto") == "merged":
+        yield (
+            f"roles.{name}.config.lora_rank: the policy pushes whole weights, and SGLang with room "
+            "for adapters takes these alone; set it to 0."
+        )
+    elif rank > room:
+        yield (
+            f"roles.{name}.config.lora_rank: the policy pushes adapters of rank {rank}, and this "
+            f"generator keeps room for {room}; set it to {rank}."
+        )

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from gcore_sglang.all_parts import wait_for_all_parts
 from gcore_sglang.arguments import EXIT_REFUSED, KNOWN
 from gcore_sglang.cpu import pin_nothing, process_nothing, stand_in
 from gcore_sglang.input_temperatures import divide_input_logits
@@ -53,6 +54,7 @@ if __name__ != "__main__":  # there, what takes seconds must wait until the work
         pin_nothing()
         compute_rows_alone()
     divide_input_logits()
+    wait_for_all_parts()
 
 
 def main() -> None:

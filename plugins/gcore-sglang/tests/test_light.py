@@ -12,16 +12,19 @@ import gcore_sglang
 import numpy as np
 import pytest
 from gcore_language.images import Images
-from gcore_sglang.arguments import ARGUMENTS
+from gcore_sglang.arguments import ARGUMENTS, lora_arguments
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.client import Event
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
+from gcore_sglang.parts import joined
 from gcore_sglang.pixels import PixelFiles, check_patches
+from gcore_sglang.scoring import check_scorable, scored
+from gcore_sglang.server import _cores
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.deadlines import Deadlines
-from gcore_core.contract.errors import ConfigError, DataError, WorkerError
+from gcore_core.contract.errors import ConfigError, ContractError, DataError, WorkerError
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt, TensorSpec
 from gcore_core.testing.installed import Wheel, empty_venv
@@ -41,6 +44,9 @@ TENSORS: Tensors = [
         ({"start_timeout_s": 0.0}, r"start_timeout_s: must be positive, is 0\.0"),
         ({"push_timeout_s": -1.0}, r"push_timeout_s: must be positive, is -1\.0"),
         ({"top_p": 2.0}, r"top_p: must be in 0\.\.1"),
+        ({"tensor_parallel": 0}, "tensor_parallel: must be at least 1, is 0"),
+        ({"lora_rank": -1}, "lora_rank: must not be negative, is -1"),
+        ({"lora_rank": 8, "stop": ["."]}, "lora_rank: must be 0 with stop"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str) -> None:
@@ -58,7 +64,10 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
         ),
         ("model_path", r"Set roles\.rollout\.model\.path"),
         ("random_seed", r"Set run\.seed"),
-        ("tp_size", r"(?s)this argument is fixed.*on one device"),
+        ("enable_lora", r"Set roles\.rollout\.config\.lora_rank"),
+        ("lora_paths", r"(?s)this argument is fixed.*pushes bring"),
+        ("dp_size", r"(?s)this argument is fixed.*one replica on one node"),
+        ("tp_size", r"(?s)this argument is fixed.*placement gives to one worker"),
         ("api_key", r"(?s)this argument is fixed.*drawn anew"),
         ("host", r"(?s)this argument is fixed.*its own worker only"),
     ],
@@ -181,6 +190,7 @@ def test_a_message_of_a_running_sample_is_progress_and_silence_is_not(goes_on: b
     generator._inbox = SimpleNamespace(check_idle=lambda: None)  # type: ignore[assignment]
     generator._context = WorkerContext(role="rollout", progress=lambda: shown.append("progress"))
     generator._ended = []
+    generator._unsent = {}
     generator._begun = {"0"}
     generator._running = {"0": SimpleNamespace()}  # type: ignore[dict-item]
     generator._server = SimpleNamespace(check=lambda: None)  # type: ignore[assignment]
@@ -200,3 +210,107 @@ def test_a_sample_tells_of_itself_often_enough_for_a_slow_engine() -> None:
     request = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
     interval = generator._parameters(request, 8)["stream_interval"]
     assert interval / 10 < Deadlines().patience_s / 5
+
+
+def test_an_adapters_room_is_kept_for_the_models_matrices() -> None:
+    names = ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"]
+    names += ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"]
+    assert lora_arguments(0, names) == {}
+    found = lora_arguments(8, names)
+    assert found["lora_target_modules"] == ["q_proj", "up_proj"]
+    assert found["max_lora_rank"] == 8
+
+
+def test_a_sample_that_was_cut_has_the_actions_of_both_requests() -> None:
+    def answer(ids: list[int], version: str, end: str) -> dict[str, Any]:
+        meta = {
+            "output_token_logprobs": [[-0.5, token, None] for token in ids],
+            "weight_versions": [{"version": version, "start": 0, "end": len(ids)}],
+            "finish_reason": {"type": end},
+        }
+        return {"output_ids": ids, "meta_info": meta}
+
+    both = joined(answer([3, 4], "1", "abort"), answer([5], "2", "length"))
+    assert both["output_ids"] == [3, 4, 5]
+    meta = both["meta_info"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == [3, 4, 5]
+    assert [span["version"] for span in meta["weight_versions"]] == ["1", "2"]
+    assert meta["finish_reason"] == {"type": "length"}
+    alone = joined(answer([3, 4], "1", "abort"), {})  # it was taken back before it was sent
+    assert alone == answer([3, 4], "1", "abort")
+
+
+def test_scores_of_other_tokens_than_were_given_are_refused() -> None:
+    """SGLang calls the vocabulary's last token 0, which is taken."""
+    record = {"prompt_ids": np.array([1, 2]), "action_ids": np.array([5, 21])}
+    told = [[None, 2, None], [-1.0, 5, None], [-2.0, 0, None]]
+    np.testing.assert_array_equal(
+        scored(record, {"meta_info": {"input_token_logprobs": told}}), np.float32([-1, -2])
+    )
+    told[1][1] = 6
+    with pytest.raises(ContractError, match="other tokens"):
+        scored(record, {"meta_info": {"input_token_logprobs": told}})
+    check_scorable(record, 4)
+    with pytest.raises(ContractError, match="a record of 4 tokens is longer than the context of 3"):
+        check_scorable(record, 3)
+
+
+@pytest.mark.parametrize(("cores", "shares"), [({0, 1, 2}, "0,2|1"), ({5}, "5|5")])
+def test_each_process_of_a_split_model_has_cores(
+    cores: set[int], shares: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: cores)
+    assert _cores(2) == shares
+
+
+def test_a_seeds_hash_is_murmur_hash_3() -> None:
+    """Against the algorithm in integers of Python, of words of 32 bits."""
+    torch = pytest.importorskip("torch")
+    from gcore_sglang.invariant import murmur_hash
+
+    seeds, positions, columns = [0, 7, 2**63 - 1], [0, 11, 4096], [0, 1, 151_935]
+    found = murmur_hash(
+        torch.tensor(seeds, dtype=torch.int64).to(torch.uint64),
+        torch.tensor(positions),
+        torch.tensor(columns),
+    )
+    for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        for place, column in enumerate(columns):
+            data = seed.to_bytes(8, "little") + position.to_bytes(4, "little")
+            assert int(found[row, place]) == murmur_3(data + column.to_bytes(4, "little"))
+
+
+def murmur_3(data: bytes) -> int:
+    """MurmurHash3_x86_32 with seed 0 of whole words."""
+    hashed = 0
+    for start in range(0, len(data), 4):
+        word = int.from_bytes(data[start : start + 4], "little") * 0xCC9E2D51 % 2**32
+        word = (word << 15 | word >> 17) % 2**32 * 0x1B873593 % 2**32
+        hashed ^= word
+        hashed = ((hashed << 13 | hashed >> 19) % 2**32 * 5 + 0xE6546B64) % 2**32
+    hashed ^= len(data)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed = (hashed ^ hashed >> shift) * factor % 2**32
+    return hashed ^ hashed >> 16
+
+
+@pytest.mark.parametrize(
+    ("lora", "room", "problem"),
+    [
+        ({"rank": 8}, 8, ""),
+        ({"rank": 8}, 0, ""),
+        ({"rank": 16}, 8, "adapters of rank 16"),
+        ({"rank": 8, "push": "merged"}, 8, "whole weights"),
+        ({}, 8, "whole weights"),
+    ],
+)
+def test_a_job_whose_pushes_sglang_would_refuse_is_refused_at_check(
+    lora: dict[str, Any], room: int, problem: str
+) -> None:
+    roles = {
+        "policy": {"use": "torch", "config": {"lora": lora}},
+        "rollout": {"use": "sglang", "follows": "policy", "config": {"lora_rank": room}},
+    }
+    problems = list(gcore_sglang.check_adapter("rollout", roles))
+    assert len(problems) == bool(problem)
+    assert all(problem in found for found in problems)
