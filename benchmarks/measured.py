@@ -481,6 +481,19 @@ BENCHMARKS = (
         minutes=8,
     ),
     Benchmark(
+        name="large_whole",
+        of="large",
+        measures=(
+            CORE,
+            ALGORITHMS,
+            *TORCH,
+            QUICKSTART_RUNS,
+            "benchmarks/large_whole.py",
+        ),
+        commands=(f"{SCRIPT} --parts whole",),
+        minutes=10,
+    ),
+    Benchmark(
         name="large_moe",
         of="large",
         measures=(*TORCH, "benchmarks/large_moe.py"),

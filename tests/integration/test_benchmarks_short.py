@@ -299,6 +299,17 @@ SMALL = (
             slow=True,
         ),
         short(
+            "large_whole",
+            *("--parts", "whole", "--whole-layers", "2", "--whole-width", "128"),
+            *("--whole-words", "512", "--whole-steps", "2"),
+            fact=lambda values: (
+                values["whole_job_steps"] == 2
+                and values["whole_job_train_gib"] <= values["whole_job_peak_gib"]
+                and 0 < values["whole_job_trainer_rollout_gib"] < values["whole_job_rollout_gib"]
+            ),
+            slow=True,
+        ),
+        short(
             "asynchronous_quickstart",
             *("--parts", "quickstart", "--seeds", "0", "--async-steps", "3"),
             fact=lambda values: (
@@ -463,6 +474,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 NOT_MEASURED_YET = {
     "asynchronous_quickstart",
     "large_context",
+    "large_whole",
     "machines",
     "proved_engines",
 }

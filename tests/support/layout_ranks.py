@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from gcore_algorithms.advantages import Gae
 from gcore_algorithms.config import GaeConfig
+from gcore_language import policy
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.shared_settings import ValueHeadSettings
+from gcore_language.tiny import VOCABULARY
 from gcore_language.weights import from_bytes, full
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.offload_settings import OffloadSettings
@@ -29,6 +31,8 @@ from gcore_torch.trainer import TorchTrainer, make_trainer
 
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 from tests.support.value_ranks import Squares
+
+_CHUNK_LOGITS = policy._CHUNK_LOGITS
 
 #: What a case is compared with: one rank that holds the model as it is.
 ALONE = ShardingSettings()
@@ -62,6 +66,7 @@ class Case:
     sharding: of the trainer's settings.
     sleeps: whether the trainer sleeps before each step.
     settings: more of the trainer's settings.
+    chunk: most logits that are held at once; 0: as many as ever.
     exactly: another case whose numbers have the same bits; "": none.
     """
 
@@ -70,6 +75,7 @@ class Case:
     sharding: ShardingSettings = ALONE
     sleeps: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    chunk: int = 0
     exactly: str = ""
 
 
@@ -88,6 +94,7 @@ LIKES = {
         },
     ),
     "llama": Like(model="llama"),
+    "llama adapters": Like(model="llama", settings={"lora": LoraSettings(rank=3, alpha=6.0)}),
     "shared": Like(model="qwen3", settings={"packing": "shared_prompt"}),
     "bfloat16": Like(settings={"dtype": "bfloat16", "packing": "padded"}, tolerance=2e-2),
     "experts": Like(model="qwen3_moe", settings={"router_aux_loss": 0.1}),
@@ -126,6 +133,11 @@ CASES = {
         sharding=ShardingSettings(tensor=2),
         settings={"gradient_checkpointing": True},
     ),
+    "llama of two ranks": Case(like="llama", ranks=2),
+    "llama of two ranks, head in chunks": Case(
+        like="llama", ranks=2, settings={"gradient_checkpointing": True}, chunk=7 * VOCABULARY
+    ),
+    "llama adapters of two ranks": Case(like="llama adapters", ranks=2),
     "values of two ranks": Case(like="values", ranks=2),
     "values of two ranks, state on the host": Case(
         like="values", ranks=2, settings=_STATE, exactly="values of two ranks"
@@ -143,6 +155,9 @@ CASES = {
     "padded, asleep in between": Case(like="padded", ranks=4, sharding=_TWO, sleeps=True),
     "adapters": Case(like="adapters", ranks=4, sharding=_TWO),
     "values": Case(like="values", ranks=4, sharding=_TWO),
+    "llama, replicas, all on the host": Case(
+        like="llama", ranks=4, sharding=_TWO, settings=_BOTH, chunk=7 * VOCABULARY
+    ),
     "shared values, replicas": Case(like="shared values", ranks=4, sharding=_TWO, sleeps=True),
     "shared values, replicas, state on the host": Case(
         like="shared values",
@@ -187,6 +202,7 @@ def run(
     resume: a state from which the third step is made; None: the own one.
     """
     (work / "meet").mkdir(parents=True, exist_ok=True)
+    policy._CHUNK_LOGITS = case.chunk or _CHUNK_LOGITS
     trainer = _open(case, own, models, work)
     gradients = _watch(trainer)
     metrics = [_step(trainer, step, case, own) for step in (0, 1)]

@@ -217,8 +217,13 @@ def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: t
     weights: Hugging Face name -> whole tensor.
     dtype: what floating point tensors are converted to.
     """
-    cast = {
-        name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
-        for name, t in weights.items()
-    }
+    cast = {name: to_host(tensor, dtype) for name, tensor in weights.items()}
     model.save_pretrained(directory, state_dict=cast)
+
+
+def to_host(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a tensor as it is saved: contiguous, in host memory; as one of its own.
+
+    dtype: what a floating point tensor is converted to.
+    """
+    return tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()

@@ -36,6 +36,7 @@ from gcore_language.models import (
     load_value_model,
     refuse_engine,
     save_model,
+    to_host,
 )
 from gcore_language.own_rows import OwnRows
 from gcore_language.packing import Batch, Sample, stand_in
@@ -70,6 +71,7 @@ from gcore_torch.gradients import (
     SplitGradients,
     by_mesh,
 )
+from gcore_torch.host_memory import return_free_pages, return_large_blocks
 from gcore_torch.mesh import make_mesh, refuse_images
 from gcore_torch.offload import check_head, offload_layers, offload_policy, refuse_exact_sums
 from gcore_torch.sharding import free_gathered, gathered_for_now, materialise, shard
@@ -80,6 +82,7 @@ class TorchEngine:
     """Trains on plain torch; see ``gcore_language.training.TrainingEngine``."""
 
     def __init__(self, config: TorchTrainerConfig, context: WorkerContext) -> None:
+        return_large_blocks()
         self._config = config
         self._context = context
         check_value_objective(context, scores_tokens=True)
@@ -132,6 +135,7 @@ class TorchEngine:
         self._router_books = self._open_books()
         self.staging = Staging()
         self.bed = Bed(context.role, context.rank, context.directory)
+        return_free_pages()
 
     def _open(self, path: str, lora: LoraSettings | None = None) -> Policy:
         """Opens a model as a policy on this device, sharded over the ranks.
@@ -183,7 +187,8 @@ class TorchEngine:
             return
         kept = offload_policy(self.device) if config.offload.state else None
         blocks = set(policy.model._no_split_modules or ())
-        shard(policy, self._mesh.of_layers, blocks, self._mesh.of_rest, kept)
+        meshes = self._mesh.of_layers, blocks, self._mesh.of_rest
+        shard(policy, *meshes, kept, exactly=self.sums_exactly)
         if rows is not None:
             rounding = DTYPES[config.dtype if adapters is not None else "float32"]
             place = torch.device("cpu") if config.offload.state else self.device
@@ -327,9 +332,16 @@ class TorchEngine:
     def _autocast(self) -> AbstractContextManager[Any]:
         """Returns the context in which forward passes run: bfloat16 where the settings ask for
         it.
+
+        It keeps no copies of weights in bfloat16. Each is used once in a pass, and one that the
+        backward pass needs is kept by autograd: whole copies on every rank would outlive the
+        layers that were gathered, or that are computed again.
         """
         autocast: AbstractContextManager[Any] = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16"
+            self.device.type,
+            torch.bfloat16,
+            enabled=self._config.dtype == "bfloat16",
+            cache_enabled=False,
         )
         return autocast
 
@@ -600,14 +612,15 @@ class TorchEngine:
         """Writes the model and its tokenizer as transformers saves them; rank 0 writes."""
         directory.mkdir(parents=True, exist_ok=True)
         weights: dict[str, Tensor] = {}
+        dtype = DTYPES[self._config.dtype]
         for spec, tensor in zip(self.weight_specs(), self._whole(), strict=True):
             if self.ranks.rank == 0:
-                weights[spec.name] = tensor
+                weights[spec.name] = to_host(tensor, dtype)
         adapter = {spec.name: tensor for spec, tensor in self.whole_adapter()}
         if self.ranks.rank == 0:
             if self._adapters is not None:
                 self._adapters.save_files(directory / ADAPTER, adapter)
-            save_model(self._policy.model, directory, weights, DTYPES[self._config.dtype])
+            save_model(self._policy.model, directory, weights, dtype)
             copy_tokenizer(self._path, directory, self._tokenizer)
         self.ranks.wait()
 
@@ -633,6 +646,7 @@ class TorchEngine:
             if policy is not None:
                 free_gathered(policy)
         self.bed.sleep(self._kept())
+        return_free_pages()
 
     def wake(self) -> None:
         """See ``SleepsInRollout.wake``."""

@@ -41,6 +41,7 @@ from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import Decoder, FusedDecoder, TransformersDecoder, make_decoder
+from gcore_torch.host_memory import return_free_pages, return_large_blocks
 from gcore_torch.other_heads import changed_head, heads
 from gcore_torch.sampling import choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
@@ -160,6 +161,7 @@ class TorchGenerator:
     """
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
+        return_large_blocks()
         self._config = config
         self._context = context
         refuse_engine(context)
@@ -688,6 +690,7 @@ class TorchGenerator:
             decoder.release(weights=self._weights.leaves)
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)
+        return_free_pages()
 
     def wake(self) -> None:
         """Takes its memory again; see ``Sleeps.wake``.

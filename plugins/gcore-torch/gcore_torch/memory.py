@@ -135,12 +135,14 @@ def _computing(
     """Yields what the fullest passes need beside what the rank holds."""
     casts = cast_weights(model, config.dtype)
     for phase in _COMPUTES:
+        kept = phase == "training" and not config.gradient_checkpointing
         if casts:
             yield MemoryNeed(
                 phase=phase,
                 what="cast weights",
-                nbytes=casts,
-                note=f"the layers' matrices in {config.dtype}, whole on every rank",
+                nbytes=casts if kept else casts // model.layers,
+                setting="config.gradient_checkpointing=true" if kept else "",
+                note=f"matrices of {'all layers' if kept else 'a layer'} in {config.dtype}, whole",
             )
         if worker.slots > 1 or config.offload.state:
             yield MemoryNeed(

@@ -13,7 +13,13 @@ from torch import Tensor
 
 
 def shard(
-    policy: Policy, mesh: Any, blocks: Collection[str], rest: Any = None, offload: Any = None
+    policy: Policy,
+    mesh: Any,
+    blocks: Collection[str],
+    rest: Any = None,
+    offload: Any = None,
+    *,
+    exactly: bool = False,
 ) -> None:
     """Shards a policy over a mesh.
 
@@ -22,6 +28,8 @@ def shard(
         parameters with the root.
     rest: see ``Mesh.of_rest``; None: as ``mesh``.
     offload: FSDP2's policy for parameters that lie elsewhere than on the device; None: none do.
+    exactly: whether gradients are added up exactly. Then embeddings are gathered with the root: an
+        output embedding that goes through a pass chunk by chunk would have one sum for each.
     """
     from torch.distributed.fsdp import (
         OffloadPolicy,
@@ -30,10 +38,30 @@ def shard(
     )
 
     kept = OffloadPolicy() if offload is None else offload
+    around = mesh if rest is None else rest
     for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
         fully_shard(module, mesh=mesh, offload_policy=kept)
-    fully_shard(policy, mesh=mesh if rest is None else rest, offload_policy=kept)
+    for module, stays in [] if exactly else _embeddings(policy):
+        fully_shard(module, mesh=around, offload_policy=kept, reshard_after_forward=not stays)
+        # the gradient of rows that were looked up needs none of them
+        module.set_unshard_in_backward(stays)
+    fully_shard(policy, mesh=around, offload_policy=kept)
     register_fsdp_forward_method(policy, "trial")  # it need not go through the root's forward
+
+
+def _embeddings(policy: Policy) -> list[tuple[Any, bool]]:
+    """Returns the embeddings of a model's input and output, each with whether it stays gathered
+    until the backward pass; none where they are one.
+
+    Then they and their gradients are not whole at the same time: of a model of a billion
+    parameters they are a tenth. The output embedding stays, since it is applied to one chunk of
+    actions after the other.
+    """
+    embedding = policy.model.get_input_embeddings()
+    head = policy.model.get_output_embeddings()
+    if embedding is None or head is None or embedding.weight is head.weight:
+        return []
+    return [(embedding, False), (head, True)]
 
 
 def materialise(policy: Policy, rows: OwnRows, device: torch.device, rounding: torch.dtype) -> None:
