@@ -212,6 +212,17 @@ BENCHMARKS = (
         measures=(PLACEMENT, QUEUEING, SIM, BALANCE, "benchmarks/vllm_steps.json"),
         minutes=12,
     ),
+    Benchmark(
+        name="protocol_async",
+        measures=(
+            CORE,
+            "plugins/gcore-async/gcore_async",
+            "benchmarks/protocol_sim.py",
+            "benchmarks/protocol_mutants.py",
+            "benchmarks/protocol_async_mutants.py",
+        ),
+        minutes=16,
+    ),
     Benchmark(name="protocol_sim", measures=(CORE, "benchmarks/protocol_mutants.py"), minutes=8.5),
     Benchmark(
         name="digits",

@@ -1,4 +1,4 @@
-"""The asynchronous program reads as the synchronous one's twin, and the docs show how they differ."""
+"""The asynchronous program reads as the synchronous one's twin; the docs show how they differ."""
 
 from __future__ import annotations
 
