@@ -245,6 +245,18 @@ BENCHMARKS = (
         minutes=8.5,
     ),
     Benchmark(
+        name="protocol_async",
+        measures=(
+            *CORE,
+            "gcore_core/testing",
+            "plugins/gcore-async/gcore_async",
+            "benchmarks/protocol_sim.py",
+            "benchmarks/protocol_mutants.py",
+            "benchmarks/protocol_async_mutants.py",
+        ),
+        minutes=16,
+    ),
+    Benchmark(
         name="digits",
         measures=(
             *CORE,
@@ -484,7 +496,7 @@ BENCHMARKS = (
         name="large_whole",
         of="large",
         measures=(
-            CORE,
+            *CORE,
             ALGORITHMS,
             *TORCH,
             QUICKSTART_RUNS,

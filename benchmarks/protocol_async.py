@@ -147,7 +147,7 @@ def broken_rules(outcome: Outcome, job: SimulatedJob, bounds: Bounds) -> list[st
     """Returns the rules that a run broke, of those that hold in any weather."""
     batches = [sorted({key[0] for key in batch}) for batch in outcome.batches]
     committed = sorted(ordinal for _, ordinal in outcome.verdicts)
-    given = [verdicts for verdicts in outcome.verdicts.values()]
+    given = list(outcome.verdicts.values())
     trained = sorted(o for (_, o), verdicts in outcome.verdicts.items() if verdicts == [TRAINED])
     base = outcome.ledger["next_ordinal"]
     begun = [(step, *one) for step, part in enumerate(outcome.begun) for one in part.items()]

@@ -26,6 +26,9 @@ FAULTS = (
     "tests/integration/test_faults.py::"
     "test_random_kills_and_stops_do_not_change_the_result_of_a_run"
 )
+KILLS_AHEAD = (
+    "plugins/gcore-async/tests/test_runs.py::test_thirty_kills_lose_nothing_and_double_nothing"
+)
 STOPS = "tests/integration/test_resume.py::test_a_run_stopped_repeatedly_gives_the_same_weights"
 #: What most parts run.
 INTEGRATION = (*CODE, "tests/integration")
@@ -53,6 +56,12 @@ PARTS = (
         budget_min=15,
         command=f"{{python}} -m pytest -q '{FAULTS}[30 of the quickstart]'",
         runs=INTEGRATION,
+    ),
+    Part(
+        name="kills-async",
+        budget_min=15,
+        command=f"{{python}} -m pytest -q {KILLS_AHEAD}",
+        runs=(*CODE, "plugins/gcore-async"),
     ),
     Part(
         name="same-hash",

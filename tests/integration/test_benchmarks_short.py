@@ -176,6 +176,12 @@ SMALL = (
             fact=lambda values: values["violations"] == 0 and values["seeds"] == 24,
         ),
         short(
+            "protocol_async",
+            *("--seeds", "0:64", "--mutant-seeds", "0", "--processes", "1"),
+            fact=lambda values: values["async_violations"] == 0 and values["async_seeds"] == 64,
+            slow=True,
+        ),
+        short(
             "weight_push",
             *("--rounds", "1", "--scale", "0.003"),
             fact=_ratios_are_those_of_rates,
@@ -425,7 +431,7 @@ def test_a_benchmark_measures_its_claims(
     tmp_path: Path,
 ) -> None:
     """Bars are not held here: the machine may be busy, and one round says little."""
-    if name not in ("startup", "protocol_sim"):
+    if name not in ("startup", "protocol_async", "protocol_sim"):
         pytest.importorskip("torch")
     out = tmp_path / "result.json"
     done = subprocess.run(
@@ -476,6 +482,7 @@ NOT_MEASURED_YET = {
     "large_context",
     "large_whole",
     "machines",
+    "protocol_async",
     "proved_engines",
 }
 
