@@ -16,7 +16,7 @@ if __name__ == "__main__":
         run_parts(
             "asynchronous",
             "The asynchronous program beside core/sync.",
-            packages=("gcore-core", "gcore-async", "torch", "transformers"),
+            packages=("gcore-core", "gcore-async", "gcore-sim", "torch", "transformers"),
             seeds=(0, 1, 2, 3, 4),
         )
     )

@@ -124,6 +124,19 @@ class Benchmark:
 BENCHMARKS = (
     Benchmark(name="house", measures=("gcore_core", "plugins"), minutes=0.5),
     Benchmark(
+        name="asynchronous_emulated",
+        of="asynchronous",
+        measures=(
+            CORE,
+            "benchmarks/asynchronous_emulated.py",
+            "benchmarks/windowed_fifo.py",
+            "plugins/gcore-async/gcore_async",
+            "plugins/gcore-sim/gcore_sim",
+        ),
+        commands=(f"{SCRIPT} --parts emulated",),
+        minutes=15,
+    ),
+    Benchmark(
         name="asynchronous_quickstart",
         of="asynchronous",
         measures=(

@@ -316,6 +316,15 @@ SMALL = (
             slow=True,
         ),
         short(
+            "asynchronous_emulated",
+            *("--parts", "emulated", "--emulated-seeds", "0", "--emulated-steps", "3"),
+            "--emulated-virtual",
+            fact=lambda values: (
+                values["simulator_error_max"] < 0.1 and values["ahead_1_age_largest"] <= 4
+            ),
+            slow=True,
+        ),
+        short(
             "asynchronous_quickstart",
             *("--parts", "quickstart", "--seeds", "0", "--async-steps", "3"),
             fact=lambda values: (
@@ -478,6 +487,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 #: benchmarks without a committed result
 NOT_MEASURED_YET = {
+    "asynchronous_emulated",
     "asynchronous_quickstart",
     "large_context",
     "large_whole",
