@@ -22,7 +22,7 @@ extensions = [
     "house_docstrings",
     "repository_links",
 ]
-exclude_patterns = ["_build", "_ext"]
+exclude_patterns = ["_build", "_ext", "**/runs"]  # the notebook's run writes Markdown, too
 nitpicky = False  # docstrings name types of libraries whose pages are not at hand
 
 html_theme = "furo"
@@ -31,7 +31,11 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
 
-nb_execution_mode = "off"  # a notebook shows the output that it is committed with
+# A notebook shows the output that it is committed with. `tox run -e docs` sets "force": then it is
+# executed, and a cell that fails is an error.
+nb_execution_mode = "off"
+nb_execution_timeout = 600  # seconds for one cell; training takes half a minute on two quiet cores
+nb_execution_raise_on_error = True
 
 myst_enable_extensions = ["deflist"]
 myst_fence_as_directive = ["mermaid"]

@@ -52,7 +52,7 @@ STAGES = (
         budget_min=10,
         began_before=True,
         commands=(
-            "{python} -m tox run -e docs --notest",
+            "{python} -m tox run -e pages --notest",
             "{python} tests/engines/suites.py --create --engines " + ENGINES,
         ),
     ),
@@ -63,7 +63,7 @@ STAGES = (
             "{python} -m ruff check",
             "{python} -m ruff format --check",
             "{python} -m mypy",
-            "{python} -m tox run -e docs",
+            "{python} -m tox run -e pages",
             PYTEST + " tests/wheels",
         ),
     ),

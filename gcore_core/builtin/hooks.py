@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
@@ -125,3 +126,10 @@ def gcore_placement_policies() -> Iterable[p.PlacementProvider]:
         summary="each role gets its slots, from the first device on",
         factory="gcore_core.builtin.placement:Even",
     )
+
+
+@hookimpl
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    from gcore_core.builtin.checks import problems_of
+
+    return problems_of(plan)

@@ -84,7 +84,7 @@ ANSWERS = {
             lines.write(f"{report.step} {report.metrics}\\n")
         """
     ],
-    "view": ["return Picture(f'<p>{rows[-1][\"metrics\"][\"reward\"]}</p>')"],
+    "view": ['return Picture(f\'<p>{rows[-1]["metrics"]["reward"]}</p>\')'],
     "dataset": ["return Prompt(row=row, text=f'{row} + 1 =', fields={'answer': row + 1})"],
     "filter": [
         """

@@ -1,0 +1,55 @@
+"""Says before anything starts which of a user's reward functions are not in their files.
+
+A file is parsed, never imported: it may need what only its worker has. One that does not exist is
+left to the run, since an earlier command may make it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.errors import did_you_mean
+
+_FUNCTION = "core/function"
+
+
+def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a sentence for each function that is not in its file."""
+    for name, reward in plan.get("rewards", {}).items():
+        if reward.get("use") == _FUNCTION:
+            yield from _function_problems(f"rewards.{name}.config", reward.get("config") or {})
+
+
+def _function_problems(where: str, config: Mapping[str, Any]) -> Iterator[str]:
+    file = Path(str(config.get("path", "")))
+    if not file.is_file():
+        return
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        yield f"{where}.path: {file}{f', line {line}' if line else ''}: no Python: {error}."
+        return
+    name = str(config.get("name", ""))
+    names = top_names(tree)
+    if name not in names and "*" not in names and "__getattr__" not in names:
+        near = did_you_mean(name, sorted(names))
+        yield f"{where}.name: {file} has no function {name!r}{near}."
+
+
+def top_names(tree: ast.Module) -> set[str]:
+    """Returns the names that a module may bind, more rather than fewer; "*": it may bind any."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("globals", "exec", "vars"):
+            names.add("*")
+    return names
