@@ -30,7 +30,7 @@ NAMES = tuple(sorted(file.stem for file in RECIPES.glob("*.yaml") if file.stem n
 PARTS = tuple(
     Part(
         name=f"recipe-{name}",
-        budget_min=1.5,
+        budget_min=1.25,
         command=f"{{python}} tests/recipes.py --one {name}",
         runs=(*CODE, "tests/recipes.py"),
     )

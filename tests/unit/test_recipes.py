@@ -85,6 +85,34 @@ def test_every_recipe_is_planned_on_some_page() -> None:
     assert planned() | {"feedback_reward_model"} == set(NAMES)
 
 
+#: Recipe -> TFLOP of one call of its transformer for an image of 512 x 512 and 256 tokens of T5
+#: (77 of CLIP beside them in SD3), by torch's FlopCounterMode on the meta device; calls for each
+#: trained step; the seconds and hours of its page at the peak of 4 H100 in bfloat16.
+HOURS = {
+    "sd35_flow_grpo": (2.442642604, 4, "15 s a step", "at least 4 for 1,000 steps"),
+    "flux_flow_grpo": (17.686253273, 3, "108 s a step", "at least 15 for 500 steps"),
+}
+
+
+@pytest.mark.parametrize("name", HOURS)
+def test_hours_of_an_image_recipe_are_the_arithmetic_of_its_job(name: str) -> None:
+    tflop, trained_calls, seconds, hours = HOURS[name]
+    job = job_of(name)
+    sampler = job["roles"]["rollout"]["config"]
+    assert (sampler["height"], sampler["width"]) == (512, 512)
+    guided = 2 if name == "sd35_flow_grpo" else 1
+    images = job["controller"]["config"]["prompts"] * job["advantage"]["config"]["group_size"]
+    trained = sampler["steps"] - 1  # the last step draws no noise
+    calls = images * guided * (sampler["steps"] + trained * trained_calls)
+    devices = job["roles"]["policy"]["slots"]
+    assert devices == job["roles"]["rollout"]["slots"] == 4
+    step_s = calls * tflop / (devices * 989)
+    assert f"{step_s:.0f} s a step" == seconds
+    steps = job["run"]["steps"]
+    assert f"at least {step_s * steps / 3600:.0f} for {steps:,} steps" == hours
+    assert seconds in pages()[name] and hours in pages()[name]
+
+
 def test_the_list_of_recipes_is_whole() -> None:
     for text in ((PAGES / "index.md").read_text(), (ROOT / "README.md").read_text()):
         for page in PAGES.glob("*.md"):

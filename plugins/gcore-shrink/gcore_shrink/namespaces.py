@@ -153,7 +153,7 @@ def _hold(stack: contextlib.ExitStack, name: str, shm_mib: int) -> int:
             todo="shrink the job without --nodes",
         )
     (child,) = psutil.Process(holder.pid).children()
-    return child.pid
+    return int(child.pid)
 
 
 def _end(holder: subprocess.Popen[bytes]) -> None:
