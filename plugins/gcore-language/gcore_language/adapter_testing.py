@@ -56,7 +56,7 @@ def merge_adapter(directory: Path, model: Path, adapter: Path) -> Path:
     }
     merged = []
     for spec, flat in read_safetensors(model / "model.safetensors"):
-        weight = flat.view(np.float32).reshape(spec.shape)
+        weight: np.ndarray = flat.view(np.float32).reshape(spec.shape)
         name = spec.name.removesuffix(".weight")
         if f"{name}.lora_A.weight" in halves:
             a, b = halves[f"{name}.lora_A.weight"], halves[f"{name}.lora_B.weight"]

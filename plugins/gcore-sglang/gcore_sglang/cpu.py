@@ -119,4 +119,4 @@ def pin_nothing() -> None:
 
     for module in (layers, torch_backend):
         module.torch = _Unpinned()
-    torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign, assignment]
+    torch.Tensor.pin_memory = lambda self, *_: self

@@ -13,18 +13,15 @@ from typing import Any
 import torch
 
 _32_BITS = 0xFFFFFFFF
-#: Keep what is registered, which ends with these objects.
-_REGISTERED: list[torch.library.Library] = []
 
 
 def compute_rows_alone() -> None:
     """Changes SGLang in this process: its deterministic mode multiplies row by row."""
     from sglang.srt import batch_invariant_ops
 
-    hashes = torch.library.Library("sgl_kernel", "FRAGMENT")
-    hashes.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
-    hashes.impl("murmur_hash32_cpu", murmur_hash, "CPU")
-    _REGISTERED.append(hashes)
+    name = "sgl_kernel::murmur_hash32_cpu"
+    torch.library.define(name, "(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
+    torch.library.impl(name, "CPU", murmur_hash)
     batch_invariant_ops.enable_batch_invariant_mode = _enable
 
 
@@ -37,10 +34,8 @@ def allow_torch_attention() -> None:
 
 def _enable(*_: Any, **__: Any) -> None:
     """Replaces the products of matrices of torch in this process."""
-    products = torch.library.Library("aten", "IMPL")
-    products.impl("mm", _mm, "CPU")
-    products.impl("addmm", _addmm, "CPU")
-    _REGISTERED.append(products)
+    torch.library.impl("aten::mm", "CPU", _mm)
+    torch.library.impl("aten::addmm", "CPU", _addmm)
 
 
 def _mm(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
