@@ -28,8 +28,8 @@ def shard(
         parameters with the root.
     rest: see ``Mesh.of_rest``; None: as ``mesh``.
     offload: FSDP2's policy for parameters that lie elsewhere than on the device; None: none do.
-    exactly: whether gradients are added up exactly. Then embeddings are gathered with the root: an
-        output embedding that goes through a pass chunk by chunk would have one sum for each.
+    exactly: whether gradients are added up exactly. Then both embeddings are gathered with the
+        root.
     """
     from torch.distributed.fsdp import (
         OffloadPolicy,
@@ -41,27 +41,27 @@ def shard(
     around = mesh if rest is None else rest
     for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
         fully_shard(module, mesh=mesh, offload_policy=kept)
-    for module, stays in [] if exactly else _embeddings(policy):
-        fully_shard(module, mesh=around, offload_policy=kept, reshard_after_forward=not stays)
+    embedding = None if exactly else _own_embedding(policy)
+    if embedding is not None:
+        fully_shard(embedding, mesh=around, offload_policy=kept)
         # the gradient of rows that were looked up needs none of them
-        module.set_unshard_in_backward(stays)
+        embedding.set_unshard_in_backward(False)
     fully_shard(policy, mesh=around, offload_policy=kept)
     register_fsdp_forward_method(policy, "trial")  # it need not go through the root's forward
 
 
-def _embeddings(policy: Policy) -> list[tuple[Any, bool]]:
-    """Returns the embeddings of a model's input and output, each with whether it stays gathered
-    until the backward pass; none where they are one.
+def _own_embedding(policy: Policy) -> Any:
+    """Returns the embedding of a model's input where that of its output is another; else None.
 
-    Then they and their gradients are not whole at the same time: of a model of a billion
-    parameters they are a tenth. The output embedding stays, since it is applied to one chunk of
-    actions after the other.
+    A group of its own is gathered once in a pass, and its gradient is not whole at the same time as
+    that of the output embedding. The latter stays with the root: ranks apply it to their actions
+    chunk by chunk, and need not have equally many chunks.
     """
     embedding = policy.model.get_input_embeddings()
     head = policy.model.get_output_embeddings()
     if embedding is None or head is None or embedding.weight is head.weight:
-        return []
-    return [(embedding, False), (head, True)]
+        return None
+    return embedding
 
 
 def materialise(policy: Policy, rows: OwnRows, device: torch.device, rounding: torch.dtype) -> None:
