@@ -39,13 +39,13 @@ class Engine:
 
     role: "rollout" or "policy".
     variables: of the environment.
-    arguments: of the role's ``engine:``.
+    repeating: the provider that repeats its bits; "": that of the engine's name, with its mode on.
     overrides: of the recipe, in either mode.
     """
 
     role: str
     variables: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    repeating: str = ""
     overrides: tuple[str, ...] = ()
 
 
@@ -56,7 +56,7 @@ GENERATORS = {
         variables={"VLLM_BATCH_INVARIANT": "1"},
         overrides=("roles.rollout.config.kv_cache_gib=0.1",),
     ),
-    "sglang": Engine(role="rollout", arguments={"enable_deterministic_inference": True}),
+    "sglang": Engine(role="rollout", repeating="sglang/deterministic"),
 }
 #: Megatron's mode follows run.deterministic; DeepSpeed has none.
 TRAINERS = {name: Engine(role="policy") for name in ("torch", "megatron", "deepspeed")}
@@ -161,15 +161,12 @@ class Engines:
         variables: dict[str, str] = {}
         for role, name in (("rollout", generator), ("policy", trainer)):
             engine = chosen[role]
-            words += [f"roles.{role}.use={name}", *engine.overrides]
+            use = engine.repeating if mode == "on" and engine.repeating else name
+            words += [f"roles.{role}.use={use}", *engine.overrides]
             if name != "torch":
                 words.append(f"roles.{role}.python=venv:{name}")
             if mode == "on":
                 variables |= engine.variables
-                words += [
-                    f"roles.{role}.engine.{key}={str(value).lower()}"
-                    for key, value in engine.arguments.items()
-                ]
         command = ["-m", "gcore_core", "run", str(RECIPE), *words, *self._changes, *changes]
         process = subprocess.run(
             [sys.executable, *command],
@@ -274,11 +271,9 @@ def _same(a: Mapping[Any, tuple[bytes, Any]], b: Mapping[Any, tuple[bytes, Any]]
 def _open(name: str, model: str, mode: str) -> Any:
     from gcore_core.contract.context import WorkerContext
 
-    engine = dict(GENERATORS[name].arguments) if mode == "on" else {}
     context = WorkerContext(
         role="rollout",
         model={"path": model},
-        engine=engine,
         deterministic=mode == "on",
         directory=tempfile.mkdtemp(),  # an engine writes its log there
     )
@@ -290,9 +285,11 @@ def _open(name: str, model: str, mode: str) -> Any:
         return VllmGenerator(VllmGeneratorConfig(kv_cache_gib=0.05, **settings), context)
     if name == "sglang":
         from gcore_sglang.config import SglangGeneratorConfig
+        from gcore_sglang.deterministic import DeterministicSglangGenerator
         from gcore_sglang.engine import SglangGenerator
 
-        return SglangGenerator(SglangGeneratorConfig(**settings), context)
+        make = DeterministicSglangGenerator if mode == "on" else SglangGenerator
+        return make(SglangGeneratorConfig(**settings), context)
     from gcore_torch.config import TorchGeneratorConfig
     from gcore_torch.generator import TorchGenerator
 
