@@ -127,7 +127,7 @@ BENCHMARKS = (
         name="asynchronous_emulated",
         of="asynchronous",
         measures=(
-            CORE,
+            *CORE,
             "benchmarks/asynchronous_emulated.py",
             "benchmarks/windowed_fifo.py",
             "plugins/gcore-async/gcore_async",

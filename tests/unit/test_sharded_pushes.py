@@ -128,7 +128,8 @@ class Site:
         """A generator begins a push, takes some buckets and is never heard of again."""
         policy = self.network.view("rollout.9").peer("policy.0")
         # one tensor a bucket
-        await policy.call(PUSH_BEGIN, BeginPush(self.trainers[0].version, 1, 1, attempt))
+        begun = BeginPush(self.trainers[0].version, 1, 1, attempt, waits=True)
+        await policy.call(PUSH_BEGIN, begun)
         for index in range(after_buckets):
             request = BucketRequest(self.trainers[0].version, 0, index, attempt)
             await policy.call(PUSH_BUCKET, request)
