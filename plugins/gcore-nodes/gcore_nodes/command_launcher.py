@@ -97,7 +97,12 @@ class CommandLauncher(MachinesLauncher):
 
     @property
     def grows(self) -> bool:
-        return True
+        """A job that names one host has no other that could come; a file may get another line.
+
+        Where none may come, a run on one host listens on no network.
+        """
+        is_file = isinstance(self._hosts, str) and self._hosts != "slurm"
+        return is_file or len(find_hosts(self._hosts)) > 1
 
     async def newcomer(self, present: Callable[[], list[str]]) -> Host:
         """Asks the hosts that the site does not have, again and again, until one can be used.
