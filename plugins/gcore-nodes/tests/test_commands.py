@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.commands import ask_hosts, check_usable, command_for
 from gcore_nodes.config import CommandConfig
 
@@ -177,3 +178,13 @@ def test_all_hosts_are_asked_at_once_and_those_that_fail_are_named(tmp_path: Pat
         ask(HERE, ["n1", "n2", "n3"], interpreter(tmp_path, script))
     assert error.value.what == "n2 cannot be used (and 1 of 2 others: n3)"
     assert error.value.facts["hosts"] == ["n2", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "grows"), [(["a"], False), (["a", "b"], True), ("hosts.txt", True)]
+)
+def test_another_host_can_come_where_a_file_or_several_are_named(
+    hosts: str | list[str], grows: bool
+) -> None:
+    """A run on one host that the job itself names listens on no network."""
+    assert CommandLauncher(CommandConfig(hosts=hosts)).grows == grows
