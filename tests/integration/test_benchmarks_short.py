@@ -490,7 +490,6 @@ NOT_MEASURED_YET = {
     "asynchronous_emulated",
     "asynchronous_quickstart",
     "large_context",
-    "large_whole",
     "machines",
     "protocol_async",
     "proved_engines",
