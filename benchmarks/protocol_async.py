@@ -30,8 +30,6 @@ import random
 import shutil
 import sys
 import tempfile
-import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -41,7 +39,7 @@ from gcore_async.config import AsyncConfig
 from gcore_async.program import AsynchronousController
 from protocol_async_mutants import ASYNC_MUTANTS
 from protocol_mutants import planted
-from protocol_sim import BLOCK, Tally
+from protocol_sim import Tally, play_and_hunt
 from report import Claim, add_options, publish
 
 from gcore_core.contract.records import TRAINED
@@ -256,22 +254,8 @@ def main() -> int:
     parser.add_argument("--mutant-seeds", type=int, default=160)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    first, last = map(int, args.seeds.split(":"))
-    began_s = time.perf_counter()
     tally = AsyncTally()
-    with ProcessPoolExecutor(args.processes) as pool:
-        starts = range(first, last, BLOCK)
-        for part in pool.map(play, starts, [min(start + BLOCK, last) for start in starts]):
-            tally.add(part)
-            for seed, wrong in part.broken.items():
-                print(f"seed {seed}: {wrong}", file=sys.stderr, flush=True)
-        took_s = time.perf_counter() - began_s
-        caught = 0
-        seeds = [args.mutant_seeds] * len(ASYNC_MUTANTS)
-        for mutant, hunted in pool.map(hunt, ASYNC_MUTANTS, seeds):
-            caught += bool(hunted.broken)
-            first_broken = next(iter(hunted.broken.items()), "NOT FOUND")
-            print(f"{mutant}: {str(first_broken)[:110]}", file=sys.stderr, flush=True)
+    took_s, caught = play_and_hunt(args, tally, play, hunt, ASYNC_MUTANTS)
     claims = [
         Claim("async_seeds", tally.seeds, "runs", 10_000),
         Claim("async_violations", len(tally.broken), "runs", 0, "<="),

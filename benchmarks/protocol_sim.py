@@ -26,11 +26,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from protocol_mutants import MUTANTS, planted
 from report import Claim, add_options, publish
@@ -115,6 +117,10 @@ def _run(job: SimulatedJob, weather: Faults | None) -> Outcome:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+#: A tally, or that of a program with more to count.
+AnyTally = TypeVar("AnyTally", bound="Tally")
+
+
 def play(first: int, last: int, until_found: bool = False) -> Tally:
     """Runs the seeds from ``first`` to below ``last``.
 
@@ -153,6 +159,39 @@ def hunt(mutant: str, seeds: int) -> tuple[str, Tally]:
         return mutant, play(0, seeds, until_found=True)
 
 
+def play_and_hunt(
+    args: argparse.Namespace,
+    tally: AnyTally,
+    play: Callable[[int, int], AnyTally],
+    hunt: Callable[[str, int], tuple[str, AnyTally]],
+    mutants: Collection[str],
+) -> tuple[float, int]:
+    """Runs all seeds, then hunts each planted bug, in processes.
+
+    Violations and what found a bug are printed to stderr as they come.
+
+    args: seeds, mutant_seeds, processes: the options of the command.
+    tally: gets what the seeds gave.
+    play, hunt: run seeds, and look for a bug by its name.
+    Returns the seconds that the seeds took, and how many bugs were found.
+    """
+    first, last = map(int, args.seeds.split(":"))
+    began_s = time.perf_counter()
+    with ProcessPoolExecutor(args.processes) as pool:
+        starts = range(first, last, BLOCK)
+        for part in pool.map(play, starts, [min(start + BLOCK, last) for start in starts]):
+            tally.add(part)
+            for seed, wrong in part.broken.items():
+                print(f"seed {seed}: {wrong}", file=sys.stderr, flush=True)
+        took_s = time.perf_counter() - began_s
+        caught = 0
+        for mutant, hunted in pool.map(hunt, mutants, [args.mutant_seeds] * len(mutants)):
+            caught += bool(hunted.broken)
+            first_broken = next(iter(hunted.broken.items()), "NOT FOUND")
+            print(f"{mutant}: {str(first_broken)[:110]}", file=sys.stderr, flush=True)
+    return took_s, caught
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -162,21 +201,8 @@ def main() -> int:
     parser.add_argument("--mutant-seeds", type=int, default=100)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    first, last = map(int, args.seeds.split(":"))
-    began_s = time.perf_counter()
     tally = Tally()
-    with ProcessPoolExecutor(args.processes) as pool:
-        starts = range(first, last, BLOCK)
-        for part in pool.map(play, starts, [min(start + BLOCK, last) for start in starts]):
-            tally.add(part)
-            for seed, wrong in part.broken.items():
-                print(f"seed {seed}: {wrong}", file=sys.stderr, flush=True)
-        took_s = time.perf_counter() - began_s
-        caught = 0
-        for mutant, hunted in pool.map(hunt, MUTANTS, [args.mutant_seeds] * len(MUTANTS)):
-            caught += bool(hunted.broken)
-            first_broken = next(iter(hunted.broken.items()), "NOT FOUND")
-            print(f"{mutant}: {str(first_broken)[:110]}", file=sys.stderr, flush=True)
+    took_s, caught = play_and_hunt(args, tally, play, hunt, MUTANTS)
     # only requests come twice
     kinds = sorted(tally.kinds)
     requests = {(role, method) for role, method, fault in tally.hits if fault == "twice"}
