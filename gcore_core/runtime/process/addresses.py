@@ -153,8 +153,10 @@ def add_node(
 ) -> None:
     """Gives a node that comes later, and its processes, addresses like those of the others.
 
-    Those of before stay. Its row of ports is as in ``assign``; where the same machine was another
-    node before, which is lost, it begins behind that one's, since it may still be ending.
+    The addresses of the others stay as they are.
+    The node's ports follow one another, as in ``assign``.
+    The same machine may have been another node before, which was lost. Its processes may still hold
+    its ports, so those of the new node begin behind them.
 
     addresses: what ``assign`` has returned, for several nodes or with ``grows``.
     place: the node's address and its directory of sockets.
@@ -190,11 +192,19 @@ def add_node(
 
 def _free_port(addresses: Addresses, address: str, port: int) -> int:
     """Returns the first port behind those that were given to a machine; ``port`` if none was."""
-    machine = _tls(address, 0, "")[1:].rpartition(":")[0]
-    everything = (*addresses.public.values(), *addresses.bulk.values())
-    given = [one.partition(":")[2] for one in everything]
-    ports = [int(one.rpartition(":")[2]) for one in given if one.rpartition(":")[0] == machine]
-    return max(ports, default=port - 1) + 1
+    machine, _ = _machine_and_port(_tls(address, 0))
+    highest = port - 1
+    for one in (*addresses.public.values(), *addresses.bulk.values()):
+        of_machine, number = _machine_and_port(one)
+        if of_machine == machine:
+            highest = max(highest, number)
+    return highest + 1
+
+
+def _machine_and_port(address: str) -> tuple[str, int]:
+    """Returns ("10.0.0.1", 29400) of "tls:10.0.0.1:29400"."""
+    machine, _, port = address.partition(":")[2].rpartition(":")
+    return machine, int(port)
 
 
 def remove_node(addresses: Addresses, node: str, processes: Sequence[str]) -> None:
