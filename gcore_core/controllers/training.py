@@ -311,9 +311,8 @@ class Training:
         metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)} | seen
         self._digests["training"] = digest_of({name: metrics.get(name) for name in UPDATE_METRICS})
         check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
-        return metrics | self._balance_metrics(
-            np.array([reply.busy_s for reply in answers], np.float64)
-        )
+        busy_s = np.array([reply.busy_s for reply in answers], np.float64)
+        return self.watching.compared_gaps(metrics) | self._balance_metrics(busy_s)
 
     async def _train_learners(self, step: int, advantages: Mapping[Key, float]) -> dict[str, float]:
         """Runs the updates of every other role that is trained, one role after the other.

@@ -38,6 +38,10 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.rpc.retry import insist
 
 Evidence = dict[Source, np.ndarray]
+GAP_MAX = "logprob_gap_max"
+GAP_MEAN = "logprob_gap_mean"
+#: What a trainer says of the log-probs of generators beside its own.
+GAPS = (GAP_MAX, GAP_MEAN, "logprob_gap_share")
 #: A cause that explains less than this of what was seen is not named.
 _LIKELY = 0.5
 #: Tensors that an error names.
@@ -117,8 +121,18 @@ class Watching:
         alarms = code.call(sentinel.judge, version, evidence)
         if alarms:
             raise await self._mismatch(version, alarms, evidence, records)
-        actions = sum(int(record.mask.sum()) for record in records)
-        return {"sentinel/canary_actions": float(actions)}
+        gaps = np.concatenate(
+            [np.abs(one.rollout_logp - one.trainer_logp)[one.mask] for one in records]
+        )
+        return {
+            "sentinel/canary_actions": float(gaps.size),
+            GAP_MAX: float(gaps.max(initial=0.0)),
+            GAP_MEAN: float(gaps.mean()) if gaps.size else 0.0,
+        }
+
+    def compared_gaps(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Returns a trained step's metrics, of the gaps only those that were measured."""
+        return metrics if self._compares else without_empty_gaps(metrics)
 
     def _code(self, sentinel: Sentinel) -> PluginCode:
         return PluginCode(
@@ -239,6 +253,17 @@ def evidence_of(sentinel: Sentinel, code: PluginCode, groups: Iterable[GroupNumb
         key_of_source: Source = (source[0], source[1])
         evidence[key_of_source] = evidence.get(key_of_source, np.zeros(row.shape)) + row
     return evidence
+
+
+def without_empty_gaps(metrics: dict[str, float]) -> dict[str, float]:
+    """Returns metrics of a step in which the sentinel compared nothing, without gaps of 0.0.
+
+    A trainer that compared nothing says 0.0, which reads as if generator and trainer agreed. A gap
+    that is not 0.0 was measured, by a trainer that sees what the sentinel cannot.
+    """
+    if metrics.get(GAP_MAX) != 0.0:
+        return metrics
+    return {name: value for name, value in metrics.items() if name not in GAPS}
 
 
 def summed(payloads: Sequence[bytes]) -> Evidence:

@@ -92,7 +92,9 @@ def run_recipe(
     ]
     trained = [row["metrics"] for row in rows if row["step"] > 0]
     return RunResult(
-        gaps=[metrics["logprob_gap_max"] for metrics in trained],
-        shares=[metrics["logprob_gap_share"] for metrics in trained],
+        gaps=[metrics["logprob_gap_max"] for metrics in trained if "logprob_gap_max" in metrics],
+        shares=[
+            metrics["logprob_gap_share"] for metrics in trained if "logprob_gap_share" in metrics
+        ],
         versions=[row["version"] for row in rows],
     )

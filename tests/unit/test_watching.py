@@ -13,7 +13,13 @@ from gcore_core.builtin.band import Band
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sentinel import Finding, SentinelContext, on_grid
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
-from gcore_core.controllers.watching import evidence_of, held_otherwise, likeliest, summed
+from gcore_core.controllers.watching import (
+    evidence_of,
+    held_otherwise,
+    likeliest,
+    summed,
+    without_empty_gaps,
+)
 from gcore_core.runtime.messages import CanaryRequest, DiagnoseRequest, GroupNumbers, HeldReply
 from gcore_core.runtime.shells.compared_records import ComparedRecords
 
@@ -57,6 +63,13 @@ def test_replicas_and_versions_are_kept_apart(sentinel: Squares) -> None:
 def test_shards_without_groups_add_nothing() -> None:
     payloads = [msgspec.msgpack.encode(rows) for rows in ([(0, 3, [1.0])], [], [(0, 3, [2.5])])]
     assert {source: row.tolist() for source, row in summed(payloads).items()} == {(0, 3): [3.5]}
+
+
+def test_a_gap_of_nothing_is_not_told_and_one_that_was_measured_is() -> None:
+    nothing = {"logprob_gap_max": 0.0, "logprob_gap_mean": 0.0, "logprob_gap_share": 0.0, "kl": 1.0}
+    assert without_empty_gaps(nothing) == {"kl": 1.0}
+    measured = nothing | {"logprob_gap_max": 1e-6}
+    assert without_empty_gaps(measured) == measured
 
 
 def test_evidence_on_the_grid_never_claims_more() -> None:

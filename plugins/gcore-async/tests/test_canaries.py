@@ -107,6 +107,8 @@ def test_replicas_that_hold_what_was_pushed_give_no_alarm(tmp_path: Path) -> Non
     assert code == 0, run.output
     seen = [row.get("sentinel/canary_actions", 0) for row in run.metrics()[1:]]
     assert min(seen[1:]) > 0, "a step compared nothing"
+    # The gaps are those of the canaries, in steps that had nothing else to compare.
+    assert all("logprob_gap_max" in row for row in run.metrics()[1:])
 
 
 @pytest.mark.slow
@@ -114,3 +116,6 @@ def test_without_canaries_nobody_sees_it(tmp_path: Path) -> None:
     """Guards the tests above: it is the canaries that find it."""
     code, run = finished(tmp_path, "half", 0, "wait", sentinel={"canaries": 0})
     assert code == 0, run.output
+    # A step that compared nothing does not say that both sides agreed.
+    late = run.metrics()[2:]
+    assert late and not any("logprob_gap_max" in row for row in late)
