@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.commands import print_table
 from gcore_sim.ahead import AheadJob, Layout, simulate_ahead, summarize
 from gcore_sim.ahead_trace import MeasuredRun, measured_run
+from gcore_sim.lending import GiveBack
 
 #: Splits that are tried at first; then those between the best one and its neighbours.
 _FIRST = 16
@@ -65,6 +66,9 @@ def run(words: list[str]) -> int:
         _best("split, synchronous", _synchronous(job), units, args, measured),
         _best(f"split, ahead {job.ahead}, age {job.age}", job, units, args, measured),
     ]
+    if args.lend:
+        lends = replace(job, give_back=args.lend)
+        candidates.append(_best(f"lent, {args.lend}", lends, units, args, measured, lends=True))
     if args.json:
         found = [
             {
@@ -110,12 +114,22 @@ def best_split(units: int, cost: Callable[[int], float]) -> int:
 
 
 def _best(
-    name: str, job: AheadJob, units: int, args: argparse.Namespace, measured: MeasuredRun
+    name: str,
+    job: AheadJob,
+    units: int,
+    args: argparse.Namespace,
+    measured: MeasuredRun,
+    lends: bool = False,
 ) -> Candidate:
-    """Returns the best split of the units between trainer and generators."""
+    """Returns the best split of the units between trainer and generators.
+
+    lends: whether the trainer lends its units while it waits.
+    """
 
     def at(count: int) -> Candidate:
-        return _simulated(name, job, Layout(count, units - count), args, measured)
+        ranks = units - count
+        layout = Layout(count, ranks, lent=ranks if lends else 0)
+        return _simulated(name, job, layout, args, measured)
 
     return at(best_split(units, lambda count: float(at(count).figures["seconds"])))
 
@@ -124,7 +138,8 @@ def _simulated(
     name: str, job: AheadJob, layout: Layout, args: argparse.Namespace, measured: MeasuredRun
 ) -> Candidate:
     """Simulates one layout; steps in which the window fills or runs empty do not count."""
-    layout = replace(layout, switch_s=args.switch_s if layout.shared else 0.0, shards=args.shards)
+    changes = layout.shared or layout.lent
+    layout = replace(layout, switch_s=args.switch_s if changes else 0.0, shards=args.shards)
     skip = job.ahead + 1 if job.ahead else 0
     rest = job.age if job.ahead else 0
     steps = simulate_ahead(job, layout, measured, args.steps + skip + rest)
@@ -207,13 +222,20 @@ def _print(candidates: Sequence[Candidate], job: AheadJob, size: int) -> None:
         )
     print(f"{job.prompts} groups a step, devices in units of {size}")
     print_table([*head, "mean age", "largest"], rows)
-    shared, _, ahead = candidates
+    shared, _, ahead, *lent = candidates
     gain = ahead.steps_a_minute / shared.steps_a_minute
     print(
         f"\nbest split: {ahead.layout.ranks * size} devices train, "
         f"{ahead.layout.replicas * size} generate; "
         f"{gain:.2f} times as fast as all devices in turns."
     )
+    for one in lent:
+        share = one.figures["lent_s"] / one.figures["seconds"]
+        print(
+            f"lending (not built): {one.layout.ranks * size} train, {one.layout.replicas * size} "
+            f"generate, lent {share:.0%} of the time; "
+            f"{one.steps_a_minute / ahead.steps_a_minute:.2f} times as fast as without."
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -240,7 +262,13 @@ def _parser() -> argparse.ArgumentParser:
         "--switch-s",
         type=float,
         default=0.0,
-        help="seconds a step to change the use of shared devices and back (0)",
+        help="seconds to change the use of shared or lent devices and back (0)",
+    )
+    parser.add_argument(
+        "--lend",
+        choices=get_args(GiveBack),
+        help="also try to lend the trainer's devices to generators while it waits, which no run "
+        "does yet; what becomes of samples that are not ended then",
     )
     parser.add_argument(
         "--profile", default="{}", metavar="JSON", help="terms of the engine, instead of the fit"

@@ -239,6 +239,19 @@ def test_the_command_prints_the_best_split(
     assert "best split:" in shown and "trainer waits" in shown and "largest" in shown
 
 
+def test_the_command_says_what_lending_would_bring(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ten devices the trainer never waits at the best split, so there is nothing to lend."""
+    words = ("--devices", "10", "--profile", ENGINE, "--age", "1", "--lend", "keep")
+    found = simulated(finished, capsys, *words)
+    assert found["lent keep"]["seconds"] == found["split ahead 1"]["seconds"]
+    assert found["lent keep"]["lent_s"] == found["split ahead 1"]["lent_s"] == 0
+    command = ["simulate", "--async", "--trace", str(finished), "--lend", "redraw"]
+    assert cli.main([*command, "--steps", "3"]) == 0
+    assert "lending (not built):" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
