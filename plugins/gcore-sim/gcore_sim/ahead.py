@@ -263,11 +263,11 @@ class _Engine:
             self._ended += keys
 
     def _foresee(self) -> None:
-        if self._sleeps:
-            self.next_s = math.inf
-            return
-        seconds = 0.0 if self._ended else self._batch.seconds_to_end()
-        self.next_s = self._now_s + seconds
+        if self._ended:  # at the end of a token, just behind what was asked for
+            self.next_s = self._now_s
+        else:
+            seconds = math.inf if self._sleeps else self._batch.seconds_to_end()
+            self.next_s = self._now_s + seconds
 
 
 @dataclass
