@@ -253,6 +253,16 @@ BENCHMARKS = (
         timed=False,
     ),
     Benchmark(
+        name="lending",
+        measures=(
+            SIM,
+            "gcore_core/controllers/window/deadlines.py",
+            "gcore_core/controllers/window/dealing.py",
+        ),
+        minutes=5,
+        timed=False,
+    ),
+    Benchmark(
         name="protocol_sim",
         measures=(*CORE, "gcore_core/testing", "benchmarks/protocol_mutants.py"),
         minutes=8.5,
