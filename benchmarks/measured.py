@@ -259,7 +259,7 @@ BENCHMARKS = (
             "gcore_core/controllers/window/deadlines.py",
             "gcore_core/controllers/window/dealing.py",
         ),
-        minutes=5,
+        minutes=1.5,
         timed=False,
     ),
     Benchmark(
