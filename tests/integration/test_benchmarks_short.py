@@ -396,6 +396,12 @@ SMALL = (
             slow=True,
         ),
         short(
+            "lending",
+            *("--seeds", "0:1", "--workloads", "coarse"),
+            fact=lambda values: values["coarse_continue_gain"] > values["coarse_keep_gain"] > 1,
+            slow=True,
+        ),
+        short(
             "controllers",
             *("--parts", "numbers", "readers", "--controllers", "1", "--rounds", "1"),
             *("--read-size", "0.1GB", "--read-rounds", "1"),
