@@ -22,13 +22,14 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.errors import ConfigError
     from gcore_core.run.initial_placement import find_nodes, place
     from gcore_core.run.memory_fit import check_memory
-    from gcore_core.run.preflight import check_parts
+    from gcore_core.run.preflight import check_files, check_parts
 
     try:
         plan = load_plan(args.file, args.overrides)
         checks.interpreters(plan.settings, plan.provided, plan.source)
         placed = place(plan, find_nodes(plan))
         check_parts(plan)
+        check_files(plan, placed.nodes)
         memory_notes = check_memory(plan, placed, placed.nodes, args.overrides)
     except ConfigError as error:
         problems = error.facts.get("problems", ())

@@ -133,7 +133,7 @@ def run(
     problems += _replicas(settings, objects)
     problems += _remote_code(settings)
     problems += plugins.check(config)
-    _raise(problems, file)
+    refuse(problems, file)
 
 
 def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: Path) -> None:
@@ -168,7 +168,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
     if len(errors) == 1:
         raise next(iter(errors.values()))
     problems = [" ".join(filter(None, (f"{e.where}: {e.what}", e.todo))) for e in errors.values()]
-    _raise(problems, file)
+    refuse(problems, file)
 
 
 def _unmet(interpreter: Interpreter, provided: Mapping[str, Provided]) -> list[GcoreError]:
@@ -180,7 +180,7 @@ def _unmet(interpreter: Interpreter, provided: Mapping[str, Provided]) -> list[G
     ]
 
 
-def _raise(problems: list[str], file: Path) -> None:
+def refuse(problems: list[str], file: Path) -> None:
     """Raises one ConfigError for all problems, if there are any."""
     if len(problems) == 1:
         raise ConfigError(problems[0], problems=problems)

@@ -166,12 +166,23 @@ class Plugins:
 
     def check(self, config: Mapping[str, Any]) -> list[str]:
         """Returns the problems that ``gcore_check`` hooks report, each with its plugin's name."""
+        return self._problems("gcore_check", config, {})
+
+    def check_files(self, config: Mapping[str, Any], *, here: bool) -> list[str]:
+        """Returns the problems that ``gcore_check_files`` hooks report, as ``check`` does.
+
+        here: whether all workers start on this machine.
+        """
+        return self._problems("gcore_check_files", config, {"here": here})
+
+    def _problems(self, hook: str, config: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
         problems = []
-        for impl in self._manager.hook.gcore_check.get_hookimpls():
+        for impl in getattr(self._manager.hook, hook).get_hookimpls():
             try:
-                reported = list(_call(impl, {"plan": copy.deepcopy(dict(config))}) or ())
+                arguments = {"plan": copy.deepcopy(dict(config)), **more}
+                reported = list(_call(impl, arguments) or ())
             except Exception as error:
-                reported = [f"gcore_check raised {type(error).__name__}: {error}"]
+                reported = [f"{hook} raised {type(error).__name__}: {error}"]
             problems += [f"{problem} [plugin {impl.plugin_name}]" for problem in reported]
         return problems
 

@@ -173,6 +173,18 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty
 
 
 @hookspec
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:  # type: ignore[empty-body]
+    """Problems with files, data and models that the job names, one sentence each, starting with the
+    config path.
+
+    Called once by ``g-core check``, and once by a run before its processes start; not where a job
+    is only read, as to plan, shrink or export it, since its files may lie elsewhere then. ``here``
+    says whether all workers start on this machine: a worker elsewhere may have a file that is not
+    here. Must not raise, download, import an engine or change the plan.
+    """
+
+
+@hookspec
 def gcore_run_start(run: RunFacts) -> None:
     """The run's processes are up, no step has begun. Once per start of a run, also when it is
     resumed.

@@ -2,6 +2,7 @@
 
 check_parts: whether its parts can be made. ``g-core check`` and ``g-core run`` both call it, so
     that the first knows what the second would refuse.
+check_files: whether the files, data and models that it names are there; both call it, too.
 check_same: whether a resumed run is still the same run.
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 import importlib.util
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.yaml_source import flat
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
 from gcore_core.contract.factories import build
+from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.providers import ControllerProvider
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import check_make
@@ -47,6 +50,15 @@ def check_parts(plan: Plan) -> None:
         _check_model(role, node.model)
     for name in plan.settings.observers:
         _check_module(plan, f"observers.{name}")
+
+
+def check_files(plan: Plan, nodes: Sequence[NodeFacts]) -> None:
+    """Raises one ConfigError that lists what plugins miss of the files that the job names.
+
+    nodes: the machines that the run may use.
+    """
+    here = not any(node.host for node in nodes)
+    checks.refuse(plan.plugins.check_files(plan.config, here=here), plan.source)
 
 
 def _check_waves(plan: Plan) -> None:

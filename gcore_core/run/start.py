@@ -39,7 +39,7 @@ from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_f
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.observers import chosen_observers
-from gcore_core.run.preflight import check_parts, check_same
+from gcore_core.run.preflight import check_files, check_parts, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
@@ -87,6 +87,7 @@ def prepare(
     found = _found(plan, launcher, display)
     placed = found.placed
     check_parts(plan)
+    check_files(plan, placed.nodes)
     memory_notes = check_memory(plan, placed, placed.nodes, overrides)
     run = plan.settings.run
     resumed = None if resume is None else newest(resume)

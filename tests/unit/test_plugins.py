@@ -280,6 +280,22 @@ def test_check_collects_the_problems_of_all_plugins_and_cannot_change_the_plan(
     assert config == {"a": {"b": 1}}
 
 
+def test_checks_of_files_are_told_whether_workers_start_here_and_cannot_change_the_plan(
+    installed: InstalledPlugins,
+) -> None:
+    hook = "@hookimpl\ndef gcore_check_files"
+    add(installed, "one", f"{hook}(plan, here):\n    plan.clear()\n    yield f'a.b: {{here}}.'")
+    add(installed, "two", f"{hook}(plan):\n    raise ValueError('no')")
+    config = {"a": {"b": 1}}
+    plugins = load("one", "two")
+    assert plugins.check_files(config, here=False) == [
+        "a.b: False. [plugin one]",
+        "gcore_check_files raised ValueError: no [plugin two]",
+    ]
+    assert plugins.check(config) == []
+    assert config == {"a": {"b": 1}}
+
+
 def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_by_path(
     tmp_path: Path,
 ) -> None:

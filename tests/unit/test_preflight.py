@@ -21,6 +21,10 @@ def gcore_advantages():
     yield p.AdvantageProvider(name="none", summary="-", factory="gcore_parts_made:NoRecords")
 
 @hookimpl
+def gcore_check_files(plan, here):
+    yield f"roles.policy.model.path: not there, workers here: {here}."
+
+@hookimpl
 def gcore_filters():
     yield p.FilterProvider(name="bare", summary="-", factory="gcore_parts_made:TakesNothing")
     yield p.FilterProvider(name="gone", summary="-", factory="gcore_parts_made:Gone")
@@ -93,3 +97,43 @@ def test_a_model_that_cannot_be_made_is_refused_with_its_path(
     overrides = "roles.policy.model={make: {path: no.py, name: teach}}"
     shown = refused(job, capsys, overrides, code=2)
     assert "roles.policy.model.make.path:" in shown and "no such file" in shown
+
+
+def test_what_a_plugin_misses_of_files_is_refused_and_a_job_that_is_only_read_is_not(
+    parts: InstalledPlugins, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = refused(job, capsys, "plugins=[parts]", code=2)
+    assert "roles.policy.model.path: not there, workers here: True. [plugin parts]" in shown
+    assert cli.main(["config", str(job()), "plugins=[parts]"]) == 0
+
+
+@pytest.mark.parametrize("where", ["data", "evaluation.data"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "rows.jsonl: no such file (did you mean 'row.jsonl'?)."),
+        ("", "rows.jsonl: the file holds no rows."),
+        ('{"prompt": "a"}\n{"prompt": ', 'rows.jsonl, line 2: not JSON: {{"prompt":;'),
+        (
+            '{"prompt": "a"}\n{"question": "b", "answer": "c"}\n',
+            "rows.jsonl, line 2: no field 'prompt'; it has: question, answer; "
+            "set {where}.config.prompt to the field that holds the prompt.",
+        ),
+    ],
+)
+def test_data_without_prompts_is_refused_with_file_line_and_columns(
+    tmp_path: Path,
+    job: Job,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    content: str | None,
+    problem: str,
+) -> None:
+    monkeypatch.setenv("G_CORE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "row.jsonl").write_text('{"prompt": "a"}\n')
+    if content is not None:
+        (tmp_path / "rows.jsonl").write_text(content)
+    overrides = (f"{where}.use=core/jsonl", f"{where}.config.path={tmp_path / 'rows.jsonl'}")
+    shown = refused(job, capsys, "evaluation.every=1", *overrides, code=2)
+    assert f"{where}.config.path: {tmp_path}/{problem.format(where=where)}" in shown

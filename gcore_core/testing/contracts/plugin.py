@@ -59,6 +59,15 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(j
 """  # noqa: E501
 
 
+_OF_ANOTHER: dict[str, Any] = {"use": "another", "config": {"path": "/nowhere"}}
+#: A resolved job, as far as checks of files look at it, with files that are not there.
+_JOB_OF_ANOTHER: dict[str, Any] = {
+    "data": _OF_ANOTHER,
+    "evaluation": {"data": _OF_ANOTHER},
+    "rewards": {"any": _OF_ANOTHER},
+    "roles": {"policy": {**_OF_ANOTHER, "model": {"path": "/nowhere"}, "engine": {}}},
+}
+
 #: What describes a worker that holds a model.
 _HOLDS_A_MODEL = (AnnotatorProvider, GeneratorProvider, TrainerProvider)
 
@@ -135,6 +144,15 @@ class PluginContract(Contract):
             descriptions.append(plugins.provided_by(installed.name))
         assert min(times_s) < HOOKS_LIMIT_S
         assert descriptions[0] == descriptions[1] == descriptions[2]
+
+    def test_it_finds_nothing_wrong_with_files_of_other_plugins(
+        self, installed: catalog.Installed
+    ) -> None:
+        """``gcore_check_files`` says nothing of a job whose parts all come from another plugin."""
+        plugins = Plugins()
+        plugins.load(installed)
+        for here in (True, False):
+            assert plugins.check_files(_JOB_OF_ANOTHER, here=here) == []
 
     def test_its_metadata_bounds_the_core(self, installed: catalog.Installed) -> None:
         if installed.name == catalog.CORE:

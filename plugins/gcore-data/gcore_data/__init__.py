@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.rows import datasets_of, problem_of
 from gcore_data.config import HubConfig, ParquetConfig
 
 
@@ -26,3 +28,40 @@ def gcore_datasets() -> Iterable[p.DatasetProvider]:
         config=ParquetConfig,
         needs=("pyarrow>=18",),
     )
+
+
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a problem for each data set that cannot be opened.
+
+    One of the hub is opened where HF_HUB_OFFLINE is set: its rows are in the cache or nowhere.
+    Otherwise a run downloads it first.
+    """
+    import msgspec
+
+    for where, config in datasets_of(plan, "data/parquet"):
+        yield from filter(None, [problem_of(where, lambda c=config: _open_parquet(c))])
+    for where, config in datasets_of(plan, "data/hub"):
+        settings = msgspec.convert(config, HubConfig)
+        if settings.is_local or _is_offline():
+            yield from filter(None, [problem_of(where, lambda c=settings: _open_hub(c))])
+
+
+def _open_parquet(config: Mapping[str, Any]) -> None:
+    import msgspec
+
+    from gcore_data.parquet import Parquet
+
+    Parquet(msgspec.convert(config, ParquetConfig))
+
+
+def _open_hub(config: HubConfig) -> None:
+    from gcore_data.hub import Hub
+
+    Hub(config)
+
+
+def _is_offline() -> bool:
+    import datasets
+
+    return bool(datasets.config.HF_HUB_OFFLINE)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from gcore_language.model_places import directory_here
 from gcore_language.published import PUBLISHED
 
 #: Families whose equations are those counted here.
@@ -278,11 +277,10 @@ def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
         made = "make" in model
         raise UnknownSizes("the run makes this model first" if made else "no model.path is given")
     path = str(model["path"])
-    try:
-        directory = _directory(path, model.get("revision"))
-    except UnknownSizes:
+    directory = directory_here(path, model.get("revision"))
+    if directory is None:
         if path not in PUBLISHED:
-            raise
+            raise UnknownSizes(f"{path} is neither a directory nor in the hub's cache")
         return PUBLISHED[path]
     file = directory / "config.json"
     if not file.is_file():
@@ -294,21 +292,3 @@ def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise UnknownSizes(f"{file} is no mapping")
     return config
-
-
-def _directory(path: str, revision: Any) -> Path:
-    """Returns the directory of a model, in the hub's cache for a name on the hub."""
-    if Path(path).is_dir():
-        return Path(path)
-    cache = Path(os.environ.get("HF_HUB_CACHE") or _hub_home() / "hub")
-    repository = cache / f"models--{path.replace('/', '--')}"
-    main = repository / "refs" / "main"
-    commit = str(revision or (main.read_text().strip() if main.is_file() else ""))
-    snapshot = repository / "snapshots" / commit
-    if not commit or not snapshot.is_dir():
-        raise UnknownSizes(f"{path} is neither a directory nor in the hub's cache")
-    return snapshot
-
-
-def _hub_home() -> Path:
-    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")

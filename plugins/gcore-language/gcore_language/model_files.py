@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.weights_hash import WeightsHash
+from gcore_language.model_places import directory_here, is_hub_name, is_offline
 
 #: Buffers that old checkpoints hold and no engine reads.
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -122,15 +122,18 @@ def _download(path: str, revision: str | None) -> Path:
 
     Raises DataError when it cannot be had.
     """
-    if path.count("/") > 1 or path.startswith((".", "/", "~")):
+    if not is_hub_name(path):
         raise DataError("model directory does not exist.", where=path, todo="Correct model.path.")
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if is_offline():
+        cached = directory_here(path, revision)
+        if cached is not None:
+            return cached
         raise DataError(
             "model is neither a directory nor reachable.",
             where=path,
             why=(
-                "There is no such directory, and HF_HUB_OFFLINE forbids to ask the hub for that "
-                "name."
+                "There is no such directory, the hub's cache does not have it, and HF_HUB_OFFLINE "
+                "forbids to ask the hub for that name."
             ),
             todo="Download the model and set model.path to its directory.",
         )

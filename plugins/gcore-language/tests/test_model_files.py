@@ -67,6 +67,19 @@ def test_a_hub_name_is_refused_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         look("nobody/nothing")
 
 
+def test_a_hub_name_that_the_cache_has_is_opened_offline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    with pytest.raises(DataError, match=r"has no config\.json"):
+        open_model_files(
+            WorkerContext(role="rollout", model={"path": "org/model", "revision": "abc"})
+        )
+
+
 def test_a_model_directory_without_a_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no config\.json"):
         look(tmp_path)

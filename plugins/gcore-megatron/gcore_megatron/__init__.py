@@ -54,6 +54,14 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    """Yields problems with the models of this plugin's roles."""
+    from gcore_language.model_places import problems as model_problems
+
+    yield from model_problems(plan, "megatron", here)
+
+
+@hookimpl
 def gcore_venvs() -> Iterable[VenvProvider]:
     beside = ("gcore-algorithms",)  # objectives run in the trainer
     yield VenvProvider(

@@ -146,6 +146,14 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
         yield "placement.sleep_in_training: a reader of rows cannot sleep; leave it out."
 
 
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    """Yields problems with the models of this plugin's roles."""
+    from gcore_language.model_places import problems as model_problems
+
+    yield from model_problems(plan, "offline", here)
+
+
 def _own(use: str | None) -> str | None:
     """Returns the name of a provider of this plugin; None for those of others."""
     plugin, _, name = (use or "").partition("/")

@@ -90,6 +90,14 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             )
 
 
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    """Yields problems with the models of this plugin's roles."""
+    from gcore_language.model_places import problems as model_problems
+
+    yield from model_problems(plan, "sglang", here)
+
+
 def check_adapter(name: str, roles: Mapping[str, Any]) -> Iterable[str]:
     """Yields a problem where SGLang would refuse what the policy pushes.
 

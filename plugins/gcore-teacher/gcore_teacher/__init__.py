@@ -95,3 +95,11 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     from gcore_teacher.checks import problems_of
 
     return problems_of(plan)
+
+
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    """Yields problems with the models of this plugin's roles."""
+    from gcore_language.model_places import problems as model_problems
+
+    yield from model_problems(plan, "teacher", here)

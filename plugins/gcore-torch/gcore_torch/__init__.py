@@ -93,6 +93,19 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             yield from offload_problems(plan, name)
 
 
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    """Yields problems with the models of this plugin's roles and rewards."""
+    from gcore_language.model_places import path_problems
+    from gcore_language.model_places import problems as model_problems
+
+    yield from model_problems(plan, "torch", here)
+    for name, reward in plan.get("rewards", {}).items():
+        if is_of(reward, "torch"):
+            path = str(reward["config"]["path"])
+            yield from path_problems(f"rewards.{name}.config.path", path, None, here)
+
+
 def _other_dtypes(roles: Mapping[str, Any]) -> Iterator[str]:
     """Yields a problem for every generator of this plugin whose dtype is not the policy's.
 

@@ -81,6 +81,14 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             )
 
 
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    """Yields problems with the models of this plugin's roles."""
+    from gcore_language.model_places import problems as model_problems
+
+    yield from model_problems(plan, "vllm", here)
+
+
 def _too_small(name: str, role: Mapping[str, Any], roles: Mapping[str, Any]) -> Iterable[str]:
     """Yields a problem where vLLM keeps less room than the policy's adapter needs."""
     followed = roles.get("policy" if name == "rollout" else role.get("follows") or "", {})

@@ -83,6 +83,15 @@ class AnswersDifferently(Clean):
     root = ROOT.replace('summary="in order"', "summary=str(__import__('time').perf_counter_ns())")
 
 
+class RefusesFilesOfOthers(Clean):
+    caught_by = ("test_it_finds_nothing_wrong_with_files_of_other_plugins",)
+    root = f"""{ROOT}
+@hookimpl
+def gcore_check_files(plan):
+    yield f"data.config.path: {{plan['data']['config']['path']}} is not there."
+"""
+
+
 class HasNoUpperBound(Clean):
     caught_by = ("test_its_metadata_bounds_the_core",)
     wheel = Wheel(requires=("gcore-core>=0.2",))

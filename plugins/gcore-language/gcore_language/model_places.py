@@ -1,0 +1,130 @@
+"""Says where a model lies and what its directory lacks, before a worker opens it.
+
+Light: neither torch nor transformers. Plugins ask ``problems`` in ``gcore_check_files``; what it
+finds is what ``gcore_language.model_files`` and ``load_tokenizer`` would refuse in a worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.errors import did_you_mean
+
+_CONFIG = "config.json"
+#: Names, or beginnings or ends of names, of which a directory with a tokenizer has one.
+_TOKENIZER_BEGINS = ("tokenizer", "tokenization", "vocab.", "spiece", "sentencepiece")
+_TOKENIZER_ENDS = (".tiktoken",)
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids to ask the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a path that is no directory can be a name on the hub, such as ``Qwen/Qwen3-0.6B``."""
+    return bool(path) and path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+
+
+def hub_cache() -> Path:
+    """Returns the directory in which the hub's library keeps what it has downloaded."""
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+
+
+def directory_here(path: str, revision: Any = None) -> Path | None:
+    """Returns the directory of a model on this machine; None where there is none.
+
+    path: a directory, or a name on the hub, which is looked up in the hub's cache.
+    revision: commit on the hub; None: the one that the cache calls main.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    if not is_hub_name(path):
+        return None
+    repository = hub_cache() / f"models--{path.replace('/', '--')}"
+    name = str(revision or "main")
+    ref = repository / "refs" / name
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else name
+    snapshot = repository / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() else None
+
+
+def problems(plan: Mapping[str, Any], plugin: str, here: bool) -> Iterator[str]:
+    """Yields a sentence for each model of a plugin's roles that no worker could open.
+
+    plan: the resolved configuration.
+    plugin: name of the plugin; roles of others are left to these.
+    here: whether all workers start on this machine. Elsewhere a directory may lie that is not here.
+    """
+    for name, role in plan["roles"].items():
+        model = role.get("model") or {}
+        if role["use"].partition("/")[0] != plugin or "make" in model or not model.get("path"):
+            continue
+        yield from path_problems(
+            f"roles.{name}.model.path", str(model["path"]), model.get("revision"), here
+        )
+
+
+def path_problems(where: str, path: str, revision: Any, here: bool) -> Iterator[str]:
+    """Yields why a model cannot be opened for which ``where`` names a directory or a hub name."""
+    directory = directory_here(path, revision)
+    if directory is None:
+        yield from missing(where, path, here)
+    else:
+        yield from _of_directory(where, directory)
+
+
+def missing(where: str, path: str, here: bool) -> Iterator[str]:
+    """Yields why a model that is not on this machine cannot be had; nothing where it may be had.
+
+    path: what ``directory_here`` found nothing for.
+    """
+    if not here:
+        return
+    if not is_hub_name(path):
+        folder = Path(path).parent
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        near = did_you_mean(Path(path).name, sorted(names))
+        yield f"{where}: there is no directory {path}{near}; correct it, or make the model there."
+    elif is_offline():
+        there = ", ".join(_cached()) or "none"
+        yield (
+            f"{where}: {path} is neither a directory nor in the cache of the hub ({hub_cache()}), "
+            f"and HF_HUB_OFFLINE forbids to ask the hub; models there: {there}; unset it, or "
+            f"download the model first: hf download {path}."
+        )
+
+
+def _of_directory(where: str, directory: Path) -> Iterator[str]:
+    """Yields what a model directory lacks."""
+    names = sorted(entry.name for entry in directory.iterdir())
+    shown = f"it has {', '.join(names[:8]) or 'no files'}{', ...' if len(names) > 8 else ''}"
+    if _CONFIG not in names:
+        yield f"{where}: {directory} has no {_CONFIG}, so it is no model ({shown}); correct it."
+        return
+    if not any(name.endswith(".safetensors") for name in names):
+        yield (
+            f"{where}: {directory} has no weights in safetensors ({shown}); "
+            "model.save_pretrained(directory) of transformers writes them."
+        )
+    if not any(_is_of_a_tokenizer(name) for name in names):
+        yield (
+            f"{where}: {directory} has no tokenizer ({shown}); "
+            "tokenizer.save_pretrained(directory) of transformers writes one."
+        )
+
+
+def _is_of_a_tokenizer(name: str) -> bool:
+    return name.startswith(_TOKENIZER_BEGINS) or name.endswith(_TOKENIZER_ENDS)
+
+
+def _cached() -> list[str]:
+    """Returns the names of some models of the hub that lie in its cache."""
+    cache = hub_cache()
+    found = cache.glob("models--*/snapshots") if cache.is_dir() else ()
+    names = (place.parent.name.removeprefix("models--").replace("--", "/") for place in found)
+    return sorted(names)[:8]

@@ -1,0 +1,71 @@
+"""What a worker could not open of a model is known before the worker starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gcore_language.model_places import directory_here, problems
+
+
+def told(path: Path | str, *, here: bool = True, **model: Any) -> list[str]:
+    role = {"use": "mine", "model": {"path": str(path), **model}}
+    others = {"use": "others", "model": {"path": "/nowhere"}}
+    return list(problems({"roles": {"policy": role, "judge": others}}, "mine", here))
+
+
+def written(directory: Path, *names: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (directory / name).touch()
+    return directory
+
+
+def test_a_directory_that_is_not_there_is_told_with_the_one_that_was_meant(tmp_path: Path) -> None:
+    written(tmp_path / "base")
+    [problem] = told(tmp_path / "bass")
+    assert problem.startswith(f"roles.policy.model.path: there is no directory {tmp_path}/bass")
+    assert "did you mean 'base'?" in problem
+    assert told(tmp_path / "bass", here=False) == [], "a worker's machine may have it"
+
+
+def test_a_directory_without_config_weights_or_tokenizer_is_told(tmp_path: Path) -> None:
+    assert (
+        "has no config.json, so it is no model (it has a.txt)"
+        in told(written(tmp_path / "empty", "a.txt"))[0]
+    )
+    bare = told(written(tmp_path / "bare", "config.json"))
+    assert ["no weights in safetensors" in bare[0], "no tokenizer" in bare[1]] == [True, True]
+    whole = written(tmp_path / "bare", "model.safetensors", "tokenizer.json")
+    assert told(whole) == []
+
+
+@pytest.mark.parametrize(
+    "tokenizer", ["tokenizer.model", "vocab.txt", "spiece.model", "tokenizer_config.json"]
+)
+def test_any_kind_of_tokenizer_is_one(tmp_path: Path, tokenizer: str) -> None:
+    assert told(written(tmp_path, "config.json", "model.safetensors", tokenizer)) == []
+
+
+def test_a_hub_name_is_told_only_offline_and_only_where_the_cache_does_not_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert told("org/model") == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    repository = tmp_path / "models--org--model"
+    written(repository / "snapshots" / "abc", "config.json", "a.safetensors", "tokenizer.json")
+    written(repository / "refs")
+    (repository / "refs" / "main").write_text("abc")
+    assert told("org/model") == told("org/model", revision="abc") == []
+    assert directory_here("org/model") == repository / "snapshots" / "abc"
+    [problem] = told("org/other")
+    assert "org/other is neither a directory nor in the cache of the hub" in problem
+    assert "models there: org/model; unset it, or download" in problem
+    assert len(told("org/model", revision="def")) == 1
+
+
+def test_a_model_that_the_run_makes_is_no_problem() -> None:
+    assert told("/nowhere", make={"path": "make.py", "name": "make"}) == []
