@@ -76,6 +76,7 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
         if role["use"].partition("/")[0] != "sglang":
             continue
         yield from check_adapter(name, plan["roles"])
+        yield from check_split(name, role)
         try:
             interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:
@@ -96,6 +97,26 @@ def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
     from gcore_language.model_places import problems as model_problems
 
     yield from model_problems(plan, "sglang", here)
+
+
+def check_split(name: str, role: Mapping[str, Any]) -> Iterable[str]:
+    """Yields a problem where a model that devices share is to do what was never tried with it."""
+    config = role.get("config", {})
+    count = config.get("tensor_parallel", 1)
+    if count == 1:
+        return
+    where = f"roles.{name}.config.tensor_parallel"
+    if role["use"] == "sglang/deterministic":
+        yield (
+            f"{where}: that samples of a model on {count} devices repeat from their seeds was not "
+            "tried, since sums over devices may be added up in another order; set it to 1, or take "
+            "use: sglang, which promises no repetition."
+        )
+    if config.get("lora_rank", 0):
+        yield (
+            f"{where}: adapters pushed into a model on {count} devices were not tried; set it to "
+            f"1, or roles.{name}.config.lora_rank to 0 for whole weights."
+        )
 
 
 def check_adapter(name: str, roles: Mapping[str, Any]) -> Iterable[str]:

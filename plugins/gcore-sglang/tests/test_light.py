@@ -168,6 +168,29 @@ def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(
+    ("use", "config", "reasons"),
+    [
+        ("sglang", {"tensor_parallel": 2}, []),
+        ("sglang/deterministic", {"tensor_parallel": 1}, []),
+        ("sglang/deterministic", {"tensor_parallel": 2}, ["repeat from their seeds was not tried"]),
+        ("sglang", {"tensor_parallel": 2, "lora_rank": 8}, ["adapters pushed into a model on 2"]),
+        (
+            "sglang/deterministic",
+            {"tensor_parallel": 4, "lora_rank": 8},
+            ["on 4 devices repeat", "adapters pushed into a model on 4"],
+        ),
+    ],
+)
+def test_devices_that_share_a_model_with_seeds_or_adapters_are_refused_with_a_reason(
+    use: str, config: dict[str, int], reasons: list[str]
+) -> None:
+    told = list(gcore_sglang.check_split("rollout", {"use": use, "config": config}))
+    assert len(told) == len(reasons)
+    for problem, reason in zip(told, reasons, strict=True):
+        assert problem.startswith("roles.rollout.config.tensor_parallel: ") and reason in problem
+
+
 def test_sleep_is_refused_where_there_is_no_cuda() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
