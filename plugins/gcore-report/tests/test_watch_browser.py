@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from gcore_report.page import limits
 from gcore_report.page.answers import answers, halving
+from gcore_report.page.pictures import pictures
 from gcore_report.page.runs import open_runs
 from gcore_report.page.tokens import tokens
 from selenium.webdriver import Chrome
@@ -24,7 +25,7 @@ from gcore_core.contract import run_files
 from gcore_core.run.checkpoints import Checkpoints
 from tests.support import runs
 from tests.support.chromium import browser, console_errors
-from tests.support.page_runs import write_run
+from tests.support.page_runs import write_answers, write_run
 
 __all__ = ["browser"]
 
@@ -124,3 +125,36 @@ def test_samples_and_tokens_that_a_file_leaves_out_are_searched_and_opened_in_th
     # The server is gone: the page says so where the result would be.
     browser.find_element(By.CSS_SELECTOR, "#panel-tokens [data-search]").send_keys("0")
     until(f"{text_of('#panel-tokens .nothing')}.startsWith('It could not be read')")
+
+
+@pytest.mark.slow
+def test_the_gallery_pages_through_all_pictures_of_a_run_in_the_browser(
+    browser: Chrome, tmp_path: Path
+) -> None:
+    run_dir = write_run(tmp_path / "job" / "001", steps=100, answers=22)
+    write_answers(run_dir, list(range(101, 200)), 198)
+    total = pictures(open_runs([run_dir]))["total"]
+    assert total > 60
+
+    def until(script: str) -> None:
+        wait = WebDriverWait(browser, WAIT_S, 0.05)
+        wait.until(lambda _: browser.execute_script(f"return {script}"), script)
+
+    panel = "document.querySelector('#panel-pictures"
+    with watched(run_dir) as address:
+        browser.get(address)
+        until("document.getElementById('panel-curves').dataset.state === 'ready'")
+        browser.find_element(By.ID, "tab-pictures").click()
+        until(f"{panel} output')?.innerText === 'pictures 1 to 60 of {total:,}'")
+        assert f"All {total:,} pictures" in browser.page_source
+        until("[...document.querySelectorAll('#panel-pictures img')].every((i) => i.naturalWidth)")
+        later = browser.find_element(By.CSS_SELECTOR, "#panel-pictures button:nth-of-type(2)")
+        while later.is_enabled():
+            before = browser.find_element(By.CSS_SELECTOR, "#panel-pictures output").text
+            later.click()
+            until(f"{panel} output').innerText !== {json.dumps(before)}")
+        until(f"{panel} output').innerText.endsWith('to {total:,} of {total:,}')")
+        search = browser.find_element(By.CSS_SELECTOR, "#panel-pictures [data-search]")
+        search.send_keys("in no prompt")
+        until(f"{panel} output').innerText === '0 pictures'")
+        assert console_errors(browser) == []

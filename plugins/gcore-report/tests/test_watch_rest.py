@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gcore_report.page import limits
 from gcore_report.page.answers import answers
+from gcore_report.page.pictures import pictures
 from gcore_report.page.runs import open_runs
 from gcore_report.page.tokens import tokens
 from gcore_report.watch.app import make_app
@@ -141,6 +142,42 @@ def test_an_answer_that_has_a_picture_shows_it_and_no_file_from_elsewhere(
     rows[0]["arrays"] = {"picture": str(tmp_path / "private.npy")}
     write_lines(run_files.samples_path(directory, 50), iter(rows))
     assert ask(client, "/answers/50/0")["pictures"] == []
+
+
+def test_every_picture_of_a_run_is_listed_once_prompt_by_prompt_whatever_a_file_embeds(
+    directory: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PICTURES", 3)
+    assert pictures(open_runs([directory]))["shown"] == 3
+    rows = [(step, line, row) for step, line, row in written(directory) if row.get("arrays")]
+    facts = client.get("/data/pictures").json()
+    assert facts["total"] == len(rows) > 3
+    items = pages(client, "/pictures", count=4)
+    assert sorted((item["step"], item["line"]) for item in items) == [row[:2] for row in rows]
+    assert all(item["address"].startswith("data:image/webp;base64,") for item in items)
+    prompts = list(dict.fromkeys(item["prompt"] for item in items))
+    order = [(prompts.index(item["prompt"]), item["step"]) for item in items]
+    assert order == sorted(order), "those of a prompt stand together, in the order of steps"
+    [mode] = facts["modes"]
+    some = pages(client, "/pictures", search=prompts[0].upper(), step=50, mode=mode)
+    assert some == [i for i in items if prompts[0] in i["prompt"] and i["step"] == 50]
+    assert ask(client, "/pictures", search="in no prompt") == {"matches": 0, "items": []}
+    assert ask(client, "/pictures", mode="no mode")["matches"] == 0
+    assert client.get("/pictures", params={"count": 10_000}).status_code == 400
+
+
+def test_pictures_of_a_run_that_goes_on_are_seen_and_a_file_from_elsewhere_is_not(
+    directory: Path, client: TestClient, tmp_path: Path
+) -> None:
+    before = ask(client, "/pictures")["matches"]
+    np.save(tmp_path / "private.npy", np.zeros((8, 8, 3), np.uint8))
+    rows = run_files.read_samples(directory, 50)
+    rows[0]["arrays"] = {"picture": str(tmp_path / "private.npy")}
+    write_lines(run_files.samples_path(directory, 50), iter(rows))
+    [item] = ask(client, "/pictures", step=50)["items"]
+    assert item["address"] == ""
+    write_answers(directory, [105], 20)
+    assert ask(client, "/pictures")["matches"] == before + 1
 
 
 def test_evaluations_of_a_run_that_goes_on_or_back_are_seen_at_the_next_request(

@@ -19,7 +19,7 @@ from gcore_report.page.runs import Run
 RULE = (
     f"At most {limits.PICTURES} pictures of {limits.PICTURE_PIXELS} pixels, "
     f"{limits.PICTURE_BYTES >> 20} MiB in all: those of the first and of the last evaluation, then "
-    "those in between, from the middle outwards."
+    "those in between, from the middle outwards. g-core watch RUN shows the rest."
 )
 
 

@@ -1,6 +1,6 @@
 "use strict";
 
-// Where answers and trained records come from: from this file, or a page at a time from `g-core watch`.
+// Where answers, trained records and pictures come from: from this file, or a page at a time from `g-core watch`.
 // Both kinds of a source have the same functions, which all give promises.
 const Sources = (() => {
   const ask = async (path, values = {}) => {
@@ -111,5 +111,41 @@ const Sources = (() => {
     };
   }
 
-  return { answers, tokens };
+  // Pictures. facts: total, steps, modes, and a sentence. find gives {matches, items} of {run, step, mode,
+  // prompt, name, rewards, address}; of a file all that match, which are few.
+  function pictures(data) {
+    return Data.head.live ? livePictures(data) : ownPictures(data);
+  }
+
+  function livePictures(facts) {
+    return {
+      facts: { ...facts, sentence: `All ${number(facts.total)} pictures of the run are here. ${facts.rule}` },
+      find: async (query) => {
+        const found = await ask("pictures", query);
+        return { ...found, items: found.items.map((row) => ({ ...row, run: 0 })) };
+      },
+    };
+  }
+
+  function ownPictures(data) {
+    const items = data.pictures.map(([run, step, mode, prompt, name, rewards, address]) =>
+      ({ run, step, mode, prompt, name, rewards, address }));
+    const values = (key) => [...new Set(items.map((item) => item[key]))];
+    return {
+      facts: {
+        total: items.length,
+        steps: values("step").sort((a, b) => a - b),
+        modes: values("mode"),
+        sentence: `${number(data.shown)} of ${number(data.total)} pictures are here. ${data.rule}`,
+      },
+      find: async (query) => {
+        const text = query.search.toLowerCase();
+        const found = items.filter((item) => item.mode === query.mode && (!query.step || String(item.step) === query.step)
+          && item.prompt.toLowerCase().includes(text));
+        return { matches: found.length, items: found };
+      },
+    };
+  }
+
+  return { answers, tokens, pictures };
 })();

@@ -19,11 +19,18 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract import run_files
-from gcore_report.page.answers import whole
+from gcore_report.page import limits
+from gcore_report.page.answers import plain, whole
 from gcore_report.page.pictures import address_of
 from gcore_report.page.runs import Run
 
 RULE = "The texts are whole. They are read and searched by g-core watch, as you ask for them."
+PICTURES_RULE = (
+    "They are read by g-core watch as you ask for them, prompt by prompt, those of a prompt in the "
+    f"order of steps. Their longer side has {limits.PICTURE_PIXELS} pixels at most."
+)
+#: Pictures of one page of the galleries, at most.
+MOST_PICTURES = 240
 #: Answers of one page of the list, at most.
 MOST_ROWS = 500
 #: Answers to one prompt that one may be compared with, at most.
@@ -52,6 +59,21 @@ class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)] = 60
 
 
+class AskedPictures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which pictures are asked for.
+
+    search: a part of the prompt, in any case; "" takes all.
+    step, mode: of the evaluation; None and "" take all.
+    start, count: the part of the list that is given.
+    """
+
+    search: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    step: int | None = None
+    mode: str = ""
+    start: Annotated[int, msgspec.Meta(ge=0)] = 0
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_PICTURES)] = 60
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _File:
     """What is kept of the answers of one evaluation, in the order of their lines.
@@ -61,6 +83,7 @@ class _File:
     modes: N texts.
     prompts: uint64[N], a digest each: equal prompts have the same, others hardly ever.
     rewards: name -> float64[N], NaN where an answer has none.
+    pictures: of each answer that has any, its line -> the names of its pictures.
     """
 
     path: Path
@@ -69,6 +92,7 @@ class _File:
     modes: Sequence[str]
     prompts: np.ndarray
     rewards: dict[str, np.ndarray]
+    pictures: dict[int, tuple[str, ...]]
 
     def __len__(self) -> int:
         return len(self.modes)
@@ -92,6 +116,7 @@ class AllAnswers:
         self._lock = threading.Lock()
         self._files: dict[int, _File] = {}
         self._searches: dict[tuple[Any, ...], np.ndarray] = {}
+        self._galleries: dict[tuple[Any, ...], list[tuple[int, int, str]]] = {}
 
     def facts(self) -> dict[str, Any]:
         """Returns what the page's fields offer: total, steps, modes, rewards; and the rule."""
@@ -148,6 +173,65 @@ class AllAnswers:
             "others": others,
         }
 
+    def picture_facts(self) -> dict[str, Any]:
+        """Returns what the gallery's fields offer: total, steps, modes; and the rule."""
+        with self._lock:
+            self._look()
+            files = {step: file for step, file in self._files.items() if file.pictures}
+            return {
+                "total": sum(len(names) for f in files.values() for names in f.pictures.values()),
+                "steps": list(files),
+                "modes": sorted({f.modes[line] for f in files.values() for line in f.pictures}),
+                "rule": PICTURES_RULE,
+            }
+
+    def find_pictures(self, asked: AskedPictures) -> dict[str, Any]:
+        """Returns a part of the list of pictures that match, prompt by prompt, by steps.
+
+        matches: how many there are in all.
+        items: of ``count`` of them from ``start`` on: step, line, mode, prompt, name, rewards, and
+            the address of the picture's data, "" where its file cannot be read.
+        """
+        with self._lock:
+            self._look()
+            matches = self._gallery(asked)
+            part = matches[asked.start : asked.start + asked.count]
+            rows = [self._files[step].row(line) for step, line, _ in part]
+        samples = self._run.directory / run_files.SAMPLES
+        items = [
+            {
+                "step": step,
+                "line": line,
+                "mode": row.get("mode", ""),
+                "prompt": plain(row.get("prompt", "")),
+                "name": name,
+                "rewards": row.get("rewards", {}),
+                "address": address_of(samples, row["arrays"][name]),
+            }
+            for (step, line, name), row in zip(part, rows, strict=True)
+        ]
+        return {"matches": len(matches), "items": items}
+
+    def _gallery(self, asked: AskedPictures) -> list[tuple[int, int, str]]:
+        """Returns step, line and name of each picture that matches, in their order."""
+        key = (asked.search, asked.step, asked.mode)
+        if key not in self._galleries:
+            if len(self._galleries) >= _KEPT_SEARCHES:
+                self._galleries.pop(next(iter(self._galleries)))
+            # (prompt, name) -> its place: prompts come in the order in which they came first
+            places: dict[tuple[int, str], int] = {}
+            found: list[tuple[int, tuple[int, int, str]]] = []
+            for step, file in self._files.items():
+                if not file.pictures or asked.step not in (None, step):
+                    continue
+                lines = _lines(file, Asked(search=asked.search, mode=asked.mode), ("prompt",))
+                for line in lines.tolist():
+                    for name in file.pictures.get(line, ()):
+                        of = (int(file.prompts[line]), name)
+                        found.append((places.setdefault(of, len(places)), (step, line, name)))
+            self._galleries[key] = [picture for _, picture in sorted(found)]
+        return self._galleries[key]
+
     def _look(self) -> None:
         """Reads the files that are new or were written anew; forgets those that are gone."""
         files: dict[int, _File] = {}
@@ -162,6 +246,7 @@ class AllAnswers:
         if files != self._files:
             self._files = files
             self._searches.clear()
+            self._galleries.clear()
 
     def _matches(self, asked: Asked) -> np.ndarray:
         """Returns int64[M, 2], step and line of each answer that matches, in their order."""
@@ -224,12 +309,15 @@ def _read(path: Path, stamp: tuple[int, int, int]) -> _File:
     modes: list[str] = []
     prompts: list[int] = []
     rewards: list[dict[str, Any]] = []
+    pictures: dict[int, tuple[str, ...]] = {}
     with path.open("rb") as file:
         for line in file:
             try:
                 row = _decode(line)
             except msgspec.MsgspecError:
                 break  # half a line, as a killed run may leave it
+            if row.get("arrays"):
+                pictures[len(modes)] = tuple(row["arrays"])
             places.append(places[-1] + len(line))
             modes.append(str(row.get("mode", "")))
             prompts.append(_digest(row.get("prompt", "")))
@@ -246,6 +334,7 @@ def _read(path: Path, stamp: tuple[int, int, int]) -> _File:
             name: np.array([each.get(name) for each in rewards], np.float64)
             for name in names
         },
+        pictures=pictures,
     )
 
 
@@ -254,14 +343,17 @@ def _digest(prompt: Any) -> int:
     return int.from_bytes(content, "little")
 
 
-def _lines(file: _File, asked: Asked) -> np.ndarray:
-    """Returns int64[M], the lines of a file that match."""
+def _lines(file: _File, asked: Asked, parts: Sequence[str] = ("prompt", "text")) -> np.ndarray:
+    """Returns int64[M], the lines of a file that match.
+
+    parts: the fields in which is searched.
+    """
     fits = np.array([not asked.mode or mode == asked.mode for mode in file.modes], bool)
     text = asked.search.lower()
     if text and fits.any():
         fits &= np.array(
             [
-                fit and any(text in whole(row.get(part, "")).lower() for part in ("prompt", "text"))
+                fit and any(text in whole(row.get(part, "")).lower() for part in parts)
                 for fit, row in zip(fits, file.rows(), strict=True)
             ],
             bool,

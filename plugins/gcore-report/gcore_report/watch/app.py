@@ -38,6 +38,7 @@ def make_app(run: Run, door: Door, look_s: float = LOOK_S) -> Starlette:
         Route("/data/{panel}", site.data),
         Route("/answers", site.find_answers),
         Route("/answers/{step:int}/{line:int}", site.answer),
+        Route("/pictures", site.find_pictures),
         Route("/tokens", site.find_tokens),
         Route("/tokens/{step:int}/{ordinal:int}/{sample:int}", site.record),
         Route("/events", site.events),
@@ -77,6 +78,8 @@ class _Site:
             return self._answers.facts()
         if panel == "tokens":
             return self._tokens.facts()
+        if panel == "pictures":
+            return self._answers.picture_facts()
         _, make = PANELS[panel]
         return make(self._runs())
 
@@ -85,6 +88,9 @@ class _Site:
 
     async def answer(self, request: Request) -> Response:
         return await _json(lambda: self._answers.read(**request.path_params))
+
+    async def find_pictures(self, request: Request) -> Response:
+        return await _found(request, answers.AskedPictures, self._answers.find_pictures)
 
     async def find_tokens(self, request: Request) -> Response:
         return await _found(request, tokens.Asked, self._tokens.find)
