@@ -24,7 +24,7 @@ from gcore_core.controllers.algorithm_answers import (
     sampling_code,
 )
 from gcore_core.controllers.lost_nodes import LostNodes, StandInPeer
-from gcore_core.controllers.new_replicas import Newcomers
+from gcore_core.controllers.newcomers import ShardNewcomers
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
@@ -83,7 +83,7 @@ class ControllerContext:
     saving: asyncio.Event = field(default_factory=asyncio.Event)
     lost: LostNodes = field(default_factory=LostNodes)
     keepers: list[Peer] = field(default_factory=list)
-    newcomers: Newcomers | None = None
+    newcomers: ShardNewcomers | None = None
 
     @property
     def advantage(self) -> Advantage | ActionAdvantage:
@@ -171,7 +171,7 @@ def make_context(
         sentinel=build(factories["sentinel"], facts.sentinel) if facts.sentinel else None,
         lost=lost,
         keepers=[network.peer(name) for name in facts.keepers],
-        newcomers=Newcomers(network, lost) if facts.grows else None,
+        newcomers=ShardNewcomers(network, lost) if facts.grows else None,
     )
 
 

@@ -37,7 +37,7 @@ from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.lost_nodes import replicas_left
-from gcore_core.run.new_nodes import Come, NewNodes
+from gcore_core.run.newcomers import Come, RunNewcomers
 from gcore_core.run.observers import ChosenObservers, EveryObserver
 from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
@@ -139,7 +139,7 @@ class Supervisor:
         self._lost_nodes = set[str]()  # without which the attempt goes on
         self._expendable: dict[str, list[str]] = {}  # node -> processes, see ``Job.expendable``
         self._ending = set[asyncio.Future[None]]()  # held, or they could be collected
-        self._new_nodes: NewNodes | None = None  # None: no machine may come
+        self._newcomers: RunNewcomers | None = None  # None: no machine may come
         self._new_watchers = set[asyncio.Future[None]]()  # of machines that have come
         self._undrawn: dict[str, Come] = {}  # those that hold no weights yet
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
@@ -236,7 +236,7 @@ class Supervisor:
                 watcher.add_done_callback(ended)
 
         await self._ready.wait()
-        self._new_nodes = NewNodes(
+        self._newcomers = RunNewcomers(
             self._job,
             site,
             self._homecoming,
@@ -245,7 +245,7 @@ class Supervisor:
             admitted,
             self._display.note,
         )
-        taking = asyncio.ensure_future(self._new_nodes.run())
+        taking = asyncio.ensure_future(self._newcomers.run())
         try:
             await asyncio.wait({taking, failed}, return_when=asyncio.FIRST_COMPLETED)
             await (taking if taking.done() else failed)
@@ -318,8 +318,8 @@ class Supervisor:
             supervisor=handshake.versions(request.versions.plugins),
         )
         self._waiting.discard(request.name)
-        if self._new_nodes is not None:
-            self._new_nodes.up(request.name)
+        if self._newcomers is not None:
+            self._newcomers.up(request.name)
         log.info("%s is up, pid %s", request.name, request.pid)
         if not self._waiting and not self._ready.is_set():
             self._ready.set()
@@ -367,7 +367,7 @@ class Supervisor:
     @property
     def _n_come(self) -> int:
         """How many machines have come within the attempt."""
-        return 0 if self._new_nodes is None else self._new_nodes.n_come
+        return 0 if self._newcomers is None else self._newcomers.n_come
 
     def _is_idle(self, node: str) -> bool:
         """Whether nothing of the run is on a node but its agent."""
@@ -388,7 +388,7 @@ class Supervisor:
         """Notes the error that ends a worker."""
         error = from_wire(request)
         process = str(error.facts.get("process", ""))
-        if self._new_nodes is None or not self._new_nodes.fails(process, error):
+        if self._newcomers is None or not self._newcomers.fails(process, error):
             self._errors.append(error)
         return Nothing()
 

@@ -16,11 +16,11 @@ from gcore_core.contract.placement import Device, Window
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.lost_nodes import LostNodes
-from gcore_core.controllers.new_replicas import Newcomers
+from gcore_core.controllers.newcomers import ShardNewcomers
 from gcore_core.controllers.synchronous import SynchronousController
-from gcore_core.run import new_nodes
+from gcore_core.run import newcomers as taking_in
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.new_nodes import Come, NewNodes, place_newcomer
+from gcore_core.run.newcomers import Come, RunNewcomers, place_newcomer
 from gcore_core.runtime.messages import NewReplicas
 from gcore_core.runtime.process.addresses import add_node, assign, remove_node
 from gcore_core.testing.faults import Faults
@@ -148,7 +148,7 @@ def _new(number: int) -> NewReplicas:
 
 
 def test_a_replica_is_taken_in_once_however_often_it_is_told() -> None:
-    newcomers = Newcomers(Network(), LostNodes())
+    newcomers = ShardNewcomers(Network(), LostNodes())
     for new in (_new(2), _new(2), _new(4), _new(2)):
         newcomers.meet(new)
     names = ["rollout.2", "rollout.3", "rollout.4", "rollout.5"]
@@ -160,7 +160,7 @@ def test_a_replica_is_taken_in_once_however_often_it_is_told() -> None:
 def test_a_machine_that_has_come_may_be_lost_like_any_other() -> None:
     lost = LostNodes()
     lost.survivable = True
-    newcomers = Newcomers(Network(), lost)
+    newcomers = ShardNewcomers(Network(), lost)
     assert not lost.lose("agent.2")  # nobody has told of it
     newcomers.meet(_new(2))
     assert not lost.has("rollout.3")
@@ -251,7 +251,7 @@ class Machines:
         self.site.where = {name: there for name, there in where.items() if there != node}
 
 
-class Taking(NewNodes):
+class Taking(RunNewcomers):
     """Has the parts that need processes replaced."""
 
     async def _introduce(self, node: str) -> None: ...
@@ -282,8 +282,8 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     async def provide(*args: Any) -> None: ...
 
-    monkeypatch.setattr(new_nodes, "provide", provide)
-    monkeypatch.setattr(new_nodes, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(taking_in, "provide", provide)
+    monkeypatch.setattr(taking_in, "_AGAIN_S", 0.0)
 
     async def taken(machines: Machines, slots: int) -> tuple[list[str], list[str]]:
         settings = SimpleNamespace(roles={"rollout": SimpleNamespace(slots=slots)})

@@ -20,7 +20,7 @@ from gcore_core.controllers.lost_nodes import LostNodes
 from gcore_core.runtime.messages import NewReplicas
 
 
-class Newcomers:
+class ShardNewcomers:
     """Knows the replicas that have come, in one controller."""
 
     def __init__(self, network: Network, lost: LostNodes) -> None:

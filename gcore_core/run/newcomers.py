@@ -1,4 +1,4 @@
-"""Takes machines that come within a run up, with replicas of the policy's generator.
+"""Takes newcomers in: machines that come within a run get replicas of the policy's generator.
 
     the launcher finds one    it has devices, and the run has fewer replicas than slots
     taken in                  an agent, the job's files, a replica for each share of its devices
@@ -99,7 +99,7 @@ class Come:
 
 
 @dataclass
-class NewNodes:
+class RunNewcomers:
     """Takes machines in, one after the other, for one attempt of a run.
 
     job: grows with each machine.
