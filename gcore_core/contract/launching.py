@@ -224,12 +224,18 @@ class SiteNode:
     store: the directory of the node's store, on the node.
     meeting: a private directory on the node in which ranks may meet.
     end_agent: ends an agent that hangs; None: it is in this process.
+    let_go: ends the agent of a machine that leaves the run on purpose, with all that it has
+        started, and waits for that. What was started on the machine ends well. None: this machine
+        leaves a run only by being lost.
+    tell: shows a line to whoever started the agent there, as far as there is a way.
     """
 
     agent: Peer
     store: Path
     meeting: Path
     end_agent: Callable[[], Awaitable[None]] | None = None
+    let_go: Callable[[], Awaitable[None]] | None = None
+    tell: Callable[[str], Awaitable[None]] | None = None
 
 
 class Newcomers(Protocol):

@@ -71,6 +71,8 @@ CURVES = "curves.png"
 TENSORBOARD = "tensorboard"
 LATEST = "latest"
 SAVE = "save"
+#: A directory: an empty file in it is named after a host that is to leave; the run writes into it.
+LEAVE = "leave"
 
 #: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}

@@ -10,13 +10,17 @@ that others can stand in for. Where one is lost, the supervisor tells every cont
     a push                 begins anew without its replicas
 
 A machine that is lost stays lost until the run begins again from a checkpoint.
+
+One that *leaves* on purpose is told to the controllers before (``leave``). Its replicas finish what
+they have begun and get no new leases. From the lead's next decision on, which comes before a push,
+no shard asks them (``PlacementShard.decide``), so nothing is drawn again when it goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from gcore_core.contract.errors import WorkerDied
@@ -48,6 +52,7 @@ class LostNodes:
             process: node for node, names in (expendable or {}).items() for process in names
         }
         self._is_lost = {node: asyncio.Event() for node in expendable or {}}
+        self._leaving: dict[str, bool] = {}  # node -> whether the lead has taken it out
         self.survivable = False
 
     def add(self, node: str, processes: Sequence[str]) -> None:
@@ -64,6 +69,27 @@ class LostNodes:
             return False
         self._is_lost[node].set()
         return True
+
+    def leave(self, node: str) -> bool:
+        """Notes that a machine is about to leave; returns whether the program does without it."""
+        if not self.survivable or node not in self._is_lost:
+            return False
+        self._leaving.setdefault(node, False)
+        return True
+
+    def leaves(self, process: str) -> bool:
+        """Whether a process is on a machine that is about to leave, or has left."""
+        return self._node_of.get(process) in self._leaving
+
+    def take_leaving(self) -> list[str]:
+        """Returns the machines that are about to leave, each once; the lead asks."""
+        nodes = [node for node, is_out in self._leaving.items() if not is_out]
+        self._leaving.update(dict.fromkeys(nodes, True))
+        return nodes
+
+    def is_on(self, process: str, nodes: Collection[str]) -> bool:
+        """Whether a process is on one of these machines."""
+        return self._node_of.get(process) in nodes
 
     def names(self) -> list[str]:
         """Returns the machines that are lost."""
@@ -110,19 +136,30 @@ class LostNodes:
         peer = network.peer(process)
         return peer if node is None else _LosablePeer(peer, self, node)
 
-    def stand_in(self, peers: Sequence[Peer], index: int, others: Sequence[Peer] = ()) -> Peer:
+    def stand_in(
+        self,
+        peers: Sequence[Peer],
+        index: int,
+        others: Sequence[Peer] = (),
+        *,
+        spares_leaving: bool = False,
+    ) -> Peer:
         """Returns the peer of that number, or another one that is not lost in its place.
 
         Raises its error where all are lost.
 
         others: asked only where all of ``peers`` are lost.
+        spares_leaving: one that stays is also asked in the place of one that is about to leave.
         """
-        if not self.has(peers[index].name):
+        name = peers[index].name
+        if not self.has(name) and not (spares_leaving and self.leaves(name)):
             return peers[index]
         left = [peer for peer in peers if not self.has(peer.name)]
         left = left or [peer for peer in others if not self.has(peer.name)]
         if not left:
-            raise gone(peers[index].name)
+            raise gone(name)
+        if spares_leaving:
+            left = [peer for peer in left if not self.leaves(peer.name)] or left
         return left[index % len(left)]
 
 

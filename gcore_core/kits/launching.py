@@ -21,6 +21,7 @@ input_of: what such a process reads from its standard input.
 MachineFacts, machine_facts, machine_identity: what a machine says of itself.
 HOLD_LEASE, HoldLease: asks a remote agent to live on, for as long as the stream stands.
 RECORD, clear_up: what an agent that was lost has left, and its end.
+SIGTERM_PASSED_ON: has an agent ask to leave, as its first SIGTERM does.
 end_hung: ends a process of this machine that hangs.
 allow_open_files: raises this process's limit of open files.
 SHARED_MEMORY: the directory of shared memory.
@@ -40,6 +41,7 @@ from gcore_core.runtime.process.agent import AgentSpec, end_hung, process_usage
 from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
 from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher
+from gcore_core.runtime.process.leaving import SIGTERM_PASSED_ON
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.spawn import (
     SHARED_MEMORY,
@@ -71,6 +73,7 @@ __all__ = [
     "HOLD_LEASE",
     "HoldLease",
     "SHARED_MEMORY",
+    "SIGTERM_PASSED_ON",
     "AgentSpec",
     "GeneratorSettings",
     "InlineLauncher",

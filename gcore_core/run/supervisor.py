@@ -36,6 +36,7 @@ from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
+from gcore_core.run.leaving_nodes import LeavingNodes
 from gcore_core.run.lost_nodes import replicas_left
 from gcore_core.run.newcomers import Come, RunNewcomers
 from gcore_core.run.observers import ChosenObservers, EveryObserver
@@ -46,6 +47,7 @@ from gcore_core.runtime.messages import (
     ANSWERED,
     EXITS,
     FAILED,
+    FREED,
     HELLO,
     HUNG,
     KILL,
@@ -60,6 +62,7 @@ from gcore_core.runtime.messages import (
     UP,
     USAGE,
     Answered,
+    FreedNodes,
     Hello,
     Hung,
     KillRequest,
@@ -142,6 +145,7 @@ class Supervisor:
         self._newcomers: RunNewcomers | None = None  # None: no machine may come
         self._new_watchers = set[asyncio.Future[None]]()  # of machines that have come
         self._undrawn: dict[str, Come] = {}  # those that hold no weights yet
+        self._leaving: LeavingNodes | None = None  # before the attempt
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -151,6 +155,7 @@ class Supervisor:
         service.add(TIME_OF_DAY, self.time_of_day)
         service.add(STEP_END, self.step_end)
         service.add(PUBLISHED, self.published)
+        service.add(FREED, self.freed)
         service.add(HUNG, self.hung)
         service.add(ANSWERED, self.answered)
         AgreementService(self._job.shards).register(service)
@@ -195,7 +200,11 @@ class Supervisor:
         """Starts and watches the processes of the site, until the run is over."""
         self._site = site
         site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
+        self._leaving = self._make_leaving(site)
         watchers = [self._watch(node.agent) for node in site.nodes.values()]
+        watchers += [self._leaving.watch(name) for name, one in site.nodes.items() if one.let_go]
+        if site.has_processes and (len(site.nodes) > 1 or site.newcomers is not None):
+            watchers.append(self._leaving.look())
         if site.has_processes:
             watchers += [self._look_after(site, name) for name in (*site.nodes, *site.where)]
         if self._job.grows(site):
@@ -214,6 +223,22 @@ class Supervisor:
             for part in parts:
                 part.cancel()
             await asyncio.gather(watch, *parts, return_exceptions=True)
+            await self._leaving.close()
+
+    def _make_leaving(self, site: Site) -> LeavingNodes:
+        rollout = self._job.plan.settings.roles.get(ROLLOUT)
+        return LeavingNodes(
+            directory=self._job.directory,
+            site=site,
+            homecoming=self._homecoming,
+            controllers=self._controllers,
+            expendable=self._expendable,
+            lost=self._lost_nodes,
+            least=(rollout and rollout.least) or 1,
+            host=lambda node: self._job.placed.host(node),
+            note=self._display.note,
+            is_up=self._ready,
+        )
 
     async def _take_newcomers(self, site: Site) -> None:
         """Takes machines that come into the run; raises what ends the run of what is there then."""
@@ -230,6 +255,8 @@ class Supervisor:
             self._undrawn[come.facts.name] = come
             names = (come.facts.name, *come.replicas)
             watchers = [self._watch(site.nodes[come.facts.name].agent)]
+            if self._leaving is not None and site.nodes[come.facts.name].let_go:
+                watchers.append(self._leaving.watch(come.facts.name))
             watchers += [self._look_after(site, name) for name in names]
             for watcher in map(asyncio.ensure_future, watchers):
                 self._new_watchers.add(watcher)
@@ -268,7 +295,7 @@ class Supervisor:
         """Has every node have the job's files, restores a resumed run's state, and has the node
         agents start every worker.
         """
-        self._expendable = self._job.expendable(site)
+        self._expendable.update(self._job.expendable(site))
         await provide(self._job, site, self._display.phase)
         resumed = await self._keeper.enter(
             site, self._job.resumed, self._job.shards, self._homecoming
@@ -432,6 +459,16 @@ class Supervisor:
         await self._once.join(("published", request.version), 0, None, act)
         return Nothing()
 
+    async def freed(self, request: FreedNodes, call: Call) -> Nothing:
+        """Notes that no shard asks the replicas of machines any more that are about to leave."""
+
+        async def act(_: list[None]) -> None:
+            if self._leaving is not None:
+                self._leaving.freed(request.names)
+
+        await self._once.join(("freed", tuple(request.names)), 0, None, act)
+        return Nothing()
+
     def _say_who_draws(self, published: Published) -> None:
         """Says of machines that have come that they hold the weights, and draw from now on."""
         for name, come in list(self._undrawn.items()):
@@ -462,10 +499,7 @@ class Supervisor:
         report = request.report
         site = self._site
         await self._add_usage(site, report)
-        if lost := self._lost_nodes.intersection(self._expendable):
-            report.metrics["nodes/lost"] = float(len(lost))
-        if self._n_come:
-            report.metrics["nodes/come"] = float(self._n_come)
+        self._count_machines(report)
         news = self._metrics.unwritten(report)
         if news is not None:
             self._metrics.append(news)
@@ -490,7 +524,17 @@ class Supervisor:
             self._display.note(f"step {report.step}: {note}")
         if news is not None:
             self._observers.step_end(self._run, news)
+        if self._leaving is not None:
+            await self._leaving.step_ended()
         await self._save_if_asked(site)
+
+    def _count_machines(self, report: StepReport) -> None:
+        """Adds how many machines are lost, have left and have come to the metrics."""
+        left = set() if self._leaving is None else self._leaving.left
+        lost = self._lost_nodes.intersection(self._expendable) - left
+        for name, count in (("lost", len(lost)), ("left", len(left)), ("come", self._n_come)):
+            if count:
+                report.metrics[f"nodes/{name}"] = float(count)
 
     async def _save_if_asked(self, site: Site) -> None:
         """Has the lead save the run at the end of a step, where a file in its directory asks."""
@@ -536,14 +580,20 @@ class Supervisor:
         """
         try:
             async for exited in agent.stream(EXITS, Nothing()):
-                await self._exited(exited)
+                if not self._has_left(agent.name):
+                    await self._exited(exited)
         except WorkerDied as error:
+            if self._has_left(agent.name):
+                return
             if error.where == agent.name and await self._goes_on_without(agent.name):
                 return
             if error.where == agent.name:
                 error.why = "the workers of its node end with it, and so does the store"
                 error.todo = f"its log: {run_files.log_path(self._job.directory, agent.name)}"
             raise
+
+    def _has_left(self, node: str) -> bool:
+        return self._leaving is not None and node in self._leaving.left
 
     async def _goes_on_without(self, node: str) -> bool:
         """Whether the attempt goes on without a lost node; sees to it, and says so.

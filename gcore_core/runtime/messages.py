@@ -799,7 +799,7 @@ class Hung(Message):
 
 
 class LostNode(Message):
-    """Says that a machine is lost which had nothing of the run but generators and scorers.
+    """Says that a machine is lost, or leaves, which has only generators and scorers of the run.
 
     name: of its node agent.
     """
@@ -808,9 +808,24 @@ class LostNode(Message):
 
 
 class LostNodeReply(Message):
-    """Says whether a step program goes on without a lost machine."""
+    """Says whether a step program goes on without a machine that is lost or leaves."""
 
     goes_on: bool
+
+
+class Stay(Message):
+    """Refuses an agent that has asked to leave. why: for a person."""
+
+    why: str
+
+
+class FreedNodes(Message):
+    """Says of machines that leave that no shard asks their generators any more.
+
+    names: of their agents.
+    """
+
+    names: list[str]
 
 
 class MeetNode(Message):
@@ -930,6 +945,7 @@ ANSWERED = Endpoint("answered", Answered, Nothing)
 HUNG = Endpoint("hung", Hung, Nothing)
 STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)
+FREED = Endpoint("freed", FreedNodes, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
 UP = Endpoint("up", Nothing, Nothing)
@@ -937,6 +953,9 @@ CLEAR = Endpoint("clear", Nothing, Nothing)
 MEET_NODE = Endpoint("meet_node", MeetNode, Nothing)
 HOLD_LEASE = StreamEndpoint("hold_lease", HoldLease, Nothing, Wait.EVER)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
+LEAVE = Endpoint("leave", Nothing, Nothing)
+LEAVING = StreamEndpoint("leaving", Nothing, Nothing, Wait.EVER)
+STAY = Endpoint("stay", Stay, Nothing)
 USAGE = Endpoint("usage", Nothing, UsageReply)
 METER = Endpoint("meter", MeterRequest, MeterReply)
 KILL = Endpoint("kill", KillRequest, Nothing)
@@ -945,6 +964,7 @@ STOP_RUN = Endpoint("stop_run", Nothing, Nothing)
 SAVE_RUN = Endpoint("save_run", Nothing, Nothing)
 # of every controller
 LOSE_NODE = Endpoint("lose_node", LostNode, LostNodeReply)
+LEAVE_NODE = Endpoint("leave_node", LostNode, LostNodeReply)
 ADMIT = Endpoint("admit", NewReplicas, Nothing)
 
 

@@ -41,6 +41,8 @@ class NodesOfJob(Protocol):
     @property
     def comes_s(self) -> float: ...
     @property
+    def leaves_s(self) -> float: ...
+    @property
     def store_bytes(self) -> int: ...
     @property
     def seed(self) -> int: ...
@@ -59,6 +61,8 @@ class SimulatedNodes:
     slabs: node -> its store.
     lost: the machine that was lost; "" before.
     coming: the replicas of the machine that comes within the run; [] where none does.
+    freed: the machines that no shard asks any more.
+    left: the machine that has left; "" before.
     """
 
     def __init__(self, network: InlineNetwork, job: NodesOfJob, store: Path) -> None:
@@ -75,6 +79,9 @@ class SimulatedNodes:
         self._directories |= {node: store.with_name(f"{store.name}-{node}") for node in everybody}
         self.slabs = {node: self._slabs(node) for node in self._directories}
         self.lost = ""
+        self.freed: list[str] = []
+        self.left = ""
+        self._is_free = asyncio.Event()
 
     def _slabs(self, node: str) -> SlabService:
         directory = self._directories[node]
@@ -138,19 +145,50 @@ class SimulatedNodes:
         dice = random.Random(self._job.seed + round(1000 * self._job.loses_s))
         await asyncio.sleep(self._job.loses_s)
         self.lost = dice.choice(sorted(self._replicas))
-        for name in self._replicas[self.lost]:
-            if isinstance(weather, Faults):
-                weather.forget(name)
-            service = self._network.services.pop(name, None)
-            if isinstance(service, MortalService):
-                service.life.end()
-        self._network.services.pop(self.lost, None)
+        self._end(self.lost, weather)
 
         async def tell(context: ControllerContext) -> None:
             await asyncio.sleep(dice.uniform(0, _TOLD_S))
             assert context.lost.lose(self.lost)
 
         await asyncio.gather(*map(tell, contexts))
+
+    async def have_one_leave(
+        self, contexts: Sequence[ControllerContext], weather: Weather | None
+    ) -> None:
+        """Has a machine leave at its time, if the job says so; it ends with the step that frees it.
+
+        The lead hears of it last.
+        """
+        if self._job.leaves_s < 0:
+            return
+        dice = random.Random(self._job.seed + round(1000 * self._job.leaves_s))
+        await asyncio.sleep(self._job.leaves_s)
+        node = dice.choice(sorted(self._replicas))
+        for context in reversed(contexts):
+            await asyncio.sleep(dice.uniform(0, _TOLD_S / len(contexts)))
+            assert context.lost.leave(node)
+        await self._is_free.wait()
+        self.left = node
+        self._end(node, weather)
+        for context in contexts:
+            await asyncio.sleep(dice.uniform(0, _TOLD_S / len(contexts)))
+            assert context.lost.lose(node)
+
+    def step_ended(self) -> None:
+        """Lets the machine go that no shard asks any more."""
+        if self.freed:
+            self._is_free.set()
+
+    def _end(self, node: str, weather: Weather | None) -> None:
+        """Ends a machine with all its processes."""
+        for name in self._replicas[node]:
+            if isinstance(weather, Faults):
+                weather.forget(name)
+            service = self._network.services.pop(name, None)
+            if isinstance(service, MortalService):
+                service.life.end()
+        self._network.services.pop(node, None)
 
 
 class _Writer(StoreWriter):
@@ -178,7 +216,7 @@ class _Bulk:
         self, node: str, what: What, memory: memoryview, progress: Callable[[], None]
     ) -> None:
         await asyncio.sleep(self._dice.uniform(0, _READ_S))
-        if node == self._nodes.lost:
+        if node in (self._nodes.lost, self._nodes.left):
             raise WorkerDied("its machine is lost", where=node, process=node)
         region = self._nodes.slabs[node]._find(what)
         with region.path.open("rb") as file:

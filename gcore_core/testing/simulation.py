@@ -39,12 +39,14 @@ from gcore_core.runtime.messages import (
     BEGIN_CHECKPOINT,
     CARRIED,
     COMMIT_CHECKPOINT,
+    FREED,
     OPEN_CHECKPOINT,
     PUBLISHED,
     STEP_END,
     Carried,
     CheckpointPlace,
     CommitCheckpoint,
+    FreedNodes,
     Nothing,
     OpenCheckpoint,
     Published,
@@ -244,6 +246,7 @@ class SimulatedJob:
         that of everybody else.
     loses_s: when one of these machines is lost, in virtual time; below 0: never.
     comes_s: when a further machine comes, with two replicas, in virtual time; below 0: never.
+    leaves_s: when one of the machines is told to leave, in virtual time; below 0: never.
     """
 
     shards: int = 4
@@ -278,6 +281,7 @@ class SimulatedJob:
     generator_nodes: int = 0
     loses_s: float = -1.0
     comes_s: float = -1.0
+    leaves_s: float = -1.0
 
 
 @dataclass
@@ -319,6 +323,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)  # for a person
     checkpoints: list[CommitCheckpoint] = field(default_factory=list)
     lost: str = ""  # the machine that was lost
+    left: str = ""  # the machine that has left
 
 
 class _RecordingTrainer(fake.FakeTrainer):
@@ -429,7 +434,7 @@ async def simulate(
     nodes = SimulatedNodes(network, job, store)
     slabs = nodes.slabs["node0"]
     stopping = asyncio.Event()
-    await _serve_supervisor(network, job, outcome, slabs, store, stopping)
+    await _serve_supervisor(network, job, outcome, slabs, store, stopping, nodes)
     policy = WorkerContext(role="policy", given=(TEACHER_COLUMN,) if job.annotators else ())
     ranks = [_RecordingTrainer(outcome, policy, rank) for rank in range(job.ranks)]
     if job.resumed is not None:
@@ -452,10 +457,13 @@ async def simulate(
     births |= coming
     losing = asyncio.ensure_future(nodes.lose_one(contexts, weather))
     arriving = asyncio.ensure_future(nodes.have_one_come(contexts, births))
+    leaving = asyncio.ensure_future(nodes.have_one_leave(contexts, weather))
     await _run_all(controllers, lead_stops, stopping)
     losing.cancel()
     arriving.cancel()
+    leaving.cancel()
     outcome.lost = nodes.lost
+    outcome.left = nodes.left
     outcome.logits = [float(value) for rank in ranks for value in rank._logits]
     outcome.virtual_s = asyncio.get_running_loop().time()
     return outcome
@@ -495,6 +503,7 @@ async def _serve_supervisor(
     slabs: SlabService,
     store: Path,
     stopping: asyncio.Event,
+    nodes: SimulatedNodes,
 ) -> None:
     async def step_end(request: StepEnd, call: Call) -> Nothing:
         if not outcome.reports or outcome.reports[-1].step != request.report.step:
@@ -503,6 +512,11 @@ async def _serve_supervisor(
         outcome.notes += request.notes
         if request.report.step == job.stop_after:
             stopping.set()
+        nodes.step_ended()
+        return Nothing()
+
+    async def freed(request: FreedNodes, call: Call) -> Nothing:
+        nodes.freed = request.names
         return Nothing()
 
     async def published(request: Published, call: Call) -> Nothing:
@@ -527,6 +541,7 @@ async def _serve_supervisor(
     service = LastingService("supervisor")
     service.add(STEP_END, step_end)
     service.add(PUBLISHED, published)
+    service.add(FREED, freed)
     service.add(CARRIED, carried)
     service.add(OPEN_CHECKPOINT, open_checkpoint)
     service.add(BEGIN_CHECKPOINT, begin_checkpoint)

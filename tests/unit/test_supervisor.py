@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -36,12 +37,16 @@ class Attempt:
 
     async def _keep_newest(self, site: Any) -> None: ...
 
+    def _make_leaving(self, site: Any) -> Any:
+        return SimpleNamespace(close=AsyncMock())
+
 
 async def test_nothing_of_a_failed_attempt_runs_beside_the_next_one() -> None:
     """It would read the exits of the next one's workers, and kill those that begin slowly."""
     site: Any = SimpleNamespace(
         network=SimpleNamespace(),
-        nodes={"agent.0": SimpleNamespace(agent=None)},
+        nodes={"agent.0": SimpleNamespace(agent=None, let_go=None)},
+        newcomers=None,
         where={"rollout.0": "agent.0"},
         has_processes=True,
     )
@@ -118,6 +123,7 @@ class Watch:
     _is_expendable = Supervisor._is_expendable
     _is_lost = Supervisor._is_lost
     _goes_on_without = Supervisor._goes_on_without
+    _has_left = Supervisor._has_left
     _tell_lost = Supervisor._tell_lost
     _end_lost = Supervisor._end_lost
     _watch = Supervisor._watch
@@ -125,6 +131,7 @@ class Watch:
 
     def __init__(self, busy: str, *agents: Agent) -> None:
         self._lost_nodes = set[str]()
+        self._leaving = None
         self._expendable: dict[str, list[str]] = {}
         self._homecoming = None
         self._ready = asyncio.Event()

@@ -22,6 +22,8 @@ from gcore_core.controllers.placement.gauge import Gauge, NodeGauge
 from gcore_core.controllers.placement.lead import Awake, Last, Mover
 from gcore_core.controllers.placement.measurements import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
+from gcore_core.runtime.messages import FREED, FreedNodes
+from gcore_core.runtime.rpc.retry import insist
 
 
 class PlacementShard:
@@ -41,6 +43,8 @@ class PlacementShard:
         self._agree = context.agree.scope("placement")
         self._lost = context.lost
         self._newcomers = context.newcomers
+        self._may_leave = bool(context.facts.expendable)
+        self._supervisor = context.supervisor
         self._facts = context.facts.placement
         self._peers = {ROLLOUT: context.replicas, **context.judges}
         everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
@@ -113,7 +117,7 @@ class PlacementShard:
             so here, since no push tells them.
         """
         if self._facts is None:
-            await self._admit()
+            await self._change()
             await self._wake_all(release_before)
             return
         judges = [role for role in self._peers if role != ROLLOUT]
@@ -151,28 +155,35 @@ class PlacementShard:
         self._judging = False
         self._arranged_s = clock()
 
-    async def _admit(self) -> None:
-        """Takes in the replicas that have come: from here on they are awake, on every shard.
+    async def _change(self) -> None:
+        """Takes in the replicas that have come, and takes out those of machines that leave.
 
-        Nothing moves in such a run, and the push that follows is their first.
+        Nothing moves in such a run. From here on the new ones are awake on every shard, and the
+        push that follows is their first. The others are asked nothing any more, on any shard.
         """
         newcomers = self._newcomers
-        if newcomers is None:
+        if newcomers is None and not self._may_leave:
             return
 
         async def lead(_: list[bytes]) -> list[bytes]:
-            return [msgspec.msgpack.encode(newcomers.take_waiting())] * self._agree.shards
+            come = [] if newcomers is None else newcomers.take_waiting()
+            leave = self._lost.take_leaving()
+            return [msgspec.msgpack.encode((come, leave))] * self._agree.shards
 
         answer = await self._agree.ask("newcomers", b"", lead)
-        names = msgspec.msgpack.decode(answer, type=list[str])
-        if not names:
+        come, leave = msgspec.msgpack.decode(answer, type=tuple[list[str], list[str]])
+        if not come and not leave:
             return
         peers = self._peers[ROLLOUT]
-        numbers = range(len(peers), len(peers) + len(names))
-        peers += newcomers.peers(names)
+        numbers = [*self.awake.replicas[ROLLOUT], *range(len(peers), len(peers) + len(come))]
+        if newcomers is not None:
+            peers += newcomers.peers(come)
+        numbers = [i for i in numbers if not self._lost.is_on(peers[i].name, leave)]
         awake = self.awake
-        replicas = {**awake.replicas, ROLLOUT: [*awake.replicas[ROLLOUT], *numbers]}
+        replicas = {**awake.replicas, ROLLOUT: numbers}
         self.awake = Awake(version=awake.version + 1, replicas=replicas, in_turns=awake.in_turns)
+        if leave and self._agree.lead:
+            await insist(self._supervisor, FREED, FreedNodes(leave))
 
     async def _wake_all(self, release_before: int) -> None:
         """Wakes the replicas that have rested, in a run where nothing moves; the lead does it."""

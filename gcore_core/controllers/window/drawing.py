@@ -79,13 +79,13 @@ class Drawing:
         lanes = deal(leases, len(replicas), shard, shards, fixed)
         ordinals = [lease.ordinal for lease in leases]
         try:
-            await self._work_off_all(ledger, replicas, round_, lanes, scoring)
+            await self._work_off_all(ledger, replicas, round_, lanes, scoring, fixed)
             await self._placement.judging()
             await scoring.finish()
             while lost := ledger.forget(self._context.lost.holds, ordinals):
                 # Every replica has its part of the round, so none waits for another shard's.
                 lanes = deal(lost, len(replicas), shard, shards, False)
-                await self._work_off_all(ledger, replicas, round_, lanes, scoring)
+                await self._work_off_all(ledger, replicas, round_, lanes, scoring, False)
                 await scoring.finish()
         finally:
             scoring.cancel()
@@ -97,6 +97,7 @@ class Drawing:
         round_: Round,
         lanes: list[tuple[int, deque[list[Lease]]]],
         scoring: Scoring,
+        fixed: bool,
     ) -> None:
         """Works off all lanes at once; the first failure ends all."""
         queues = {id(waiting): waiting for _, waiting in lanes}.values()
@@ -104,7 +105,7 @@ class Drawing:
         pace = Pace(sum(len(lease.samples) for leases in parts for lease in leases))
         tasks = [
             asyncio.ensure_future(
-                self._work_off(ledger, replicas, replica, round_, waiting, scoring, pace)
+                self._work_off(ledger, replicas, replica, round_, waiting, scoring, pace, fixed)
             )
             for replica, waiting in lanes
         ]
@@ -124,20 +125,25 @@ class Drawing:
         waiting: deque[list[Lease]],
         scoring: Scoring,
         pace: Pace,
+        fixed: bool,
     ) -> None:
         """Works off one lane: gives the replica one part after the other.
 
-        What the replica does not finish goes back into the queue. Where its machine is lost,
-        another replica stands in for it.
+        What the replica does not finish goes back into the queue. Where its machine is lost, or is
+        about to leave, another replica stands in for it.
 
         number: of the lane's replica, among ``replicas``.
         waiting: the lane's queue of parts, which other lanes may share.
+        fixed: the replica waits for a part from every shard, so it gets its part even where its
+            machine is about to leave.
         pace: is told of every record that has come.
         """
         lost_nodes = self._context.lost
         lost = 0
         while waiting:
-            replica = lost_nodes.stand_in(replicas, number, self._placement.replicas)
+            replica = lost_nodes.stand_in(
+                replicas, number, self._placement.replicas, spares_leaving=not fixed
+            )
             leases = waiting.popleft()
             try:
                 await self._draw_part(ledger, replica, round_, leases, scoring, pace)

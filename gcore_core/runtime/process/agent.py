@@ -56,6 +56,7 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process.lease import Lease
+from gcore_core.runtime.process.leaving import Leaving
 from gcore_core.runtime.process.leftovers import Record, clear_up
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
@@ -106,6 +107,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     directory: where its workers run, if it exists on this machine; "": where the agent is started.
     bulk: name of every node's agent -> the address at which it serves content to the others, see
         ``gcore_core.runtime.store.bulk``; this agent listens at its own. Empty for one node.
+    leave_s: it may leave the run on purpose, and ends when it was not let go for so long after it
+        has asked, see ``leaving``; 0: it may not, and ends at the first SIGTERM.
     """
 
     name: str
@@ -122,6 +125,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 0.0
     start_s: float = 0.0
     bulk: dict[str, str] = {}
+    leave_s: float = 0.0
 
 
 def split_patience(patience_s: float) -> tuple[float, float]:
@@ -141,6 +145,7 @@ class Agent:
     """Starts and watches the workers of one node, and serves its slabs.
 
     slabs: the agent's side of the store.
+    leaving: the agent's side of leaving; None: it may not.
     stopped: set when the agent is to end.
     """
 
@@ -173,6 +178,7 @@ class Agent:
         self._stopping = False
         self._clearing = asyncio.Lock()
         self._lapse: asyncio.Task[None] | None = None
+        self.leaving = Leaving(spec.leave_s, self.end) if spec.leave_s else None
         self._lease: Lease | None = None
         if spec.lease_s:
             lapsed = _nothing if spec.is_remote else self._lapsed
@@ -183,6 +189,8 @@ class Agent:
     def register(self, service: Service) -> None:
         self.slabs.register(service)
         self._node_files.register(service)
+        if self.leaving is not None:
+            self.leaving.register(service)
         service.add(SPAWN, self.spawn)
         service.add(UP, self.up)
         service.add(CLEAR, self.clear)
@@ -266,7 +274,8 @@ class Agent:
             if stopped.done() and not stopped.cancelled():
                 running = f"it was stopped for {stopped.result():g} s, twice run.patience_s"
             end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log), running)
-            self._exits.put_nowait(end)
+            if not self.stopped.is_set():  # else the agent's own end is the news
+                self._exits.put_nowait(end)
             if not again:
                 return
             spec = msgspec.structs.replace(spec, restarted=True, ending=ending)
@@ -383,6 +392,8 @@ class Agent:
         self.stopped.set()
         if self._lease is not None:
             self._lease.close()
+        if self.leaving is not None:
+            self.leaving.close()
 
     async def stop(self, grace_s: float) -> None:
         """Ends everything that the agent has started."""
@@ -537,6 +548,8 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
     loop.add_reader(lifeline, agent.end)
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, agent.end)
+    if agent.leaving is not None:
+        agent.leaving.handle_signals()
     try:
         agent.slabs.open()
         await network.serve(spec.name, service)

@@ -59,6 +59,8 @@ class MachinesConfig:
     start_s: how long a host may take to answer, and an agent to start.
     patience_s: when a host gives no sign of life for so long, its agent ends with all that it has
         started, and the run has lost the host.
+    leave_s: a host that is told to leave has so long to finish what it has begun; then it ends
+        anyhow, and the run has lost it.
     """
 
     port: int = 29400
@@ -71,13 +73,14 @@ class MachinesConfig:
     spill_dir: str | None = None
     start_s: float = 60.0
     patience_s: float = 15.0
+    leave_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not 1024 <= self.port <= 65000:
             raise ValueError(f"port must be from 1024 to 65000, not {self.port}")
         for network in (*self.private, *([self.address] if self.address else [])):
             ipaddress.ip_network(network, strict=False)
-        for name in ("devices", "store_gib", "start_s", "patience_s"):
+        for name in ("devices", "store_gib", "start_s", "patience_s", "leave_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, not {value}")

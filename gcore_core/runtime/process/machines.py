@@ -237,6 +237,15 @@ class MachinesLauncher(ABC):
     async def refuse(self, host: str, why: str) -> None:
         """Is told that a newcomer is not taken in, or not kept."""
 
+    async def let_go(self, host: str) -> None:
+        """Is told that a machine has left the run on purpose: its agent has ended well.
+
+        The run is not to take it in again of its own accord.
+        """
+
+    async def tell(self, host: str, line: str) -> None:
+        """Shows a line to whoever started the agent of a machine there, if that is possible."""
+
     async def start_home(self, spec: AgentSpec, log: Path) -> AgentCommand:
         """Starts the agent of this machine, as a child of this process."""
         return await start_by_command((self._python, *AGENT), spec, log)
@@ -314,7 +323,7 @@ class MachinesLauncher(ABC):
                     network=network,
                     secret=secret,
                     home=home.name,
-                    nodes={agent.node.name: _site_node(agent, network) for agent in agents},
+                    nodes={agent.node.name: self._site_node(agent, network) for agent in agents},
                     where=dict(where),
                     views=addresses.views,
                     public=addresses.public,
@@ -434,6 +443,7 @@ class MachinesLauncher(ABC):
             lease_s=0.0 if node.is_home else lease_s,
             start_s=config.start_s,
             directory=os.getcwd(),
+            leave_s=0.0 if node.is_home else config.leave_s,
         )
 
     async def _start(
@@ -467,6 +477,22 @@ class MachinesLauncher(ABC):
             if error is not None:
                 raise error
         agents.sort(key=lambda agent: nodes.index(agent.node))
+
+    def _site_node(self, agent: _Agent, network: RpcNetwork) -> SiteNode:
+        host = agent.node.host
+
+        async def let_go() -> None:
+            await _end(agent, _ENDS_S)
+            await self.let_go(host)
+
+        return SiteNode(
+            agent=network.peer(agent.node.name),
+            store=Path(agent.spec.store.directory),
+            meeting=Path(agent.spec.meeting),
+            end_agent=partial(_end_hung, agent),
+            let_go=None if agent.node.is_home else let_go,
+            tell=partial(self.tell, host),
+        )
 
     async def _up(self, agent: _Agent, peer: Peer, holding: list[asyncio.Task[None]]) -> None:
         """Waits until an agent answers. Raises WorkerError when it ends, or does not answer."""
@@ -576,7 +602,7 @@ class _Growth:
             except WorkerError:
                 await _end(agent, _HUNG_ENDS_S)
                 raise
-            return _site_node(agent, network)
+            return self.launcher._site_node(agent, network)
 
         facts = NodeFacts(
             name=machine.name,
@@ -608,15 +634,6 @@ class _Growth:
             devices=_devices(host, config.devices),
             is_home=False,
         )
-
-
-def _site_node(agent: _Agent, network: RpcNetwork) -> SiteNode:
-    return SiteNode(
-        agent=network.peer(agent.node.name),
-        store=Path(agent.spec.store.directory),
-        meeting=Path(agent.spec.meeting),
-        end_agent=partial(_end_hung, agent),
-    )
 
 
 async def _end_hung(agent: _Agent) -> None:

@@ -30,6 +30,7 @@ from gcore_core.runtime.messages import (
     FAILED,
     HELLO,
     HUNG,
+    LEAVE_NODE,
     LOSE_NODE,
     SAVE_RUN,
     STOP_RUN,
@@ -147,6 +148,9 @@ class Worker:
         async def lose_node(request: LostNode, call: Call) -> LostNodeReply:
             return LostNodeReply(context.lost.lose(request.name))
 
+        async def leave_node(request: LostNode, call: Call) -> LostNodeReply:
+            return LostNodeReply(context.lost.leave(request.name))
+
         async def admit(request: NewReplicas, call: Call) -> Nothing:
             context.newcomers.meet(request)
             return Nothing()
@@ -154,6 +158,7 @@ class Worker:
         self._service.add(STOP_RUN, stop)
         self._service.add(SAVE_RUN, save)
         self._service.add(LOSE_NODE, lose_node)
+        self._service.add(LEAVE_NODE, leave_node)
         if facts.grows:
             self._service.add(ADMIT, admit)
         await self._network.serve(self._spec.name, self._service)

@@ -37,6 +37,11 @@ def gcore_commands() -> Iterable[CommandProvider]:
         factory="gcore_nodes.join:main",
     )
     yield CommandProvider(
+        name="drain",
+        summary="have a host with nothing but generators leave a run that goes on",
+        factory="gcore_nodes.drain:main",
+    )
+    yield CommandProvider(
         name="slurm",
         summary="write a script for sbatch that runs a job on several nodes",
         factory="gcore_nodes.slurm:main",

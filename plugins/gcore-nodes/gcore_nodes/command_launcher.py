@@ -45,6 +45,7 @@ class CommandLauncher(MachinesLauncher):
         self._present: list[Host] = []  # those that ``find_nodes`` found
         self._tries = Counter[str]()  # how often a newcomer was refused
         self._refused = set[str]()
+        self._left = set[str]()  # they come back when the list was without them
 
     @contextlib.asynccontextmanager
     async def hosts(self) -> AsyncIterator[list[Host]]:
@@ -77,13 +78,14 @@ class CommandLauncher(MachinesLauncher):
         Raises ConfigError when a run that begins has too few.
         """
         hosts = find_hosts(self._hosts)
+        self._left &= {host.name for host in hosts}
         names = [host.name for host in hosts]
         timeout_s = self._again_s if again else self._start_s
         answers = await ask_hosts(self._command, names, self._python, timeout_s)
         present = [
             Host(name=host.name, facts=answer, slots=host.slots, number=number)
             for number, (host, answer) in enumerate(zip(hosts, answers, strict=True))
-            if isinstance(answer, MachineFacts)
+            if isinstance(answer, MachineFacts) and host.name not in self._left
         ]
         if not again and len(present) < (self._min_hosts or len(hosts)):
             check_usable(self._command, names, self._python, answers)
@@ -93,6 +95,7 @@ class CommandLauncher(MachinesLauncher):
             for host, answer in zip(hosts, answers, strict=True)
             if isinstance(answer, str)
         }
+        missing |= {name: "it has left" for name in names if name in self._left}
         return present, missing
 
     @property
@@ -122,7 +125,9 @@ class CommandLauncher(MachinesLauncher):
         except ConfigError as error:  # somebody is just writing the file
             log.warning("%s", error)
             return None
-        absent = [host for host in named if host.name not in (*present, *self._refused)]
+        self._left &= {host.name for host in named}
+        unwanted = (*present, *self._refused, *self._left)
+        absent = [host for host in named if host.name not in unwanted]
         names = [host.name for host in absent]
         answers = await ask_hosts(self._command, names, self._python, self._again_s)
         for host, answer in zip(absent, answers, strict=True):
@@ -135,6 +140,10 @@ class CommandLauncher(MachinesLauncher):
         self._tries[host] += 1
         if self._tries[host] >= _TRIES:
             self._refused.add(host)
+
+    async def let_go(self, host: str) -> None:
+        """See ``MachinesLauncher``. It is not asked again while the list has it."""
+        self._left.add(host)
 
     async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
         command = command_for(self._command, host, (self._python, *AGENT))

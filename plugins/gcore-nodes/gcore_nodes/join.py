@@ -3,11 +3,14 @@
 The same command is started on every node, by whatever starts processes there. It looks for home
 until home answers, starts the node agent that home describes, and ends with the run.
 
-    exit code 0     the run ended well
+    exit code 0     the run ended well, or has let this node go after a SIGTERM
               2     home has refused this node: its token, its version or its name
               5     the run ended with an error, or home was lost and has not come back
               7     nobody to join was found in time
-              130, 143     Ctrl-C, SIGTERM
+              130, 143     Ctrl-C, a second SIGTERM; the first one where no run is joined
+
+The first SIGTERM asks the run to do without this node. Its agent goes on with what it has begun
+until the run lets it go, or says that it cannot (``gcore_core.runtime.process.leaving``).
 """
 
 from __future__ import annotations
@@ -27,12 +30,18 @@ import msgspec
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
-from gcore_core.kits.launching import AgentSpec, machine_facts, spawn_over_input
+from gcore_core.kits.launching import (
+    SIGTERM_PASSED_ON,
+    AgentSpec,
+    machine_facts,
+    spawn_over_input,
+)
 from gcore_nodes.channel import (
     Channel,
     End,
     Ended,
     Joining,
+    Leaves,
     Output,
     Over,
     Start,
@@ -47,6 +56,7 @@ _LEAST_CONNECT_S = 2.0
 _AGAIN_S = 0.5  # between two tries to reach home
 _NOT_NEEDED_S = 5.0  # between two tries of a node that a run does not need
 _AGENT_ENDS_S = 15.0
+_LET_GO_S = 15.0  # behind the end of its agent, a node that leaves waits so long for home's word
 _SAID_EVERY_S = 30.0
 _READ_BYTES = 65536
 
@@ -76,6 +86,28 @@ class Member:
         self._wish = wish
         self._agent: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._channel: Channel | None = None
+        self._is_leaving = False
+
+    def leave(self) -> bool:
+        """Has the agent ask to leave; returns whether there is one.
+
+        When the agent has ended and home says nothing more, the connection is closed.
+        """
+        agent = self._agent
+        if agent is None or self._channel is None or agent.returncode is not None:
+            return False
+        _say(f"{self._wish.name} leaves when the run can do without it; again: at once")
+        self._is_leaving = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(agent.pid, SIGTERM_PASSED_ON)
+        self._tasks.append(asyncio.ensure_future(self._close_behind(agent, self._channel)))
+        return True
+
+    async def _close_behind(self, agent: asyncio.subprocess.Process, channel: Channel) -> None:
+        await agent.wait()
+        await asyncio.sleep(_LET_GO_S)
+        await channel.close()
 
     async def run(self) -> None:
         """Is a member until the run has ended well.
@@ -128,14 +160,17 @@ class Member:
 
     async def _served(self, channel: Channel) -> tuple[Over, float]:
         """Does what home says, until it is over; returns how, and how long to rest then."""
+        self._channel = channel
         facts = msgspec.msgpack.encode(machine_facts())
         channel.send(Joining(self._wish.name, __version__, sys.executable, facts))
         _say(f"{self._wish.name} has joined {self._wish.host}:{self._wish.port}")
         try:
             while True:
-                match await channel.expect(Start, End, Over, Turned):
+                match await channel.expect(Start, End, Leaves, Over, Turned):
                     case Start(spec):
                         await self._start(spec, channel)
+                    case Leaves(line):
+                        _say(line)
                     case End():
                         self._ask_agent_to_end()
                     case Over() as over:
@@ -150,8 +185,10 @@ class Member:
         except ConfigError:
             raise
         except GcoreError as error:
-            return Over(well=False, again=True, why=f"home is gone: {error}"), _AGAIN_S
+            again = not self._is_leaving
+            return Over(well=False, again=again, why=f"home is gone: {error}"), _AGAIN_S
         finally:
+            self._channel = None
             await self._end_agent()
             await channel.close()
 
@@ -252,12 +289,15 @@ def main(words: Sequence[str] | None = None) -> int:
 async def _until_told(wish: Wish) -> int:
     """Returns 0, or the exit code of the signal that ended it. Raises as ``Member.run`` does."""
     loop = asyncio.get_running_loop()
-    running = asyncio.ensure_future(Member(wish).run())
+    member = Member(wish)
+    running = asyncio.ensure_future(member.run())
     received: list[int] = []
 
     def end(number: int) -> None:
         received.append(number)
-        running.cancel()
+        is_first = received.count(number) == 1
+        if number != signal.SIGTERM or not is_first or not member.leave():
+            running.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
@@ -266,7 +306,7 @@ async def _until_told(wish: Wish) -> int:
     except asyncio.CancelledError:
         if not received:
             raise
-        return 128 + received[0]
+        return 128 + received[-1]
     return 0
 
 
@@ -274,9 +314,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="g-core nodes join",
         description="Joins the run that waits at an address, with all that this node has. "
-        "It ends with the run.",
-        epilog="exit codes: 0 the run ended well, 2 this node is refused, 5 the run ended with an "
-        "error or was lost, 7 nobody to join was found\n\n"
+        "It ends with the run, or when it gets SIGTERM and the run can do without it.",
+        epilog="exit codes: 0 the run ended well or has let this node go, 2 this node is refused, "
+        "5 the run ended with an error or was lost, 7 nobody to join was found\n\n"
         "example:\n  g-core nodes join node1:29399 --token-file ~/.g-core-token",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

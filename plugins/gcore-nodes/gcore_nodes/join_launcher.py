@@ -27,7 +27,7 @@ from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import FoundNodes, Servable, Site
 from gcore_core.kits.launching import AgentSpec, MachineFacts, machine_facts, machine_identity
 from gcore_core.kits.machines import Host, MachinesLauncher, StartedAgent
-from gcore_nodes.channel import Over, Turned
+from gcore_nodes.channel import Leaves, Over, Turned
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.door import Door, JoinedNode
 from gcore_nodes.hosts import find_hosts
@@ -85,6 +85,17 @@ class JoinLauncher(MachinesLauncher):
         node = self._nodes.pop(host, None)
         if node is not None:
             node.tell(Turned(why, again=False))
+
+    async def let_go(self, host: str) -> None:
+        """Ends the command of a node that has left the run. It may join again."""
+        node = self._nodes.pop(host, None)
+        if node is not None:
+            node.tell(Over(well=True))
+
+    async def tell(self, host: str, line: str) -> None:
+        node = self._nodes.get(host)
+        if node is not None:
+            node.tell(Leaves(line))
 
     @contextlib.asynccontextmanager
     async def hosts(self) -> AsyncIterator[list[Host]]:
