@@ -20,9 +20,10 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.config import checks
     from gcore_core.config.plan import load_plan
     from gcore_core.contract.errors import ConfigError
+    from gcore_core.contract.factories import build
     from gcore_core.run.initial_placement import find_nodes, place
     from gcore_core.run.memory_fit import check_memory
-    from gcore_core.run.preflight import check_files, check_parts
+    from gcore_core.run.preflight import check_files, check_parts, check_pushes
 
     try:
         plan = load_plan(args.file, args.overrides)
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
         check_parts(plan)
         check_files(plan, placed.nodes)
         memory_notes = check_memory(plan, placed, placed.nodes, args.overrides)
+        push_note = check_pushes(plan, placed, build(plan.factory("launcher")))
     except ConfigError as error:
         problems = error.facts.get("problems", ())
         if len(problems) < 2:
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return error.exit_code
     rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
     print_table(["at", "provider", "plugin", "distribution"], rows)
-    for note in [*plan.notes, *filter(None, [placed.note]), *memory_notes]:
+    for note in [*plan.notes, *filter(None, [placed.note, push_note]), *memory_notes]:
         print(f"note: {note}")
     print(f"{args.file}: nothing wrong found")
     return 0

@@ -245,6 +245,18 @@ class LimitsGaps(Protocol):
 
 
 @runtime_checkable
+class PushesNearby(Protocol):
+    """Says that a controller's settings keep weights from reaching generators elsewhere."""
+
+    def pushes_nearby(self) -> str:
+        """Returns which setting keeps pushes on the trainer's machine; "": they reach every one.
+
+        A job whose generators are placed elsewhere is refused then, and no machine is taken in
+        while the run goes on. Without the method: "".
+        """
+
+
+@runtime_checkable
 class NamesMeters(Protocol):
     """Says that a placement policy looks at ``Window.used``, and who reads it."""
 
@@ -355,6 +367,11 @@ def largest_gap(config: Any) -> float:
     return config.largest_gap() if isinstance(config, LimitsGaps) else 0.0
 
 
+def pushes_nearby(config: Any) -> str:
+    """Returns which setting of a controller keeps pushes on the trainer's machine; "": none."""
+    return config.pushes_nearby() if isinstance(config, PushesNearby) else ""
+
+
 def meter_of(config: Any, kind: str) -> str:
     """Returns the factory of the meter that a placement policy wants read; "" for none.
 
@@ -412,6 +429,7 @@ ABILITIES = (
     _ability(CountsGroups, "controller"),
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
+    _ability(PushesNearby, "controller"),
     _ability(NamesMeters, "placement"),
 )
 _NEAR_EDITS = 2

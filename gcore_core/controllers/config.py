@@ -6,6 +6,8 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
+from gcore_core.contract.weight_transfer import SHM
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
@@ -61,6 +63,11 @@ class SyncConfig:
     push_transport: Literal["auto", "shm", "ipc", "nccl"] = "auto"
     push_fan_out: int = 2
     push_delta: Literal["auto", "always", "never"] = "auto"
+
+    def pushes_nearby(self) -> str:
+        if self.push_transport in ("auto", SHM):
+            return ""
+        return f"controller.config.push_transport={self.push_transport}"
 
     def __post_init__(self) -> None:
         for name in (

@@ -21,6 +21,7 @@ from gcore_core.contract.abilities import (
     largest_gap,
     logprob_band,
     precision,
+    pushes_nearby,
     replica_slots,
     required_by,
     takes_adapters,
@@ -139,7 +140,12 @@ class Job:
         return expendable_nodes(site.where, site.home, self.scorers())
 
     def grows(self, site: Site) -> bool:
-        """Whether further replicas of the policy's generator may come while the site is open."""
+        """Whether further replicas of the policy's generator may come while the site is open.
+
+        None may where weights would not reach them.
+        """
+        if pushes_nearby(self.plan.objects.get("controller")):
+            return False
         return self.may_lose_nodes and site.newcomers is not None
 
     def workers(self, role: str) -> list[str]:

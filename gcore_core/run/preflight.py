@@ -3,6 +3,7 @@
 check_parts: whether its parts can be made. ``g-core check`` and ``g-core run`` both call it, so
     that the first knows what the second would refuse.
 check_files: whether the files, data and models that it names are there; both call it, too.
+check_pushes: whether weights reach every generator.
 check_same: whether a resumed run is still the same run.
 """
 
@@ -19,11 +20,14 @@ import msgspec
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.yaml_source import flat
+from gcore_core.contract.abilities import pushes_nearby
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
 from gcore_core.contract.factories import build
-from gcore_core.contract.launching import NodeFacts
+from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.providers import ControllerProvider
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
+from gcore_core.run.initial_placement import Placed
 from gcore_core.run.make_model import check_make
 from gcore_core.runtime.gaps import refuse_gaps
 
@@ -59,6 +63,31 @@ def check_files(plan: Plan, nodes: Sequence[NodeFacts]) -> None:
     """
     here = not any(node.host for node in nodes)
     checks.refuse(plan.plugins.check_files(plan.config, here=here), plan.source)
+
+
+def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:
+    """Says what a setting forbids that keeps pushes on the trainer's machine; "": nothing.
+
+    Raises ConfigError where a generator of the policy is placed on another one: its first push
+    would end the run.
+    """
+    setting = pushes_nearby(plan.objects.get("controller"))
+    if not setting or not {POLICY, ROLLOUT} <= placed.workers.keys():
+        return ""
+    trainer = placed.node_of(POLICY, 0)
+    ranks = range(len(placed.workers[ROLLOUT]))
+    elsewhere = [rank for rank in ranks if placed.node_of(ROLLOUT, rank) != trainer]
+    if elsewhere:
+        host = placed.host(placed.node_of(ROLLOUT, elsewhere[0]))
+        raise ConfigError(
+            f"{setting} pushes weights to no other machine",
+            where=setting.partition("=")[0],
+            why=f"the trainer is on {placed.host(trainer)}, {ROLLOUT}.{elsewhere[0]} on {host}",
+            todo="use auto or shm",
+        )
+    if isinstance(launcher, ElasticLauncher):
+        return f"no host is taken in while the run goes on: {setting} reaches no other machine"
+    return ""
 
 
 def _check_waves(plan: Plan) -> None:

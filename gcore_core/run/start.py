@@ -39,7 +39,7 @@ from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_f
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.observers import chosen_observers
-from gcore_core.run.preflight import check_files, check_parts, check_same
+from gcore_core.run.preflight import check_files, check_parts, check_pushes, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
@@ -89,6 +89,7 @@ def prepare(
     check_parts(plan)
     check_files(plan, placed.nodes)
     memory_notes = check_memory(plan, placed, placed.nodes, overrides)
+    push_note = check_pushes(plan, placed, launcher)
     run = plan.settings.run
     resumed = None if resume is None else newest(resume)
     if resumed is not None:
@@ -107,7 +108,7 @@ def prepare(
         if node.follows and not models[role]:
             models[role] = models[node.follows]
     _say_changes(plan, {}, found, display)
-    for note in filter(None, [placed.note, *memory_notes]):
+    for note in filter(None, [placed.note, push_note, *memory_notes]):
         display.note(note)
     kept_weights = host_memory(plan, placed, models)
     if kept_weights:

@@ -20,7 +20,9 @@ from gcore_core.controllers.newcomers import ShardNewcomers
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.run import newcomers as taking_in
 from gcore_core.run.initial_placement import Placed
+from gcore_core.run.jobs import Job
 from gcore_core.run.newcomers import Come, RunNewcomers, place_newcomer
+from gcore_core.run.preflight import check_pushes
 from gcore_core.runtime.messages import NewReplicas
 from gcore_core.runtime.process.addresses import add_node, assign, remove_node
 from gcore_core.testing.faults import Faults
@@ -322,3 +324,44 @@ async def test_a_machine_on_which_nothing_starts_is_let_go_and_the_run_goes_on(t
     assert notes == ["broken has come and is not taken in: agent.2: its engine does not start"]
     assert machines.let == ["agent.2: its engine does not start"]
     assert machines.site.where == {"rollout.0": "agent.0", "rollout.1": "agent.1"}
+
+
+# -- jobs whose weights reach no other machine -----------------------------------------------------
+
+
+class Elastic:
+    """A launcher that may find further machines."""
+
+    async def nodes(self, devices: Any) -> Any: ...
+
+    def site(self, where: Any, supervisor: Any, logs: Any) -> Any: ...
+
+    async def find_nodes(self, devices: Any, *, again: bool) -> Any: ...
+
+
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_no_machine_is_taken_in_where_weights_would_not_reach_it(transport: str) -> None:
+    """The first push to it would end the run. A job that is placed so is refused before it runs."""
+    plan: Any = SimpleNamespace(objects={"controller": SyncConfig(push_transport=transport)})  # type: ignore[arg-type]
+    job: Any = SimpleNamespace(plan=plan, may_lose_nodes=True)
+    site: Any = SimpleNamespace(newcomers=object())
+    launcher: Any = Elastic()
+    assert not Job.grows(job, site)
+    setting = f"controller.config.push_transport={transport}"
+    line = f"no host is taken in while the run goes on: {setting} reaches no other machine"
+    assert check_pushes(plan, _placed(), launcher) == line
+    facts = NodeFacts(
+        name="agent.1", devices=(Device(index=0, kind="cpu", node="agent.1"),), host="node2"
+    )
+    with pytest.raises(ConfigError, match=f"{setting} pushes weights to no other machine"):
+        check_pushes(plan, place_newcomer(_placed(), facts, 1, 1), launcher)
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_machines_are_taken_in_where_weights_reach_them(transport: str) -> None:
+    plan: Any = SimpleNamespace(objects={"controller": SyncConfig(push_transport=transport)})  # type: ignore[arg-type]
+    job: Any = SimpleNamespace(plan=plan, may_lose_nodes=True)
+    site: Any = SimpleNamespace(newcomers=object())
+    launcher: Any = Elastic()
+    assert Job.grows(job, site)
+    assert check_pushes(plan, _placed(), launcher) == ""
