@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.launching import AdoptingLauncher, ElasticLauncher, Launcher, Site
 from gcore_core.runtime.messages import (
     HASH_FILES,
@@ -26,6 +27,7 @@ from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
 
 NAMES = ["controller.0", "policy.0", "rollout.0"]
+_GONE_S = 5.0  # an agent that has ended does not answer within these
 #: What each test asks for; enough for the names.
 DEVICES = 2
 
@@ -168,6 +170,27 @@ class LauncherContract(Contract):
         (site,) = sites
         assert not site.home_node.store.exists(), "the store is still there"
         assert not site.home_node.meeting.exists(), "the meeting place is still there"
+
+    def test_a_machine_that_is_let_go_has_ended_and_the_others_go_on(
+        self, launcher: Any, logs: Path
+    ) -> None:
+        """Only of a site whose nodes have ``let_go``. The site is closed without it, too."""
+
+        async def look(site: Site) -> None:
+            going = [name for name, node in site.nodes.items() if node.let_go is not None]
+            if not going:
+                self.not_claimed("a way to have a machine leave while a site is open")
+            assert site.home not in going, "the supervisor is there"
+            node = site.nodes[going[0]]
+            assert node.let_go is not None
+            await node.let_go()
+            with pytest.raises(GcoreError):
+                await node.agent.call(USAGE, Nothing(), deadline_s=_GONE_S)
+            for name, other in site.nodes.items():
+                if name != going[0]:
+                    await other.agent.call(USAGE, Nothing(), deadline_s=60)
+
+        visit(launcher, logs, look)
 
     def come(self, launcher: Any) -> None:
         """Has a machine come that the open site does not have, such as one that it has lost.

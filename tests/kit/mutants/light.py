@@ -1044,6 +1044,40 @@ class TellsNobodyWhereTheNewcomerIs(CleanGrowingLauncher):
             self.site.views.update(before)
 
 
+class CleanLeavingLauncher(CleanLauncher):
+    ends: ClassVar[bool] = True
+
+    @pytest.fixture
+    def launcher(self) -> InlineLauncher:
+        ends = self.ends
+
+        class Leaving(InlineLauncher):
+            @contextlib.asynccontextmanager
+            async def site(
+                self, where: Mapping[str, str], supervisor: Servable, logs: Path
+            ) -> AsyncIterator[Site]:
+                async with super().site(where, supervisor, logs) as site:
+                    views = {**site.views, "agent.1": site.views[site.home]}
+                    site = replace(site, views=views)
+
+                    async def let_go() -> None:
+                        if ends:
+                            gone = site.network.peer("agent.1")
+                            site.nodes["agent.1"] = replace(site.nodes["agent.1"], agent=gone)
+                            object.__setattr__(given, "agent", gone)
+
+                    given = replace(site.home_node, let_go=let_go)
+                    site.nodes["agent.1"] = given
+                    yield site
+
+        return Leaving()
+
+
+class GoesOnWhereItWasLetGo(CleanLeavingLauncher):
+    caught_by = ("test_a_machine_that_is_let_go_has_ended_and_the_others_go_on",)
+    ends = False
+
+
 class PutsAllOnOneNode(CleanLauncher):
     caught_by = ("test_every_process_is_where_it_was_to_be",)
 
