@@ -14,7 +14,7 @@ from tests.support.node_runs import ENVIRONMENT, PATIENCE_S, alone, hash_of, lef
 
 #: The first host has the trainer and a replica, the others have a replica each.
 JOB = (
-    "run.steps=160",
+    "run.steps=50",
     "roles.rollout.slots=3",
     "roles.rollout.least=1",
     "checkpoint.every=0",

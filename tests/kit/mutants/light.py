@@ -19,8 +19,9 @@ from gcore_core.builtin.placement import Even
 from gcore_core.contract.algorithms import ActionScalars, GroupScalars, Work
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.factories import FactorySpec, reference_to
-from gcore_core.contract.launching import FoundNodes, Guard, NodeFacts, Servable, Site
+from gcore_core.contract.launching import FoundNodes, Guard, NodeFacts, Peer, Servable, Site
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.sampling import Draft, DrawnSoFar
@@ -1044,12 +1045,29 @@ class TellsNobodyWhereTheNewcomerIs(CleanGrowingLauncher):
             self.site.views.update(before)
 
 
+class MayGo:
+    """An agent that may end."""
+
+    def __init__(self, agent: Peer) -> None:
+        self.name = agent.name
+        self.has_gone = False
+        self._agent = agent
+
+    async def call(self, endpoint: Any, request: Any, *, deadline_s: float | None = None) -> Any:
+        if self.has_gone:
+            raise WorkerDied("it has gone", where=self.name)
+        return await self._agent.call(endpoint, request, deadline_s=deadline_s)
+
+
 class CleanLeavingLauncher(CleanLauncher):
-    ends: ClassVar[bool] = True
+    """Its second node is the first one under another name, so it has no files of its own."""
+
+    test_files_go_to_every_node_and_come_back = None
+    goes: ClassVar[bool] = True
 
     @pytest.fixture
     def launcher(self) -> InlineLauncher:
-        ends = self.ends
+        goes = self.goes
 
         class Leaving(InlineLauncher):
             @contextlib.asynccontextmanager
@@ -1057,25 +1075,20 @@ class CleanLeavingLauncher(CleanLauncher):
                 self, where: Mapping[str, str], supervisor: Servable, logs: Path
             ) -> AsyncIterator[Site]:
                 async with super().site(where, supervisor, logs) as site:
-                    views = {**site.views, "agent.1": site.views[site.home]}
-                    site = replace(site, views=views)
+                    agent: Any = MayGo(site.home_node.agent)
 
                     async def let_go() -> None:
-                        if ends:
-                            gone = site.network.peer("agent.1")
-                            site.nodes["agent.1"] = replace(site.nodes["agent.1"], agent=gone)
-                            object.__setattr__(given, "agent", gone)
+                        agent.has_gone = goes
 
-                    given = replace(site.home_node, let_go=let_go)
-                    site.nodes["agent.1"] = given
-                    yield site
+                    site.nodes["agent.1"] = replace(site.home_node, agent=agent, let_go=let_go)
+                    yield replace(site, views={**site.views, "agent.1": site.views[site.home]})
 
         return Leaving()
 
 
 class GoesOnWhereItWasLetGo(CleanLeavingLauncher):
     caught_by = ("test_a_machine_that_is_let_go_has_ended_and_the_others_go_on",)
-    ends = False
+    goes = False
 
 
 class PutsAllOnOneNode(CleanLauncher):
