@@ -13,16 +13,14 @@ shared, as on a cluster with a shared one, but for directories that get a disk o
 Needs root, and `ip`, `tc`, `unshare` and `nsenter` (Debian: iproute2 and util-linux). It *fails*
 where these are missing: a test that is skipped proves nothing.
 
-Nothing is left behind, also where a test is killed. Each machine is held by one process, which ends
-when the pipe from the test ends; with it go the machine's processes and its namespaces, and with
-these its network.
+They are those of ``g-core shrink --nodes`` (``gcore_shrink.namespaces``), which leave nothing
+behind, also where a test is killed. What tests do to them is here: cables, disks, a shell.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shlex
 import shutil
 import subprocess
@@ -34,17 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from gcore_shrink.namespaces import call, hold, plug
 
 #: A command that runs another one on the machine of an address: ``SHELL ADDRESS COMMAND...``.
 SHELL = shlex.join([sys.executable, str(Path(__file__).with_name("remote_shell.py"))])
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
-_HOLDER = """
-mount -t tmpfs -o size={shm_mib}m,mode=1777 tmpfs /dev/shm
-hostname {name}
-ip link set lo up
-echo ready
-exec cat
-"""
 _START_S = 20.0
 _CLONE_NEWNET = 0x40000000
 
@@ -175,7 +167,7 @@ class Machine:
         return [line for line in lines if line != f"{SHELL} serve"]
 
     def _at_switch(self, *words: str) -> None:
-        _call("nsenter", "--target", str(self._switch), "--net", "--", *words)
+        call("nsenter", "--target", str(self._switch), "--net", "--", *words)
 
 
 @contextlib.contextmanager
@@ -191,13 +183,13 @@ def machines(number: int, *, shm_mib: int = 512) -> Iterator[list[Machine]]:
             f"user {os.geteuid()}, missing: {', '.join(missing) or 'none'}"
         )
     with contextlib.ExitStack() as stack:
-        _, switch = _hold(stack, "switch", 1)
+        _, switch = hold(stack, "switch", 1)
         at_switch = ("nsenter", "--target", str(switch), "--net", "--")
-        _call(*at_switch, "ip", "link", "add", "bridge0", "type", "bridge")
-        _call(*at_switch, "ip", "link", "set", "bridge0", "up")
+        call(*at_switch, "ip", "link", "add", "bridge0", "type", "bridge")
+        call(*at_switch, "ip", "link", "set", "bridge0", "up")
         made = []
         for index in range(1, number + 1):
-            holder, pid = _hold(stack, f"node{index}", shm_mib)
+            holder, pid = hold(stack, f"node{index}", shm_mib)
             machine = Machine(
                 address=f"10.77.0.{index}",
                 name=f"node{index}",
@@ -206,15 +198,10 @@ def machines(number: int, *, shm_mib: int = 512) -> Iterator[list[Machine]]:
                 _port=f"port{index}",
                 _switch=switch,
             )
-            _call(
-                *(*at_switch, "ip", "link", "add", f"port{index}", "type", "veth"),
-                *("peer", "name", "eth0", "netns", str(pid)),
-            )
-            machine.link_up()
-            _call(*at_switch, "ip", "link", "set", f"port{index}", "up")
+            plug((*at_switch, "ip"), f"port{index}", "eth0", pid)
             inside = ("nsenter", "--target", str(pid), "--net", "--", "ip")
-            _call(*inside, "addr", "add", f"{machine.address}/24", "dev", "eth0")
-            _call(*inside, "link", "set", "eth0", "up")
+            call(*inside, "addr", "add", f"{machine.address}/24", "dev", "eth0")
+            call(*inside, "link", "set", "eth0", "up")
             made.append(machine)
         for machine in made:
             _serve(stack, machine)
@@ -230,48 +217,6 @@ def _serve(stack: contextlib.ExitStack, machine: Machine) -> None:
     stack.callback(server.stdout.close)
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError(f"nobody answers the shell on {machine.name}; see what it wrote above")
-
-
-def _hold(
-    stack: contextlib.ExitStack, name: str, shm_mib: int
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts the process that holds a machine; returns what started it, and its pid."""
-    holder = subprocess.Popen(
-        [
-            *("unshare", "--net", "--mount", "--uts", "--ipc", "--pid"),
-            *("--fork", "--kill-child", "--mount-proc"),
-            *("sh", "-ec", _HOLDER.format(name=name, shm_mib=shm_mib)),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    stack.callback(_end, holder)
-    assert holder.stdout is not None
-    readable, _, _ = select.select([holder.stdout], [], [], _START_S)
-    if not readable or holder.stdout.readline() != b"ready\n":
-        raise RuntimeError(f"{name} did not start; see what it wrote above")
-    (child,) = psutil.Process(holder.pid).children()
-    return holder, child.pid
-
-
-def _end(holder: subprocess.Popen[bytes]) -> None:
-    """Ends a machine with all its processes."""
-    if holder.stdin is not None:
-        holder.stdin.close()  # the first process ends, and the kernel kills all others
-    try:
-        holder.wait(_START_S)
-    except subprocess.TimeoutExpired:
-        holder.kill()
-        holder.wait()
-    if holder.stdout is not None:
-        holder.stdout.close()
-
-
-def _call(*words: str) -> None:
-    """Runs a tool. Raises RuntimeError with what it wrote when it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_START_S)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(words)} failed: {done.stderr.strip()}")
 
 
 def _set_network(descriptor: int) -> None:

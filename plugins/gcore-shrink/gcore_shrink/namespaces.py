@@ -103,35 +103,43 @@ def node_spaces(number: int, network: str, *, shm_mib: int = 512) -> Iterator[li
         raise ConfigError("there can be no nodes of namespaces here.", where="launcher", why=why)
     addresses = ipaddress.ip_network(network)
     with contextlib.ExitStack() as stack:
-        switch = _hold(stack, "switch", 1)
+        _, switch = hold(stack, "switch", 1)
         inside = ("nsenter", "--target", str(switch), "--net", "--", "ip")
-        _call(*inside, "link", "add", "bridge0", "type", "bridge")
-        _call(*inside, "link", "set", "bridge0", "up")
+        call(*inside, "link", "add", "bridge0", "type", "bridge")
+        call(*inside, "link", "set", "bridge0", "up")
         here = f"gcore{switch}"
-        _plug(inside, "home", here, os.getpid())
-        _call("ip", "addr", "add", f"{addresses[_OURS]}/24", "dev", here)
-        _call("ip", "link", "set", here, "up")
+        plug(inside, "home", here, os.getpid())
+        call("ip", "addr", "add", f"{addresses[_OURS]}/24", "dev", here)
+        call("ip", "link", "set", here, "up")
         nodes = []
         for index in range(1, number + 1):
-            pid = _hold(stack, f"node{index}", shm_mib)
-            _plug(inside, f"port{index}", "eth0", pid)
+            _, pid = hold(stack, f"node{index}", shm_mib)
+            plug(inside, f"port{index}", "eth0", pid)
             there = ("nsenter", "--target", str(pid), "--net", "--", "ip")
-            _call(*there, "addr", "add", f"{addresses[index]}/24", "dev", "eth0")
-            _call(*there, "link", "set", "eth0", "up")
+            call(*there, "addr", "add", f"{addresses[index]}/24", "dev", "eth0")
+            call(*there, "link", "set", "eth0", "up")
             nodes.append(NodeSpace(name=f"node{index}", address=str(addresses[index]), pid=pid))
         yield nodes
 
 
-def _plug(inside: Sequence[str], port: str, name: str, pid: int) -> None:
+def plug(inside: Sequence[str], port: str, name: str, pid: int) -> None:
     """Puts a link between the bridge and the network of a process, in which it has a name."""
     peer = ("peer", "name", name, "netns", str(pid))
-    _call(*inside, "link", "add", port, "type", "veth", *peer)
-    _call(*inside, "link", "set", port, "master", "bridge0")
-    _call(*inside, "link", "set", port, "up")
+    call(*inside, "link", "add", port, "type", "veth", *peer)
+    call(*inside, "link", "set", port, "master", "bridge0")
+    call(*inside, "link", "set", port, "up")
 
 
-def _hold(stack: contextlib.ExitStack, name: str, shm_mib: int) -> int:
-    """Starts the process that holds namespaces; returns its pid. It ends with the stack."""
+def hold(
+    stack: contextlib.ExitStack, name: str, shm_mib: int
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts the process that holds a node's namespaces. It ends with the stack.
+
+    name: the node's host name.
+    shm_mib: size of its shared memory.
+    Returns what started it, and its pid as this machine sees it: the node ends with the standard
+    input of the first. Raises ConfigError where the kernel allows no namespaces.
+    """
     holder = subprocess.Popen(
         [
             *("unshare", "--net", "--mount", "--uts", "--ipc", "--pid"),
@@ -153,7 +161,7 @@ def _hold(stack: contextlib.ExitStack, name: str, shm_mib: int) -> int:
             todo="shrink the job without --nodes",
         )
     (child,) = psutil.Process(holder.pid).children()
-    return int(child.pid)
+    return holder, int(child.pid)
 
 
 def _end(holder: subprocess.Popen[bytes]) -> None:
@@ -168,8 +176,8 @@ def _end(holder: subprocess.Popen[bytes]) -> None:
         holder.wait()
 
 
-def _call(*words: str) -> None:
-    """Runs a tool. Raises ConfigError with what it wrote when it fails."""
+def call(*words: str) -> None:
+    """Runs a tool that makes or joins nodes. Raises ConfigError with what it wrote."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=_START_S)
     if done.returncode:
         raise ConfigError(
