@@ -1,0 +1,96 @@
+"""A host leaves when it is told to, or its person hears why not; nobody takes it back unasked."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from gcore_nodes import command_launcher
+from gcore_nodes.command_launcher import CommandLauncher
+from gcore_nodes.config import CommandConfig
+from gcore_nodes.drain import drain
+
+from gcore_core.contract.errors import AddressError, ConfigError
+from gcore_core.kits.launching import machine_facts
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def answering(run: Path, *lines: str) -> threading.Thread:
+    """Answers as a run does, when it is asked."""
+    file = run / "leave" / "node2"
+
+    def answer() -> None:
+        while not file.exists():
+            pass
+        for line in lines:
+            file.write_text(f"{line}\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("node2 has left with rollout.2; nothing of it is drawn again", 0),
+        ("node2 does not leave: it has policy.1, and only generators can leave within a run", 2),
+    ],
+)
+def test_what_the_run_answers_is_printed_and_is_the_exit_code(
+    run: Path, capsys: pytest.CaptureFixture[str], answer: str, code: int
+) -> None:
+    thread = answering(run, answer)
+    assert drain(run, "node2", 60.0) == code
+    thread.join()
+    assert answer in capsys.readouterr().out
+    assert not list((run / "leave").iterdir()), "the next one would be answered by this file"
+
+
+def test_a_run_that_does_not_answer_is_told_so(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert drain(run, "node2", 0.3) == AddressError.exit_code
+    assert capsys.readouterr().err == "node2 has not left in 0.3 s: no run answers\n"
+
+
+@pytest.mark.parametrize("host", ["", "..", ".hidden", "a/b"])
+def test_what_is_no_name_of_a_host_is_refused(run: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a host"):
+        drain(run, host, 1.0)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no directory of a run"):
+        drain(tmp_path, "node2", 1.0)
+
+
+async def test_a_host_that_has_left_is_not_asked_again_until_the_list_was_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answers(command: str, names: list[str], *rest: Any) -> list[Any]:
+        here = machine_facts()
+        return [msgspec.structs.replace(here, machine=name) for name in names]
+
+    monkeypatch.setattr(command_launcher, "ask_hosts", answers)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("node1\nnode2\n")
+    launcher = CommandLauncher(CommandConfig(hosts=str(hosts), min_hosts=1))
+    await launcher.let_go("node2")
+    assert await launcher._ask_absent(["node1"]) is None
+    present, missing = await launcher._ask(again=True)
+    assert [host.name for host in present] == ["node1"]
+    assert missing == {"node2": "it has left"}
+    hosts.write_text("node1\n")
+    assert await launcher._ask_absent(["node1"]) is None
+    hosts.write_text("node1\nnode2\n")
+    host = await launcher._ask_absent(["node1"])
+    assert host is not None and host.name == "node2"
