@@ -48,7 +48,7 @@ def run(rank: int, ranks: int, model: Path, work: Path) -> None:
 
 def _step(trainer: TorchTrainer, step: int, rank: int, ranks: int) -> dict[str, float]:
     """The second step's records have no experts, so that those of the routers are counted."""
-    records = [_routed(record, step) for record in make_records(seed=step, minibatches=2)]
+    records = [routed(record, step) for record in make_records(seed=step, minibatches=2)]
     advantages = make_advantages(records, seed=step)
     # uneven: the last rank has a quarter of one minibatch and nothing of the other
     last = np.array([i % 4 == 0 and record.minibatch == 0 for i, record in enumerate(records)])
@@ -59,7 +59,8 @@ def _step(trainer: TorchTrainer, step: int, rank: int, ranks: int) -> dict[str, 
     return trainer.train(step, advantages[mine], 2, 2)
 
 
-def _routed(record: TrainRecord, step: int) -> TrainRecord:
+def routed(record: TrainRecord, step: int) -> TrainRecord:
+    """Returns a record with experts that no router would choose, and in step 1 as it is."""
     if step == 1:
         return record
     columns = record.columns

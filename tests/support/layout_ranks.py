@@ -29,6 +29,8 @@ from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
 from gcore_torch.trainer import TorchTrainer, make_trainer
 
+from gcore_core.contract.columns import ROUTING
+from tests.support.expert_ranks import routed
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 from tests.support.value_ranks import Squares
 
@@ -45,6 +47,8 @@ class Like:
     model: a family of ``gcore_language.tiny``.
     values: whether it is a model of values, without a head of words.
     shared_values: whether the policy has a value head on its trunk.
+    routed: whether the records of steps 0 and 2 say their experts: in step 0 some that no router
+        would choose, in step 2 the first two, so that others get no token.
     settings: of the trainer.
     tolerance: how far numbers may be apart, as a share of a tensor's largest number, or of 1. In
         float32 that is sums in another order; products in bfloat16 have two digits.
@@ -53,6 +57,7 @@ class Like:
     model: str = "qwen2"
     values: bool = False
     shared_values: bool = False
+    routed: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 1e-5
 
@@ -98,8 +103,14 @@ LIKES = {
     "shared": Like(model="qwen3", settings={"packing": "shared_prompt"}),
     "bfloat16": Like(settings={"dtype": "bfloat16", "packing": "padded"}, tolerance=2e-2),
     "experts": Like(model="qwen3_moe", settings={"router_aux_loss": 0.1}),
+    "replayed": Like(model="mixtral", routed=True, settings={"router_aux_loss": 0.1}),
+    "bfloat16 replayed": Like(
+        model="qwen3_moe", routed=True, settings={"dtype": "bfloat16"}, tolerance=2e-2
+    ),
+    "expert values": Like(model="qwen3_moe", values=True, settings={"value_head_std": 0.5}),
 }
 _TWO = ShardingSettings(replicas=2)
+_SPREAD = ShardingSettings(experts=2)
 _STATE = {"offload": OffloadSettings(state=True)}
 _BOTH = {
     "offload": OffloadSettings(state=True, activations=True),
@@ -178,6 +189,26 @@ CASES = {
     ),
     "data and tensor, auto": Case(like="flat", ranks=4, sharding=ShardingSettings(tensor=2)),
     "four replicas": Case(like="flat", ranks=4, sharding=ShardingSettings(replicas=4)),
+    "experts over two": Case(like="experts", ranks=2, sharding=_SPREAD),
+    "experts over two, all on the host": Case(
+        like="experts", ranks=2, sharding=_SPREAD, settings=_BOTH, exactly="experts over two"
+    ),
+    "replayed over two": Case(
+        like="replayed",
+        ranks=2,
+        sharding=_SPREAD,
+        sleeps=True,
+        settings={"gradient_checkpointing": True},
+    ),
+    "values of experts over two": Case(like="expert values", ranks=2, sharding=_SPREAD),
+    "bfloat16 replayed over two": Case(like="bfloat16 replayed", ranks=2, sharding=_SPREAD),
+    "experts over two of four": Case(like="experts", ranks=4, sharding=_SPREAD),
+    "replayed over four": Case(
+        like="replayed",
+        ranks=4,
+        sharding=ShardingSettings(experts=4),
+        settings={"packing": "padded"},
+    ),
 }
 
 
@@ -265,6 +296,11 @@ def _step(trainer: TorchTrainer, step: int, case: Case, own: Rank) -> dict[str, 
         trainer.sleep()
         trainer.wake()
     records = make_records(seed=step, minibatches=2)
+    if LIKES[case.like].routed:
+        records = [routed(record, step) for record in records]
+        if step == 2:
+            for record in records:
+                record.columns[ROUTING][:] = (0, 1)
     advantages = make_advantages(records, seed=step)
     # uneven: the last of those that get other records has a few of one minibatch
     dealt = own.count // case.sharding.tensor

@@ -64,6 +64,7 @@ class Architecture:
     experts_per_token: how many of them compute a token.
     expert_channels: feed-forward channels of an expert.
     dense_layers: how many layers have no experts.
+    spread: over how many ranks the experts of a layer are spread; tensors are those of one rank.
     longest: most tokens of a sequence.
     """
 
@@ -84,6 +85,7 @@ class Architecture:
     experts_per_token: int = 0
     expert_channels: int = 0
     dense_layers: int = 0
+    spread: int = 1
     longest: int = 0
 
     @property
@@ -141,10 +143,11 @@ class Architecture:
     def _sparse(self) -> list[Tensors]:
         """A router, and the experts' matrices, which transformers holds as two tensors."""
         channels = self.expert_channels
+        own = self.experts // self.spread
         return [
             Tensors(shape=(self.experts, self.hidden)),
-            Tensors(shape=(self.experts, 2 * channels, self.hidden)),
-            Tensors(shape=(self.experts, self.hidden, channels)),
+            Tensors(shape=(own, 2 * channels, self.hidden)),
+            Tensors(shape=(own, self.hidden, channels)),
         ]
 
     def all_layers(self) -> Iterator[list[Tensors]]:

@@ -41,6 +41,12 @@ def _chunk(span: tuple[int, int], number: int, count: int) -> tuple[int, int]:
     return min(end, first + number * length), min(end, first + (number + 1) * length)
 
 
+def cut_twice(tensor: Tensor) -> bool:
+    """Returns whether several dimensions of a mesh cut a tensor; parts may then be in any order."""
+    placements = getattr(tensor, "placements", ())
+    return sum(hasattr(placement, "dim") for placement in placements) > 1
+
+
 def copies_of(tensor: Tensor, ranks: int) -> int:
     """Returns how many of so many ranks hold the same part of a tensor as this one."""
     mesh = getattr(tensor, "device_mesh", None)

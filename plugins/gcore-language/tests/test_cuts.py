@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gcore_language.cuts import copies_of, cut_of, rows_of_rank
+from gcore_language.cuts import copies_of, cut_of, cut_twice, rows_of_rank
 from torch.distributed.tensor import Replicate, Shard
 
 
@@ -74,6 +74,23 @@ def test_rows_that_two_dimensions_cut_go_to_the_last_dimension_first() -> None:
         if part.device_mesh.place == (1, 0)
     ]
     assert cut_of(part)[0] == slice(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("placements", "twice"),
+    [
+        ((Shard(0), Shard(0)), True),
+        ((Shard(0), Shard(1)), True),
+        ((Replicate(), Shard(0)), False),
+        ((Shard(0), Replicate()), False),
+    ],
+)
+def test_a_tensor_is_cut_twice_where_two_dimensions_of_the_mesh_cut_it(
+    placements: tuple[Any, ...], twice: bool
+) -> None:
+    for part in parts((8, 6), (2, 2), placements):
+        assert cut_twice(part) is twice  # type: ignore[arg-type]
+    assert not cut_twice(torch.zeros(2))
 
 
 def test_saved_rows_of_all_ranks_are_the_whole_tensor_in_the_order_of_ranks() -> None:

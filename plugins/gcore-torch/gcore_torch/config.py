@@ -31,7 +31,8 @@ class TorchTrainerConfig(LoraTrainerSettings):
     """What lies in host memory: ``offload: {state: true, activations: true}``."""
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
     """How slots share the model: ``sharding: {replicas: 2}`` has two groups of them hold it,
-    ``sharding: {tensor: 2}`` has two split every layer.
+    ``sharding: {tensor: 2}`` has two split every layer, ``sharding: {experts: 2}`` spreads experts
+    over two.
     """
     router_replay: Literal["auto", "always", "never"] = "auto"
     """Whether a mixture of experts takes the experts by which a record was sampled, in place of
@@ -63,6 +64,8 @@ class TorchTrainerConfig(LoraTrainerSettings):
             _check_shared(self)
         if self.sharding.tensor > 1:
             _check_split(self)
+        if self.sharding.experts > 1:
+            _check_spread(self)
         require(
             not (self.value_head.on and (self.lora.on or self.context.degree > 1)),
             "value_head",
@@ -111,8 +114,8 @@ def _check_shared(config: TorchTrainerConfig) -> None:
     require(
         config.sharding == ShardingSettings(),
         "sharding",
-        "does not go with context: slots that share records have been tested with neither replicas "
-        "nor tensor",
+        "does not go with context: slots that share records have not been tested with replicas, "
+        "tensor or experts",
     )
     require(
         not config.offload.on,
@@ -131,6 +134,17 @@ def _check_split(config: TorchTrainerConfig) -> None:
         "dtype",
         f"{config.dtype} {why}: gradients have not been compared",
     )
+    require(
+        config.attn_implementation == "auto",
+        "attn_implementation",
+        f"{config.attn_implementation} {why}: not tested there",
+    )
+
+
+def _check_spread(config: TorchTrainerConfig) -> None:
+    """Raises ConfigError for what has not been tested with slots that experts are spread over."""
+    why = "does not go with sharding.experts"
+    require(not config.lora.on, "lora", f"{why}: adapters are not tested there")
     require(
         config.attn_implementation == "auto",
         "attn_implementation",

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from gcore_context.sharing import make_sharing
 from gcore_language.alignment import align
-from gcore_language.cuts import rows_of_rank
+from gcore_language.cuts import cut_twice, rows_of_rank
 from gcore_language.device_clock import DeviceClock
 from gcore_language.experts import FAMILIES, CheckpointTensors, cut, expert_names
 from gcore_language.lora import (
@@ -63,12 +63,14 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
 from gcore_torch.bed import Bed, held_bytes
 from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.expert_parallel import experts_of, spread_experts
 from gcore_torch.gradients import (
     ExactGradients,
     Gradients,
     PlainGradients,
     ShardedExactGradients,
     SplitGradients,
+    SpreadGradients,
     by_mesh,
 )
 from gcore_torch.host_memory import return_free_pages, return_large_blocks
@@ -105,6 +107,7 @@ class TorchEngine:
         if self._mesh is not None and not self._mesh.speaks:
             self.ranks.speaks = False
         self._splits = config.sharding.tensor > 1
+        self._spreads = config.sharding.experts > 1
         self.sums_exactly = context.deterministic
         self._path = str(files.directory)
         self._adapters: Adapters | None = None
@@ -155,8 +158,7 @@ class TorchEngine:
         model = policy.model
         if policy.takes_images:
             refuse_images(config.sharding, self._context.role)
-        if self._splits and self._mesh is not None:
-            split_layers(model, self._mesh.of_tensor, self._context.role)
+        self._divide(model)
         policy.routers = Routers.of(model, replays=config.router_replay != "never")
         if self._sharing is not None:
             policy = self._sharing.share(policy)
@@ -177,6 +179,13 @@ class TorchEngine:
             offload_layers(policy, self.device)
         return policy
 
+    def _divide(self, model: Any) -> None:
+        """Splits a model's layers over this rank's group, or spreads its experts."""
+        if self._splits and self._mesh is not None:
+            split_layers(model, self._mesh.of_tensor, self._context.role)
+        if self._spreads and self._mesh is not None:
+            spread_experts(model, self._mesh.of_experts, self._context.role)
+
     def _share_out(self, policy: Policy, rows: OwnRows | None, adapters: Adapters | None) -> None:
         """Shards a policy, and reads this rank's rows of it where it has no weights.
 
@@ -188,7 +197,8 @@ class TorchEngine:
         kept = offload_policy(self.device) if config.offload.state else None
         blocks = set(policy.model._no_split_modules or ())
         meshes = self._mesh.of_layers, blocks, self._mesh.of_rest
-        shard(policy, *meshes, kept, exactly=self.sums_exactly)
+        experts = self._mesh.of_same_experts
+        shard(policy, *meshes, kept, experts, exactly=self.sums_exactly)
         if rows is not None:
             rounding = DTYPES[config.dtype if adapters is not None else "float32"]
             place = torch.device("cpu") if config.offload.state else self.device
@@ -300,6 +310,9 @@ class TorchEngine:
         """Returns how gradients are added: exactly in a deterministic run."""
         if self._splits and self._mesh is not None:
             return SplitGradients(self.ranks, self._mesh.records)
+        if self._spreads:
+            experts = [p for module in experts_of(self._policy) for p in module.parameters()]
+            return SpreadGradients(self.ranks, experts, self._config.sharding.experts)
         if not self.sums_exactly:
             return PlainGradients(self.ranks)
         if self.ranks.count > 1:
@@ -579,10 +592,10 @@ class TorchEngine:
     def _saved_rows(self, tensor: Tensor) -> Tensor | None:
         """Returns the rows of a tensor that this rank saves.
 
-        Of what a tensor group splits no rank has whole rows, so each tensor is put together for a
-        moment.
+        Of what a tensor group splits no rank has whole rows, and the rows of spread experts are not
+        in the order of ranks, so each such tensor is put together for a moment.
         """
-        if self._splits:
+        if self._splits or (self._spreads and cut_twice(tensor)):
             return rows_of_rank(full(tensor), self.ranks.rank, self.ranks.count)
         return local_rows(tensor, first=self.ranks.rank == 0)
 

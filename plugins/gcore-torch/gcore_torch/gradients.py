@@ -2,6 +2,7 @@
 
 PlainGradients   as torch adds them: each backward pass adds to ``grad``
 SplitGradients   the same over ranks of which some split the layers
+SpreadGradients  the same over ranks that the experts of a layer are spread over
 ExactGradients   exact sums on one rank
 ShardedExactGradients   exact sums over the ranks that share a model by FSDP2
 """
@@ -95,6 +96,29 @@ class SplitGradients(PlainGradients):
             local = gradient.to_local()
             squares += float(local.double().square().sum()) / copies_of(gradient, self._ranks.count)
         return self.scale * math.sqrt(self._ranks.sum_parts([squares])[0])
+
+
+class SpreadGradients(SplitGradients):
+    """Adds gradients as torch does, where experts are spread over groups of ranks.
+
+    An expert's gradient is the sum over the tokens of its whole group, and FSDP2 averages it over
+    the groups; everything else's is averaged over all ranks. So an expert's is divided by the size
+    of a group, once for each update.
+    """
+
+    def __init__(self, ranks: Ranks, experts: Sequence[Tensor], size: int) -> None:
+        """
+        experts: their weights.
+        size: number of ranks of a group.
+        """
+        super().__init__(ranks, ranks.count)
+        self._experts = experts
+        self._size = size
+
+    def passed(self, *, last: bool) -> None:
+        gradients = [expert.grad for expert in self._experts if expert.grad is not None]
+        if last and gradients:
+            torch._foreach_mul_(gradients, 1 / self._size)
 
 
 def by_mesh(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

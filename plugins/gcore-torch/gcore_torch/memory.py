@@ -2,8 +2,8 @@
 transformers.
 
 The trainer holds float32 weights, gradients and AdamW's moments, each rank its rows of them
-(FSDP2); ``offload`` puts parts of it in host memory. Under autocast it also holds copies of the
-matrices in bfloat16 while it computes.
+(FSDP2); ``sharding`` says who shares what, and ``offload`` puts parts of it in host memory. Under
+autocast it also holds copies of the matrices in bfloat16 while it computes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gcore_language.memory import (
 
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
+from gcore_torch.sharding_settings import ShardingSettings
 
 _MASTER = 4  # bytes of a float32
 #: Most tokens of one forward pass over prompts, as in ``gcore_torch.decoder``.
@@ -52,7 +53,7 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     for need in held_by_rank(model, config, worker):
         yield replace(need, on="host") if config.offload.state else need
     yield _asleep(model, config, worker)
-    yield from _computing(_split(model, config.sharding.tensor), config, worker)
+    yield from _computing(_of_slot(model, config.sharding), config, worker)
     yield push_buckets(model, config.dtype)
     if worker.slots > 1:
         yield MemoryNeed(
@@ -111,14 +112,20 @@ def _asleep(model: Architecture, config: TorchTrainerConfig, worker: WorkerShape
 def _own_numbers(model: Architecture, config: TorchTrainerConfig, slots: int) -> int:
     """Returns how many numbers of the model the fullest rank holds."""
     sharing = max(1, slots // config.sharding.replicas)
-    tensor = config.sharding.tensor
-    layers = [item for layer in _split(model, tensor).all_layers() for item in layer]
-    rest = sum(item.of_rank(sharing) for item in model.root())
-    return rest + sum(item.of_rank(max(1, sharing // tensor)) for item in layers)
+    of_layers = max(1, sharing // config.sharding.tensor)
+    own = 0
+    for item in (item for layer in _of_slot(model, config.sharding).all_layers() for item in layer):
+        experts = len(item.shape) == 3
+        own += item.of_rank(max(1, of_layers // config.sharding.experts) if experts else of_layers)
+    return own + sum(item.of_rank(sharing) for item in model.root())
 
 
-def _split(model: Architecture, tensor: int) -> Architecture:
-    """Returns a model with the heads and channels that one slot of a tensor group computes."""
+def _of_slot(model: Architecture, sharding: ShardingSettings) -> Architecture:
+    """Returns a model with the heads and channels that one slot of a tensor group computes, or with
+    the experts of one slot of those that they are spread over.
+    """
+    model = replace(model, spread=sharding.experts) if model.experts else model
+    tensor = sharding.tensor
     if tensor == 1:
         return model
     return replace(
@@ -149,7 +156,17 @@ def _computing(
                 phase=phase,
                 what="gathered weights",
                 nbytes=_MASTER * (numbers(model.root()) + numbers(model.layer())),
-                note="the embeddings and a layer, whole, by FSDP2",
+                note="the embeddings and a layer, whole, by FSDP2"
+                if model.spread == 1
+                else "the embeddings and a layer with this slot's experts, by FSDP2",
+            )
+        if model.spread > 1:
+            yield MemoryNeed(
+                phase=phase,
+                what="tokens under way",
+                nbytes=2 * NBYTES[config.dtype] * _sent_numbers(model, config.budget_tokens),
+                at_most=True,
+                note="sent and received, where all experts are chosen equally often",
             )
     # a state in host memory goes through FSDP2 on one rank too
     shared = replace(worker, slots=max(2, worker.slots)) if config.offload.state else worker
@@ -161,6 +178,11 @@ def _computing(
             yield replace(need, setting="config.offload.activations=true")
         else:
             yield need
+
+
+def _sent_numbers(model: Architecture, tokens: int) -> int:
+    """Returns how many numbers go to the experts of a layer: a token goes to each of its own."""
+    return tokens * model.experts_per_token * model.hidden
 
 
 def _inputs_on_host(model: Architecture, tokens: int, need: MemoryNeed) -> Iterator[MemoryNeed]:

@@ -22,6 +22,9 @@ class Mesh:
         ranks that share one.
     of_rest: the same for what is no layer, embeddings above all. It has all ranks.
     of_tensor: the ranks that split the layers with this one; None: there are none.
+    of_experts: the ranks that the experts are spread over with this one; None: there are none.
+    of_same_experts: the ranks that hold the same experts as this one, each some rows of them, as a
+        mesh for FSDP2; None: as ``of_layers``.
     records: how many ranks get other records than each other.
     speaks: see ``Ranks``; of a tensor group the first rank does.
     is_first_replica: whether this rank's replica is the one that is saved.
@@ -30,6 +33,8 @@ class Mesh:
     of_layers: Any
     of_rest: Any
     of_tensor: Any = None
+    of_experts: Any = None
+    of_same_experts: Any = None
     records: int
     speaks: bool = True
     is_first_replica: bool = True
@@ -54,8 +59,8 @@ def make_mesh(
     where = f"roles.{context.role}.config.sharding"
     for setting, problem in problems_of_slots(settings, ranks.count):
         raise ConfigError(f"{problem}.", where=f"{where}.{setting}")
-    for setting, size in (("replicas", settings.replicas), ("tensor", settings.tensor)):
-        if size > 1 and context.deterministic:
+    for setting in ("replicas", "tensor", "experts"):
+        if getattr(settings, setting) > 1 and context.deterministic:
             raise ConfigError(
                 "this layout does not go with a deterministic run.",
                 where=f"{where}.{setting}",
@@ -68,6 +73,8 @@ def make_mesh(
         return _of_tensor_groups(settings.tensor, ranks, device)
     if settings.replicas > 1:
         return _of_replicas(settings.replicas, ranks, device)
+    if settings.experts > 1:
+        return _of_spread_experts(settings.experts, ranks, device)
     every = dist.init_device_mesh(device.type, (ranks.count,))
     return Mesh(of_layers=every, of_rest=every, records=ranks.count)
 
@@ -95,6 +102,23 @@ def _of_tensor_groups(size: int, ranks: Ranks, device: torch.device) -> Mesh:
         of_tensor=mesh["tensor"],
         records=groups,
         speaks=ranks.rank % size == 0,
+    )
+
+
+def _of_spread_experts(size: int, ranks: Ranks, device: torch.device) -> Mesh:
+    """Neighbouring ranks are one group. All but experts is shared out over all ranks, by rows.
+
+    Of experts ``group`` cuts first, then ``data``.
+    """
+    groups = ranks.count // size
+    mesh = dist.init_device_mesh(device.type, (groups, size), mesh_dim_names=("data", "group"))
+    every = dist.init_device_mesh(device.type, (ranks.count,))
+    return Mesh(
+        of_layers=every,
+        of_rest=every,
+        of_experts=mesh["group"],
+        of_same_experts=mesh["data"],
+        records=ranks.count,
     )
 
 

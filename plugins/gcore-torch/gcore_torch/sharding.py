@@ -11,6 +11,8 @@ from gcore_language.own_rows import OwnRows, empty_tensors, tensors_in_files
 from gcore_language.policy import Policy
 from torch import Tensor
 
+from gcore_torch.expert_parallel import experts_of
+
 
 def shard(
     policy: Policy,
@@ -18,6 +20,7 @@ def shard(
     blocks: Collection[str],
     rest: Any = None,
     offload: Any = None,
+    experts: Any = None,
     *,
     exactly: bool = False,
 ) -> None:
@@ -28,6 +31,7 @@ def shard(
         parameters with the root.
     rest: see ``Mesh.of_rest``; None: as ``mesh``.
     offload: FSDP2's policy for parameters that lie elsewhere than on the device; None: none do.
+    experts: see ``Mesh.of_same_experts``; None: they are shared out with their layer.
     exactly: whether gradients are added up exactly. Then both embeddings are gathered with the
         root.
     """
@@ -39,6 +43,9 @@ def shard(
 
     kept = OffloadPolicy() if offload is None else offload
     around = mesh if rest is None else rest
+    if experts is not None:
+        for module in experts_of(policy):
+            fully_shard(module, mesh=experts, offload_policy=kept)
     for module in [m for m in policy.modules() if type(m).__name__ in blocks]:
         fully_shard(module, mesh=mesh, offload_policy=kept)
     embedding = None if exactly else _own_embedding(policy)

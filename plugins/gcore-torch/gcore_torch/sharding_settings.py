@@ -6,7 +6,7 @@ Light: no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,9 @@ from typing import Any
 from gcore_language.settings import require
 
 from gcore_core.contract.errors import ConfigError
+
+#: Families whose gradients with spread experts have been found to be those of one rank.
+FAMILIES_OF_EXPERTS = ("mixtral", "qwen3_moe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +34,25 @@ class ShardingSettings:
     model's heads, key-value heads and feed-forward channels. They get the same records, and each
     computes its own heads and channels.
     """
+    experts: int = 1
+    """Number of slots over which the experts of each layer of a mixture of experts are spread; at
+    least 1, and it must divide ``slots`` and the model's experts. Each slot has records of its own,
+    and sends tokens to the slots that hold their experts.
+    """
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "tensor"):
+        for name in ("replicas", "tensor", "experts"):
             size = getattr(self, name)
             require(size >= 1, f"sharding.{name}", f"must be at least 1, is {size}")
         require(
             self.replicas == 1 or self.tensor == 1,
             "sharding.tensor",
             "does not go with replicas: layers that are split and replicas are not tested together",
+        )
+        require(
+            self.experts == 1 or self.replicas == self.tensor == 1,
+            "sharding.experts",
+            "goes neither with replicas nor with tensor: they are not tested together",
         )
 
 
@@ -49,6 +62,8 @@ def problems_of_slots(sharding: ShardingSettings, slots: int) -> Iterator[tuple[
         yield "replicas", f"{slots} slots cannot be divided into {sharding.replicas} replicas"
     if slots % sharding.tensor:
         yield "tensor", f"{slots} slots cannot be divided into groups of {sharding.tensor}"
+    if slots % sharding.experts:
+        yield "experts", f"{slots} slots cannot be divided into groups of {sharding.experts}"
 
 
 def problem_of_model(config: Any, tensor: int) -> str:
@@ -70,6 +85,24 @@ def problem_of_model(config: Any, tensor: int) -> str:
     return ""
 
 
+def problem_of_experts(config: Any, slots: int) -> str:
+    """Returns why a model's experts cannot be spread over so many slots; "" where they can.
+
+    config: of a model of transformers.
+    """
+    if slots == 1:
+        return ""
+    if config.model_type not in FAMILIES_OF_EXPERTS:
+        return (
+            f"the experts of a model of the family {config.model_type} cannot be spread; tested "
+            f"are {', '.join(FAMILIES_OF_EXPERTS)}"
+        )
+    count = int(getattr(config, "num_local_experts", None) or config.num_experts)
+    if count % slots:
+        return f"{count} experts cannot be divided among {slots} slots"
+    return ""
+
+
 def problems(plan: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yields what ``g-core check`` can know of how a trainer's slots share its model.
 
@@ -85,12 +118,14 @@ def problems(plan: Mapping[str, Any], name: str) -> Iterator[str]:
     for setting, why in problems_of_slots(sharding, int(role.get("slots", 1))):
         if setting != "tensor":  # of which the core says so: it is the size of a replica
             yield f"{where}.{setting}: {why}; take a number that divides slots."
-    problem = _problem_of_files((role.get("model") or {}).get("path"), sharding.tensor)
-    if problem:
-        yield f"{where}.tensor: {problem}; take a smaller number."
+    path = (role.get("model") or {}).get("path")
+    for setting, problem_of in (("tensor", problem_of_model), ("experts", problem_of_experts)):
+        problem = _problem_of_files(path, getattr(sharding, setting), problem_of)
+        if problem:
+            yield f"{where}.{setting}: {problem}; take a smaller number."
     if not plan.get("run", {}).get("deterministic"):
         return
-    for setting in ("replicas", "tensor"):
+    for setting in ("replicas", "tensor", "experts"):
         if getattr(sharding, setting) > 1:
             yield (
                 f"{where}.{setting}: gradients are then added up in an order of their own, so it "
@@ -98,10 +133,10 @@ def problems(plan: Mapping[str, Any], name: str) -> Iterator[str]:
             )
 
 
-def _problem_of_files(path: str | None, tensor: int) -> str:
-    """Returns ``problem_of_model`` of a model directory that is there; "" where none is."""
+def _problem_of_files(path: str | None, slots: int, problem_of: Callable[[Any, int], str]) -> str:
+    """Returns what ``problem_of`` says of a model directory that is there; "" where none is."""
     try:
         config = json.loads((Path(path or "") / "config.json").read_text(encoding="utf-8"))
-        return problem_of_model(SimpleNamespace(**config), tensor)
+        return problem_of(SimpleNamespace(**config), slots)
     except (OSError, ValueError, TypeError, AttributeError):
         return ""  # whoever opens the model says so

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraSettings
 from gcore_torch import gcore_check
 from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.expert_parallel import spread_experts
 from gcore_torch.mesh import refuse_images
 from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
@@ -161,6 +164,74 @@ def test_slots_that_split_the_layers_are_one_replica() -> None:
     assert replica_slots(TorchTrainerConfig(sharding=ShardingSettings(tensor=2))) == 2
     with pytest.raises(ConfigError, match="does not go with replicas"):
         ShardingSettings(tensor=2, replicas=2)
+
+
+def spread(experts: int, sizes: dict[str, Any], path: Path, **run: Any) -> list[str]:
+    """Returns the problems of a trainer of four slots whose experts are spread."""
+    (path / "config.json").write_text(json.dumps(sizes))
+    found = sharded({"experts": experts}, **run)
+    found["roles"]["policy"]["model"] = {"path": str(path)}
+    return list(gcore_check(found))
+
+
+def test_experts_that_slots_cannot_share_are_refused_before_a_start(tmp_path: Path) -> None:
+    qwen = {"model_type": "qwen3_moe", "num_experts": 6}
+    mixtral = {"model_type": "mixtral", "num_local_experts": 8}
+    assert spread(2, qwen, tmp_path) == spread(4, mixtral, tmp_path) == []
+    where = "roles.policy.config.sharding.experts: "
+    assert spread(4, qwen, tmp_path) == [
+        f"{where}6 experts cannot be divided among 4 slots; take a smaller number."
+    ]
+    assert spread(3, qwen, tmp_path) == [
+        f"{where}4 slots cannot be divided into groups of 3; take a number that divides slots."
+    ]
+    for family in ("llama", "olmoe"):
+        assert spread(2, {"model_type": family, "num_experts": 8}, tmp_path) == [
+            f"{where}the experts of a model of the family {family} cannot be spread; tested are "
+            "mixtral, qwen3_moe; take a smaller number."
+        ]
+    (problem,) = spread(2, qwen, tmp_path, deterministic=True)
+    assert problem.startswith(where) and "run.deterministic" in problem
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"lora": LoraSettings(rank=2)},
+        {"attn_implementation": "eager"},
+        {"context": ContextSettings(ring=2)},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_is_not_tested_with_spread_experts_is_refused(setting: dict[str, Any]) -> None:
+    TorchTrainerConfig(**setting)
+    with pytest.raises(ConfigError, match="experts"):
+        TorchTrainerConfig(**setting, sharding=ShardingSettings(experts=2))
+
+
+def test_a_trainer_says_why_experts_cannot_be_spread_once_it_has_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For a name on the hub, of which ``g-core check`` knows nothing, and an old transformers."""
+    mesh = SimpleNamespace(size=lambda: 2)
+    dense = SimpleNamespace(config=SimpleNamespace(model_type="llama"))
+    with pytest.raises(ConfigError, match="of the family llama cannot be spread") as caught:
+        spread_experts(dense, mesh, "policy")
+    assert caught.value.where == "roles.policy.config.sharding.experts"
+    sizes = SimpleNamespace(model_type="mixtral", num_local_experts=8)
+    monkeypatch.setitem(sys.modules, "transformers.distributed.tensor_parallel", None)
+    with pytest.raises(ConfigError, match="Install transformers 5.19 or newer"):
+        spread_experts(SimpleNamespace(config=sizes), mesh, "policy")
+
+
+@pytest.mark.parametrize("other", ["replicas", "tensor"])
+def test_spread_experts_go_with_no_other_layout(other: str) -> None:
+    with pytest.raises(ConfigError, match="neither with replicas nor with tensor"):
+        ShardingSettings(**{"experts": 2, other: 2})
+
+
+def test_slots_that_experts_are_spread_over_have_records_of_their_own() -> None:
+    assert replica_slots(TorchTrainerConfig(sharding=ShardingSettings(experts=2))) == 1
 
 
 def test_what_is_not_tested_with_replicas_is_refused() -> None:

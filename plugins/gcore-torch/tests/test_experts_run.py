@@ -60,20 +60,25 @@ def write_job(directory: Path, family: str, steps: int, **rollout: Any) -> Path:
     return file
 
 
-@pytest.mark.slow
-def test_a_mixture_of_experts_learns_with_replayed_routers(tmp_path: Path) -> None:
-    steps = 25
-    write_job(tmp_path, "qwen3_moe", steps)
+def run_job(directory: Path, *overrides: str) -> list[dict[str, float]]:
+    """Runs the job of ``write_job``; returns the metrics of its steps."""
     done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "run", "job.yaml"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "gcore_core", "run", "job.yaml", *overrides],
+        cwd=directory,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=900,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    rows = [row["metrics"] for row in read_metrics(tmp_path / "run") if "loss" in row["metrics"]]
+    return [row["metrics"] for row in read_metrics(directory / "run") if "loss" in row["metrics"]]
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_learns_with_replayed_routers(tmp_path: Path) -> None:
+    steps = 25
+    write_job(tmp_path, "qwen3_moe", steps)
+    rows = run_job(tmp_path)
     assert len(rows) == steps
     rewards = [row["reward"] for row in rows]
     # a random model writes one seven in some twenty characters
@@ -83,6 +88,16 @@ def test_a_mixture_of_experts_learns_with_replayed_routers(tmp_path: Path) -> No
         assert row["router_differ_share"] < 0.01
         assert 1 / 8 <= row["router_busiest_share"] <= 1
         assert row["router_aux_loss"] > 0
+
+
+@pytest.mark.slow
+def test_slots_that_share_experts_agree_with_the_generator_after_every_push(tmp_path: Path) -> None:
+    write_job(tmp_path, "mixtral", 3)
+    layout = ("roles.policy.slots=2", "roles.policy.config.sharding.experts=2")
+    rows = run_job(tmp_path, *layout, "cluster.devices=3")
+    assert len(rows) == 3
+    for row in rows:  # a push that was not taken shows as 1e-2
+        assert row["logprob_gap_max"] < 1e-4
 
 
 def test_a_rollout_that_says_nothing_of_experts_is_refused_where_they_are_replayed(

@@ -107,6 +107,29 @@ def test_slots_that_split_the_layers_hold_and_compute_parts_of_them(path: str) -
     assert saved is not None and all_saved is not None and all_saved / 2 < saved < all_saved
 
 
+def test_slots_that_experts_are_spread_over_share_all_weights_and_gather_their_own_experts(
+    tmp_path: Path,
+) -> None:
+    model = next(model for model in KNOWN if model.name == "Qwen3-235B-A22B")
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+
+    def needs(experts: int) -> list[MemoryNeed]:
+        config = TorchTrainerConfig(sharding=ShardingSettings(experts=experts))
+        return list(trainer_memory(config, worker(str(tmp_path), slots=64)))
+
+    plain, spread = needs(1), needs(8)
+    for found in (plain, spread):
+        assert of(found, "weights", "training") == pytest.approx(
+            4 * model.parameters / 64, rel=1e-2
+        )
+    layer = 128 * 3 * 4096 * 1536  # numbers of a layer's experts
+    whole, own = (of(found, "gathered weights", "training") or 0 for found in (plain, spread))
+    assert whole - own == 4 * layer * 7 // 8
+    tokens = TorchTrainerConfig().budget_tokens
+    assert of(spread, "tokens under way", "training") == 2 * 4 * tokens * 8 * 4096
+    assert of(plain, "tokens under way", "training") is None
+
+
 def of_place(needs: list[MemoryNeed], place: str) -> int:
     """Returns the bytes of a training step on the device, or on the host."""
     held = [need for need in needs if need.phase == "training" and need.on == place]
