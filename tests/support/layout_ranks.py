@@ -104,9 +104,7 @@ LIKES = {
     "bfloat16": Like(settings={"dtype": "bfloat16", "packing": "padded"}, tolerance=2e-2),
     "experts": Like(model="qwen3_moe", settings={"router_aux_loss": 0.1}),
     "replayed": Like(model="mixtral", routed=True, settings={"router_aux_loss": 0.1}),
-    "bfloat16 replayed": Like(
-        model="qwen3_moe", routed=True, settings={"dtype": "bfloat16"}, tolerance=2e-2
-    ),
+    "bfloat16 replayed": Like(model="qwen3_moe", routed=True, settings={"dtype": "bfloat16"}),
     "expert values": Like(model="qwen3_moe", values=True, settings={"value_head_std": 0.5}),
 }
 _TWO = ShardingSettings(replicas=2)
@@ -201,7 +199,6 @@ CASES = {
         settings={"gradient_checkpointing": True},
     ),
     "values of experts over two": Case(like="expert values", ranks=2, sharding=_SPREAD),
-    "bfloat16 replayed over two": Case(like="bfloat16 replayed", ranks=2, sharding=_SPREAD),
     "experts over two of four": Case(like="experts", ranks=4, sharding=_SPREAD),
     "replayed over four": Case(
         like="replayed",
@@ -209,6 +206,13 @@ CASES = {
         sharding=ShardingSettings(experts=4),
         settings={"packing": "padded"},
     ),
+}
+
+#: Cases that are compared with each other alone: one rank's batches are others, and in bfloat16 a
+#: ratio beyond the clip on one side only changes a gradient by a tenth.
+ROUNDED = {
+    "bfloat16 replayed of two ranks": Case(like="bfloat16 replayed", ranks=2),
+    "bfloat16 replayed over two": Case(like="bfloat16 replayed", ranks=2, sharding=_SPREAD),
 }
 
 
@@ -327,7 +331,7 @@ def main(own: Rank, models: Path, work: Path, resume: Path, names: Sequence[str]
     """Writes numbers.json of each case below ``work``/<name>; rank 0 only."""
     torch.set_num_threads(1)
     for name in names:
-        case = CASES[name]
+        case = (CASES | ROUNDED)[name]
         found = run(case, own, models, work / name, resume / case.like / "state")
         if own.rank == 0:
             (work / name / "numbers.json").write_text(json.dumps(found))

@@ -49,7 +49,8 @@ class Together:
 
     def __getitem__(self, name: str) -> Numbers:
         if name not in self._found:
-            self._run(layout_ranks.CASES[name].ranks, _with(name))
+            cases = layout_ranks.CASES | layout_ranks.ROUNDED
+            self._run(cases[name].ranks, _with(name))
         return self._found[name]
 
     def _run(self, count: int, names: Sequence[str]) -> None:
@@ -62,6 +63,8 @@ class Together:
 
 def _with(name: str) -> list[str]:
     """Returns the names of the cases that are run with this one."""
+    if name in layout_ranks.ROUNDED:
+        return list(layout_ranks.ROUNDED)
     count = layout_ranks.CASES[name].ranks
     names = [other for other, case in layout_ranks.CASES.items() if case.ranks == count]
     first = names.index(name) // 4 * 4
@@ -124,3 +127,14 @@ def test_one_rank_goes_on_from_the_state_of_several(
 def test_where_a_state_lies_changes_no_bit(name: str, together: Together) -> None:
     """On a CPU, with FSDP2 on one rank too, and with checkpointed layers."""
     assert together[name] == together[layout_ranks.CASES[name].exactly]
+
+
+@pytest.mark.slow
+def test_experts_over_two_ranks_round_in_bfloat16_as_if_they_were_shared_with_their_layer(
+    together: Together,
+) -> None:
+    one, other = (together[name] for name in layout_ranks.ROUNDED)
+    for left, right in zip(one["gradients"], other["gradients"], strict=True):
+        assert_close(left, right, 1e-5)
+    for left, right in zip(one["metrics"], other["metrics"], strict=True):
+        assert left == pytest.approx(right, rel=1e-4, abs=1e-4)
