@@ -28,6 +28,7 @@ from gcore_core.contract.errors import RecordMismatch
 #: Seal and receipt of a record of which none was made.
 UNSEALED = 0
 _MODULUS = 1 << 64
+_SEAL_AND_VALUE = struct.Struct("<Qd")
 
 
 def seal_of(
@@ -55,11 +56,10 @@ def receipt_of(seal: int, values: Mapping[str, float]) -> int:
     """
     if seal == UNSEALED:
         return UNSEALED
-    parts = (
-        xxhash.xxh3_64_intdigest(struct.pack("<Qd", seal, value) + name.encode())
-        for name, value in values.items()
-    )
-    return sum(parts) % _MODULUS
+    total = 0
+    for name, value in values.items():
+        total += xxhash.xxh3_64_intdigest(_SEAL_AND_VALUE.pack(seal, value) + name.encode())
+    return total % _MODULUS
 
 
 def add_receipts(*receipts: int) -> int:

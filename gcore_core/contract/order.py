@@ -19,6 +19,11 @@ def row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
     Rogaway, Ciphers with Arbitrary Finite Domains, 2002): constant memory, under two walks on
     average.
     """
+    return _row_of(ordinal, rows, seed)
+
+
+@lru_cache(maxsize=64)  # the records of a prompt ask for it one after the other
+def _row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
     if rows < 1:
         raise DataError("a dataset without rows has no order")
     pass_, index = divmod(ordinal, rows)

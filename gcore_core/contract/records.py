@@ -67,7 +67,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Any] = {}
 
 
-class Ref(msgspec.Struct, frozen=True, array_like=True):
+class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names bytes in a node's store.
 
     Controllers only forward it. Whoever opens it checks bounds, ``mac`` and ``digest``.
@@ -92,7 +92,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...] = ()
 
 
-class Header(msgspec.Struct, array_like=True):
+class Header(msgspec.Struct, array_like=True, gc=False):
     """Holds the half of a record that controllers see.
 
     It has at most 512 bytes encoded (``HEADER_LIMIT_BYTES``).
@@ -155,7 +155,7 @@ class Header(msgspec.Struct, array_like=True):
         return self.ordinal, self.sample
 
 
-class DraftRef(msgspec.Struct, frozen=True, array_like=True):
+class DraftRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names a drawn record that others of its group are made from.
 
     sample: its number in the group.
@@ -173,7 +173,7 @@ class DraftRef(msgspec.Struct, frozen=True, array_like=True):
     critique: str = ""
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True):
+class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names one prompt that a shard owns, and those of its samples that are to be drawn.
 
     ordinal: the prompt's place in the seeded order of the run.
@@ -192,7 +192,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     drafts: tuple[tuple[int, DraftRef], ...] = ()
 
 
-class Inquiry(msgspec.Struct, frozen=True, array_like=True):
+class Inquiry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Measures one answer of a generator role that a reward got about a record.
 
     role: the generator role that was asked.
@@ -212,7 +212,7 @@ class Inquiry(msgspec.Struct, frozen=True, array_like=True):
     ended_ago_s: float
 
 
-class RecordScore(msgspec.Struct, frozen=True, array_like=True):
+class RecordScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Holds what the rewards of one scorer worker said of a record.
 
     ordinal, sample: which record it is.
@@ -233,7 +233,7 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True):
     receipt: int = 0
 
 
-class Facts(msgspec.Struct, frozen=True, array_like=True):
+class Facts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Holds what the lead may know of a record: at most 64 bytes encoded.
 
     All fields are those of the header.
@@ -246,7 +246,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     cost: float
 
 
-class Assignment(msgspec.Struct, frozen=True, array_like=True):
+class Assignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Says where one record trains.
 
     ordinal, sample: which record it is.

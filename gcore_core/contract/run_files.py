@@ -237,7 +237,7 @@ class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
     wall_s: float
 
 
-class Asked(msgspec.Struct, array_like=True, frozen=True):
+class Asked(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Measures one answer that a reward got about a record from a replica of a generator role.
 
     role, replica: who answered.
@@ -253,7 +253,9 @@ class Asked(msgspec.Struct, array_like=True, frozen=True):
     finished_s: float
 
 
-class Record(msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True):
+class Record(
+    msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True, gc=False
+):
     """Traces one sampled record. A field that has its default is left out of the file.
 
     step: the step that drew it.

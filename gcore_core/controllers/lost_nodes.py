@@ -53,6 +53,7 @@ class LostNodes:
         }
         self._is_lost = {node: asyncio.Event() for node in expendable or {}}
         self._leaving: dict[str, bool] = {}  # node -> whether the lead has taken it out
+        self._any_lost = False
         self.survivable = False
 
     def add(self, node: str, processes: Sequence[str]) -> None:
@@ -68,6 +69,7 @@ class LostNodes:
         if not self.survivable or node not in self._is_lost:
             return False
         self._is_lost[node].set()
+        self._any_lost = True
         return True
 
     def leave(self, node: str) -> bool:
@@ -106,7 +108,8 @@ class LostNodes:
 
     def holds(self, header: Header) -> bool:
         """Whether any content of a record was on a machine that is lost."""
-        return any(
+        # It is asked of every record several times, and most runs lose nothing.
+        return self._any_lost and any(
             ref.node in self._is_lost and self._is_lost[ref.node].is_set()
             for ref in refs_of(header)
         )

@@ -94,6 +94,8 @@ def by_origin(group: Sequence[Header]) -> list[list[Header]]:
     Continuations of one open record are a part: they begin alike, so what tells their rewards apart
     are the actions that each of them has drawn.
     """
+    if group and all(header.draft == -1 for header in group):
+        return [list(group)]
     parts: dict[int, list[Header]] = {}
     open_records = {header.sample for header in group if header.status == OPEN}
     for header in group:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -78,9 +77,17 @@ class Trace:
         if self._path is None:
             return
         now_s = asyncio.get_running_loop().time()
-        record = partial(Record, step=step, replica=replica, sent_s=sent_s, finished_s=now_s)
-        for h in (header for header in headers if header.ordinal >= 0):
-            self._open[h.key] = record(ordinal=h.ordinal, sample=h.sample, attempt=h.attempt)
+        for h in headers:
+            if h.ordinal >= 0:
+                self._open[h.ordinal, h.sample] = Record(
+                    step=step,
+                    ordinal=h.ordinal,
+                    sample=h.sample,
+                    attempt=h.attempt,
+                    replica=replica,
+                    sent_s=sent_s,
+                    finished_s=now_s,
+                )
 
     def scored(self, scores: Iterable[RecordScore]) -> None:
         """Notes that scores of records came, and which answers of judges they rest on."""
@@ -89,17 +96,18 @@ class Trace:
             for score in scores:
                 if record := self._open.get((score.ordinal, score.sample)):
                     record.scored_s = now_s
-                    record.asked = record.asked + [
-                        Asked(
-                            a.role,
-                            a.replica,
-                            a.n_prompt,
-                            a.n_actions,
-                            now_s - a.began_ago_s,
-                            now_s - a.ended_ago_s,
-                        )
-                        for a in score.asked
-                    ]
+                    if score.asked:
+                        record.asked = record.asked + [
+                            Asked(
+                                a.role,
+                                a.replica,
+                                a.n_prompt,
+                                a.n_actions,
+                                now_s - a.began_ago_s,
+                                now_s - a.ended_ago_s,
+                            )
+                            for a in score.asked
+                        ]
 
     def settled(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
         """Writes the records of a group that got its verdict, and returns them."""
@@ -114,7 +122,8 @@ class Trace:
                 record.verdict = verdict
                 record.reason = h.reason or reason
                 record.chunk_bytes = 0 if h.columns is None else h.columns.nbytes
-                record.media_bytes = sum(ref.nbytes for ref in h.media.values())
+                if h.media:
+                    record.media_bytes = sum(ref.nbytes for ref in h.media.values())
                 record.row = h.row
                 record.digests = _hex(h.prompt_digest), _hex(h.digests[0]), _hex(h.digests[1])
                 record.rewards = h.rewards

@@ -171,7 +171,7 @@ ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem], Wait.MOVE)
 # -- preparation and training ----------------------------------------------------------------------
 
 
-class Extra(msgspec.Struct, frozen=True, array_like=True):
+class Extra(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Says where further columns of a record lie.
 
     columns: a chunk of columns.
@@ -182,7 +182,7 @@ class Extra(msgspec.Struct, frozen=True, array_like=True):
     slot: int
 
 
-class TrainItem(Message):
+class TrainItem(Message, gc=False):
     """Describes a record as a worker of the trainer or of an annotator gets it.
 
     ordinal, sample: which record it is.

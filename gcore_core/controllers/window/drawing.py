@@ -182,11 +182,10 @@ class Drawing:
         stream = replica.stream(GENERATE, request)
         async with contextlib.aclosing(stream):
             async for came in stream:
-                headers = [header for header in came if not is_lost(header)]
-                if len(headers) < len(came):
+                if any(map(is_lost, came)):
                     raise gone(replica.name)
-                check_versions(headers, round_, replica.name)
-                fresh = [header for header in headers if ledger.finished(header)]
+                check_versions(came, round_, replica.name)
+                fresh = [header for header in came if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
                 scoring.add(fresh)
                 pace.left -= len(fresh)

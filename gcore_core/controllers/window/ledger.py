@@ -228,11 +228,10 @@ class Ledger:
         header = group.records[score.sample]
         if score.reason and not has_failed_reward(header):
             header.reason = score.reason  # it says more than why the record ended
-        replaced = {name: v for name, v in header.rewards.items() if name in score.values}
+        header.receipt = add_receipts(header.receipt, score.receipt)
+        if replaced := {name: v for name, v in header.rewards.items() if name in score.values}:
+            header.receipt = add_receipts(header.receipt, -receipt_of(header.seal, replaced))
         header.rewards = {**header.rewards, **score.values}
-        header.receipt = add_receipts(
-            header.receipt, -receipt_of(header.seal, replaced), score.receipt
-        )
         header.reward_status = {**header.reward_status, **score.statuses}
         if names <= header.reward_status.keys():
             self._has_score(score.ordinal, group, score.sample)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol, TypeVar
 
 from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
@@ -19,6 +19,7 @@ from gcore_core.runtime.rpc import wire
 from gcore_core.runtime.rpc.peers import CallingPeer
 from gcore_core.runtime.rpc.service import Body, Call, encode, to_wire
 
+T = TypeVar("T")
 _LOST = -1  # in place of an answer, beside the kinds of frames: the connection broke
 _Inbox = asyncio.Queue[tuple[int, bytes]]  # a call's answers that nobody has read yet
 
@@ -92,8 +93,8 @@ class InlinePeer(CallingPeer):
         pass
 
     async def _exchange(
-        self, method: str, request: Any, deadline_s: float
-    ) -> AsyncGenerator[tuple[int, Body], None]:
+        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+    ) -> AsyncGenerator[T, None]:
         inbox: _Inbox = asyncio.Queue()
         body = encode(request)
         self._traffic.add(body)
@@ -114,8 +115,8 @@ class InlinePeer(CallingPeer):
                     )
                 if kind == wire.ERROR:
                     raise self._raised(method, body)
-                if kind != wire.PROGRESS:
-                    yield kind, body
+                if kind == wanted:
+                    yield decode(body)
                 if kind == wire.REPLY:
                     return
         finally:

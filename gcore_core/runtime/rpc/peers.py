@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -16,6 +17,7 @@ from gcore_core.runtime.rpc import wire
 from gcore_core.runtime.rpc.resting import urgent
 from gcore_core.runtime.rpc.service import Body, RemoteFailure, decoded, from_wire
 
+T = TypeVar("T")
 _FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
 
 
@@ -48,15 +50,16 @@ class CallingPeer(ABC):
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
         # Records come late by a rest and nobody is the worse for it; anything else is waited for.
         pace = contextlib.nullcontext() if endpoint.wait is Wait.WORK else urgent()
+        what = f"reply to {name!r}"
+        decode = partial(decoded, endpoint.reply_decoder, what=what, where=self.name)
+        answers = self._exchange(name, request, limit_s, wire.REPLY, decode)
         with pace:
-            async with contextlib.aclosing(self._exchange(name, request, limit_s)) as answers:
-                async for kind, body in answers:
-                    if kind == wire.REPLY:
-                        what = f"reply to {name!r}"
-                        return decoded(endpoint.reply_decoder, body, what, self.name)
+            async with contextlib.aclosing(answers):
+                async for reply in answers:
+                    return reply
         raise ContractError(f"{name} gave no reply", where=self.name)
 
-    async def stream(
+    def stream(
         self,
         endpoint: StreamEndpoint[Request, Item],
         request: Request,
@@ -65,18 +68,22 @@ class CallingPeer(ABC):
     ) -> AsyncGenerator[Item, None]:
         name = endpoint.name
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        async with contextlib.aclosing(self._exchange(name, request, limit_s)) as answers:
-            async for kind, body in answers:
-                if kind == wire.ITEM:
-                    yield decoded(endpoint.item_decoder, body, f"item of {name!r}", self.name)
+        what = f"item of {name!r}"
+        decode = partial(decoded, endpoint.item_decoder, what=what, where=self.name)
+        return self._exchange(name, request, limit_s, wire.ITEM, decode)
 
     @abstractmethod
     def _exchange(
-        self, method: str, request: Any, deadline_s: float
-    ) -> AsyncGenerator[tuple[int, Body], None]:
-        """One call's answers, as they come: (ITEM or REPLY, its body). The reply is the last.
+        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+    ) -> AsyncGenerator[T, None]:
+        """One call's answers of the kind ``wanted``, as they come, until the call is over.
+
+        A generator around this one would cost as much as the decoding of a record.
 
         Raises what the server raised. Closing it early ends the call at the server.
+
+        wanted: ITEM or REPLY.
+        decode: makes an answer of a frame's body.
         """
 
     def _raised(self, method: str, body: Body) -> GcoreError:

@@ -30,7 +30,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -56,6 +56,7 @@ from gcore_core.runtime.rpc.service import (
 )
 from gcore_core.runtime.rpc.wire import Connection, Frame, Greeting
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 WINDOW_ITEMS = 16  # of a stream on their way: its sender waits when its reader is slow
 GREETING_S = 30.0  # the side that connects has so long to send its greeting
@@ -279,8 +280,8 @@ class RpcPeer(CallingPeer):
         self._no_answer = ""  # why the last try to connect led to nothing
 
     async def _exchange(
-        self, method: str, request: Any, deadline_s: float
-    ) -> AsyncGenerator[tuple[int, Body], None]:
+        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+    ) -> AsyncGenerator[T, None]:
         """Exchanges frames as ``CallingPeer`` says.
 
         When the caller stops reading, or a deadline expires, the server is told to cancel the call.
@@ -295,7 +296,7 @@ class RpcPeer(CallingPeer):
         n_items = 0
         try:
             while not is_over:
-                frame = await inbox.next()
+                frame = inbox.unread.popleft() if inbox.unread else await inbox.next()
                 if isinstance(frame, GcoreError):
                     is_over = isinstance(frame, WorkerDied)
                     raise frame
@@ -303,7 +304,8 @@ class RpcPeer(CallingPeer):
                     is_over = True
                     raise self._raised(method, frame.body)
                 is_over = frame.kind == wire.REPLY
-                yield frame.kind, frame.body
+                if frame.kind == wanted:
+                    yield decode(frame.body)
                 if frame.kind == wire.ITEM:
                     n_items += 1
                     if n_items % (WINDOW_ITEMS // 2) == 0:
@@ -434,6 +436,7 @@ class _Inbox:
     A sign of progress wakes nobody, and the timer is set again only when it goes off, so neither
     costs anything where a call has many items.
 
+    unread: the oldest first.
     deadline_s: seconds without a frame, while the reader waits, after which the call has failed.
     expire: makes the error of such a call.
     """
@@ -442,14 +445,14 @@ class _Inbox:
         self._deadline_s = deadline_s
         self._expire = expire
         self._loop = asyncio.get_running_loop()
-        self._unread = deque[Frame | GcoreError]()
+        self.unread = deque[Frame | GcoreError]()
         self._reader: asyncio.Future[None] | None = None  # while it waits
         self._timer: asyncio.TimerHandle | None = None
         self._heard_s = 0.0  # when the last frame came, or the reader began to wait
 
     def put(self, answer: Frame | GcoreError) -> None:
         """Adds a frame, or why there will be none."""
-        self._unread.append(answer)
+        self.unread.append(answer)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -459,8 +462,8 @@ class _Inbox:
 
     async def next(self) -> Frame | GcoreError:
         """Returns what came first, and waits for it; a DeadlineExceeded when nothing comes."""
-        if not self._unread:
-            self.progress()
+        if not self.unread:
+            self._heard_s = self._loop.time()
             if self._timer is None and math.isfinite(self._deadline_s):
                 self._timer = self._loop.call_later(self._deadline_s, self._look)
             self._reader = self._loop.create_future()
@@ -468,7 +471,7 @@ class _Inbox:
                 await self._reader
             finally:
                 self._reader = None
-        return self._unread.popleft()
+        return self.unread.popleft()
 
     def _look(self) -> None:
         """Ends the call if nothing came in time, else sets the timer again."""

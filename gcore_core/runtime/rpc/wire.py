@@ -28,7 +28,7 @@ _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _LENGTH = struct.Struct("<I")
 
 
-class Frame(msgspec.Struct, array_like=True, frozen=True):
+class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Holds one word of a call, in either direction.
 
     call: the call's number, given by the caller.
@@ -197,22 +197,24 @@ class Connection(asyncio.BufferedProtocol):
         if self._length_part:
             unread = memoryview(self._length_part + unread)
             self._length_part = b""
-        while len(unread) >= _LENGTH.size and not self.ended:
-            (nbytes,) = _LENGTH.unpack_from(unread)
-            unread = unread[_LENGTH.size :]
+        end = len(unread)
+        at = 0  # everything before has been cut
+        while end - at >= _LENGTH.size and not self.ended:
+            (nbytes,) = _LENGTH.unpack_from(unread, at)
+            at += _LENGTH.size
             if nbytes > self._limit_bytes:
                 raise ContractError(
                     f"malformed stream: a message of {nbytes} bytes, "
                     f"the limit is {self._limit_bytes}"
                 )
-            if len(unread) < nbytes:
+            if end - at < nbytes:
                 self._partial = bytearray(nbytes)
-                self._partial_bytes = len(unread)
-                self._partial[: len(unread)] = unread
+                self._partial_bytes = end - at
+                self._partial[: end - at] = unread[at:]
                 return
-            self._arrived(bytes(unread[:nbytes]))
-            unread = unread[nbytes:]
-        self._length_part = bytes(unread)
+            self._arrived(bytes(unread[at : at + nbytes]))
+            at += nbytes
+        self._length_part = bytes(unread[at:])
 
     def _arrived(self, message: bytes | bytearray) -> None:
         self._traffic.add(message)
