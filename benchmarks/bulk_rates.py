@@ -5,16 +5,18 @@
 
 The sender is a process of its own; ``--at`` is put in front of its command, as in
 ``--at "ip netns exec node.2"``, and ``--host`` is its address as both sides see it. Each round
-moves the same bytes in six ways, one after the other:
+moves the same bytes in eight ways, one after the other:
 
 bare_plain: one TCP connection. The sender calls ``sendfile`` until all is sent, the reader
     ``recv_into`` with warm memory. Nothing is checked.
 read_plain: ``BulkClient.read`` from ``tcp:`` into warm memory. A GMAC of every piece is made and
     checked.
-pull_plain: ``SlabService.fetch`` from ``tcp:``. It takes a slab with fresh pages, reads into it as
-    before, and compares the xxh3 of the whole with the reference's.
+new_plain: ``SlabService.fetch`` from ``tcp:``, into an empty store. It takes a slab with fresh
+    pages, reads into it as before, and compares the xxh3 of the whole with the reference's.
+pull_plain: the same, into a store that is full, as a run's is after its first steps: the copy that
+    comes takes the memory of the oldest one.
 bare_tls: one connection of TLS 1.3, ``sendall`` and ``recv_into``.
-read_tls, pull_tls: as for plain, from ``tls:``.
+read_tls, new_tls, pull_tls: as for plain, from ``tls:``.
 
 Of each it tells GB/s (the median of the rounds) and the CPU seconds for one GB on both sides.
 read_plain_over_bare and so on are medians of the rounds' ratios.
@@ -55,7 +57,11 @@ from gcore_core.runtime.store.server import SlabService, StoreSpec
 
 MEMORY = Path("/dev/shm")
 PIECE_BYTES = 1 << 20
-WAYS = ("bare_plain", "read_plain", "pull_plain", "bare_tls", "read_tls", "pull_tls")
+# A pull comes after a new one: that one's copy is what it takes the memory of.
+WAYS = tuple(
+    f"{kind}_{way}" for way in ("plain", "tls") for kind in ("bare", "read", "new", "pull")
+)
+CONTENTS = 2  # of one size, for each way that pulls
 SERVED = ("bare_plain", "plain", "bare_tls", "tls")
 
 
@@ -70,11 +76,11 @@ class Order(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """What the sender answers: port of each way, reference of each pulled content."""
+    """What the sender answers: port of each way, references of the contents to be pulled."""
 
     pid: int
     ports: dict[str, int]
-    refs: dict[str, Ref]
+    refs: dict[str, list[Ref]]
 
 
 # -- the sender ------------------------------------------------------------------------------------
@@ -114,14 +120,15 @@ async def send() -> None:
     """Is the sending process: reads its order from standard input, and ends with it."""
     order = msgspec.json.decode(sys.stdin.readline(), type=Order)
     directory = Path(order.directory)
-    content = np.random.default_rng(0).integers(0, 256, order.nbytes, np.uint8)
+    generator = np.random.default_rng(0)
+    contents = [generator.integers(0, 256, order.nbytes, np.uint8) for _ in range(CONTENTS)]
     sent = Sent(os.getpid(), {}, {})
     for way in SERVED:
         is_tls = way.endswith("tls")
         port = sent.ports[way] = free_port(order.host)
         if way.startswith("bare"):
             file = directory / "bare"
-            file.write_bytes(content.data)
+            file.write_bytes(contents[0].data)
             serve_bare(order, port, file, is_tls)
             continue
         node = f"sender.{way}"
@@ -129,7 +136,7 @@ async def send() -> None:
             node=node,
             directory=str(directory / node),
             spill=str(directory / "spill"),
-            budget_bytes=4 * order.nbytes,
+            budget_bytes=2 * CONTENTS * order.nbytes,
         )
         address = f"{'tls' if is_tls else 'tcp'}:{order.host}:{port}"
         slabs = SlabService(spec, order.secret, {node: address}, order.identity)
@@ -139,7 +146,7 @@ async def send() -> None:
         slabs.open()
         agent = network.view("writer").peer(node)
         writer = StoreWriter(Path(spec.directory), node, order.secret, agent, "writer")
-        (sent.refs[way],) = await writer.put_blobs(0, frozenset({0}), [content])
+        sent.refs[way] = await writer.put_blobs(0, frozenset({0}), contents)
     print(msgspec.json.encode(sent).decode(), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
@@ -160,7 +167,7 @@ class Reader:
             node="reader",
             directory=str(directory / "reader"),
             spill=str(directory / "spill"),
-            budget_bytes=2 * order.nbytes + (1 << 20),
+            budget_bytes=order.nbytes + (1 << 20),
             bulk_streams=streams,
         )
         addresses = {
@@ -176,12 +183,13 @@ class Reader:
             await asyncio.to_thread(self._read_bare, way)
             return
         kind, _, way = way.partition("_")
-        ref = self._sent.refs[way]
+        first, second = self._sent.refs[way]
         if kind == "read":
-            await self._client.read(ref.node, StoredContent(ref), self._memory, lambda: None)
+            await self._client.read(first.node, StoredContent(first), self._memory, lambda: None)
             return
-        self._slabs.clear()  # or it would be read once
-        await self._slabs.fetch(ref, Call(lambda: None))
+        if kind == "new":
+            self._slabs.clear()
+        await self._slabs.fetch(first if kind == "new" else second, Call(lambda: None))
 
     def _read_bare(self, way: str) -> None:
         sock = socket.create_connection((self._order.host, self._sent.ports[way]))
@@ -221,7 +229,9 @@ async def rounds_of(reader: Reader, sent: Sent, n_rounds: int, nbytes: int) -> d
         figures[f"{way}_gb_per_s"] = gb / statistics.median(seconds[way])
         figures[f"{way}_sender_cpu_s_per_gb"] = statistics.median(s for s, _ in cpu[way]) / gb
         figures[f"{way}_reader_cpu_s_per_gb"] = statistics.median(r for _, r in cpu[way]) / gb
-    for way in ("read_plain", "pull_plain", "read_tls", "pull_tls"):
+    for way in WAYS:
+        if way.startswith("bare"):
+            continue
         pairs = zip(seconds[f"bare_{way.partition('_')[2]}"], seconds[way], strict=True)
         figures[f"{way}_over_bare"] = statistics.median(bare / own for bare, own in pairs)
     return figures

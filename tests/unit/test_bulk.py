@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import secrets
 import socket
 import ssl
@@ -117,6 +118,21 @@ async def test_every_byte_arrives(
         for _ in range(2):  # the second time over the same connections
             assert np.array_equal(await read(client, sent.what, size), sent.content)
         assert sent.server.sent_bytes == 2 * size
+    client.close()
+
+
+@pytest.mark.parametrize("can_map", [True, False])
+async def test_every_byte_arrives_in_memory_that_is_not_mapped_yet(
+    can_map: bool, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_map:  # as on other systems than Linux
+        monkeypatch.setattr(bulk, "_madvise", None)
+    address = f"unix:{short}/bulk"
+    client = reader(address)
+    with sender(short, address) as sent:
+        memory = memoryview(mmap.mmap(-1, SIZE + 8))[8:]
+        await client.read("agent.0", sent.what, memory, lambda: None, is_unmapped=True)
+        assert np.array_equal(np.frombuffer(memory, np.uint8), sent.content)
     client.close()
 
 

@@ -882,6 +882,68 @@ async def test_the_oldest_copies_make_room_first_and_open_ones_stay(nodes: Nodes
     assert nodes.sent_bytes() == 4 * refs[0].nbytes
 
 
+def with_room_for_two(nodes: Nodes) -> None:
+    """Lets the reader's node have two copies of ``LARGE``, and no more."""
+    spec = nodes.far.service._spec
+    nodes.far.service._spec = msgspec.structs.replace(spec, budget_bytes=12 << 20)
+
+
+def inodes(node: Node) -> set[int]:
+    return {path.stat().st_ino for path in node.directory.iterdir()}
+
+
+@pytest.mark.parametrize("change", [0, 100_000, -100_000])
+async def test_a_copy_takes_the_memory_of_one_that_nobody_reads(nodes: Nodes, change: int) -> None:
+    with_room_for_two(nodes)
+    large = [{"x": LARGE["x"] + i} for i in range(2)]
+    large += [{"x": np.arange(700_000 + change, dtype=np.float64) + i} for i in range(2, 6)]
+    refs = [await nodes.writer.put(0, ALL, [columns]) for columns in large]
+    assert_same((await nodes.reader.records([item(refs[0])]))[0][0], large[0])
+    before = inodes(nodes.far)
+    for ref, columns in zip(refs[1:], large[1:], strict=True):
+        assert_same((await nodes.reader.records([item(ref)]))[0][0], columns)
+        assert nodes.far.service._used_bytes <= 12 << 20
+        assert before & inodes(nodes.far)  # one was given on, and not removed
+        before = inodes(nodes.far)
+    sizes = [path.stat().st_size for path in nodes.far.directory.iterdir()]
+    assert nodes.far.service._used_bytes == sum(sizes)
+    assert_same((await nodes.reader.records([item(refs[0])]))[0][0], large[0])
+
+
+async def test_a_reference_to_a_copy_whose_memory_was_given_on_opens_nothing(nodes: Nodes) -> None:
+    with_room_for_two(nodes)
+    refs = [await nodes.writer.put(0, ALL, [{"x": LARGE["x"] + i}]) for i in range(3)]
+    copies = [await nodes.fetch(ref) for ref in refs]
+    with pytest.raises(DataError, match="cannot be opened"):
+        nodes.reader.open(copies[0])
+    # Who has opened the file before it got its new name, and maps it only now:
+    directory = nodes.far.directory
+    (directory / copies[2].slab).rename(directory / copies[0].slab)
+    with pytest.raises(DataError, match="not what the reference says"):
+        nodes.reader.open(copies[0])
+
+
+async def test_the_stamp_of_a_copy_goes_before_its_memory_is_given_on(nodes: Nodes) -> None:
+    copy = await nodes.fetch(await nodes.writer.put(0, ALL, [LARGE]))
+    (slab,) = nodes.far.service._free
+    assert nodes.far.service._move_on(slab)
+    assert slab.name != copy.slab
+    file = (nodes.far.directory / slab.name).read_bytes()
+    assert file[: client.STAMP_BYTES] != copy.digest.to_bytes(client.STAMP_BYTES, "little")
+
+
+async def test_a_copy_with_a_view_is_not_given_on_until_the_view_is_gone(nodes: Nodes) -> None:
+    copies = [await nodes.fetch(await nodes.writer.put(0, ALL, [LARGE])) for _ in range(2)]
+    slabs = list(nodes.far.service._free)
+    column = nodes.reader.open(copies[0])[0]["x"][5:9]
+    assert not nodes.far.service._move_on(slabs[0])
+    assert column.tolist() == [5, 6, 7, 8]
+    del column
+    gc.collect()
+    slabs[0].copy_of = b"again"
+    assert nodes.far.service._move_on(slabs[0])
+
+
 async def test_a_copy_without_memory_goes_to_disk(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import hashlib
 import hmac
@@ -406,6 +407,25 @@ def _shut(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, from Linux 5.14 on
+
+
+def _map_pages(memory: memoryview) -> None:
+    """Has the kernel map all pages of a part of a mapping at once, for writing.
+
+    Else each page is mapped by a fault of its own when it is first written to. Where the kernel
+    cannot do it, that is what happens. Python's ``mmap.madvise`` would hold the global lock.
+    """
+    if _madvise is None or not len(memory):
+        return
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    before = address % mmap.PAGESIZE
+    _madvise(address - before, before + len(memory), _POPULATE_WRITE)
+
+
 # -- the sending side ------------------------------------------------------------------------------
 
 
@@ -626,6 +646,7 @@ class BulkClient:
         progress: Callable[[], None],
         came: Callable[[int, int], None] = lambda start, end: None,
         patience_s: float | None = None,
+        is_unmapped: bool = False,
     ) -> None:
         """Fills ``memory`` with the whole content, which has its size.
 
@@ -636,12 +657,14 @@ class BulkClient:
         came: called in any thread, with the first byte that has come and the one behind the last.
             Within ``PART_BYTES`` bytes come in order.
         patience_s: in place of the client's.
+        is_unmapped: whether ``memory`` is of a mapping whose pages are not mapped yet: then they
+            are, part by part, before bytes come.
 
         Raises WorkerDied when the node sends nothing more, DataError when what came was altered or
         may not be read, ContractError when the node refuses the connection or is unknown.
         """
         source = self._source(node)
-        read = _Read(what, memory, asyncio.get_running_loop(), came)
+        read = _Read(what, memory, asyncio.get_running_loop(), came, is_unmapped)
         source.begin(read)
         try:
             patience_s = self._patience_s if patience_s is None else patience_s
@@ -704,7 +727,7 @@ class _Read:
     """A content that is being read.
 
     parts: the parts in which it comes.
-    came: see ``BulkClient.read``.
+    came, is_unmapped: see ``BulkClient.read``.
     error: why it failed.
     finished: set when all has come, or it is over, and no thread writes into ``memory`` any more.
     is_over: no thread begins to write any more.
@@ -717,9 +740,11 @@ class _Read:
         memory: memoryview,
         loop: asyncio.AbstractEventLoop,
         came: Callable[[int, int], None],
+        is_unmapped: bool,
     ) -> None:
         self.what = what
         self.came = came
+        self.is_unmapped = is_unmapped
         self.memory = memory
         self.parts: list[_Part] = []
         self.error: GcoreError | None = None
@@ -919,6 +944,8 @@ class _Stream(threading.Thread):
 
         line = self._line or self._connected(read)
         line.send(ReadRequest(read.what, part.start, part.end - part.start))
+        if read.is_unmapped and part.start == part.first:  # while the answer is on its way
+            _map_pages(read.memory[part.first : part.end])
         answer = decoded(_ANSWER, line.receive(), "answer", self._source.name)
         if answer.failure is not None:
             raise from_wire(answer.failure)

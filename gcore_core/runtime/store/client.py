@@ -20,6 +20,7 @@ a stamp of 8 bytes, and whoever writes there next overwrites the stamp first.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import hmac
 import math
@@ -58,6 +59,8 @@ from gcore_core.runtime.store.columns import MOST_AXES, NUMBERS, Chunk, Columns,
 NOTHING_RELEASED = (0, 0)
 _COPY_TRIES = 20  # a copy of another node's content is fetched so often, where it is gone at once
 STAMP_BYTES = 8  # the digest of what comes behind it
+#: How the names of slabs begin that hold a copy of another node's content.
+COPY = "copy-"
 # copied past the caches, then hashed where the copy has left it in the core's own cache
 _PIECE_BYTES = STREAMED_BYTES
 
@@ -68,11 +71,16 @@ def sign(secret: bytes, ref: Ref) -> bytes:
     return hashlib.blake2b(bare, key=secret[:64], digest_size=16).digest()
 
 
-def map_file(path: Path, writable: bool, populate: bool = True) -> mmap.mmap:
+def map_file(path: Path, writable: bool, populate: bool = True, locked: bool = False) -> mmap.mmap:
     """Maps a whole file, shared with every process that maps it.
 
     populate: whether a mapping to write in gets all its pages here: a page fault at each page's
         first write would take longer than the copy itself.
+    locked: whether a shared lock is held on the file for as long as it is mapped. The mapping has a
+        descriptor of its own, of the same open file, and the lock goes with the last of them.
+
+    Raises OSError where the file cannot be opened, BlockingIOError where another process has locked
+    it for itself.
     """
     mode = os.O_RDONLY
     flags = mmap.MAP_SHARED
@@ -83,6 +91,8 @@ def map_file(path: Path, writable: bool, populate: bool = True) -> mmap.mmap:
         access |= mmap.PROT_WRITE
     handle = os.open(path, mode)
     try:
+        if locked:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return mmap.mmap(handle, 0, flags, access)
     finally:
         os.close(handle)
@@ -146,7 +156,9 @@ def is_over(released: Released, held: Mapping[int, int]) -> bool:
 class MappedSlabs:
     """The slabs of a directory as uint8 arrays, mapped on first use.
 
-    A mapping lives as long as there is a view of it, also after its slab's file is gone.
+    A mapping lives as long as there is a view of it, also after its slab's file is gone. A mapping
+    of a writer's slab is kept for later uses. One of a copy is not: it is locked while somebody has
+    a view of it, and the agent gives its memory to another copy only when it is not.
     """
 
     def __init__(self, directory: Path, *, writable: bool) -> None:
@@ -158,12 +170,18 @@ class MappedSlabs:
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._mapped:
             self._forget_removed()
+            path = self._directory / Path(name).name
+            is_copy = path.name.startswith(COPY)
+            is_locked = is_copy and not path.is_symlink()  # one on disk is never written again
             try:
-                mapped = map_file(self._directory / Path(name).name, self._writable)
+                mapped = map_file(path, self._writable, locked=is_locked)
             except (OSError, ValueError) as error:  # ValueError: it is empty, or its name is none
                 why = getattr(error, "strerror", None) or error
                 raise DataError(f"it cannot be opened: {why}", where=f"slab {name}") from None
-            self._mapped[name] = np.frombuffer(mapped, np.uint8)
+            array = np.frombuffer(mapped, np.uint8)
+            if is_copy:
+                return array
+            self._mapped[name] = array
         return self._mapped[name]
 
     def has(self, name: str) -> bool:
@@ -292,12 +310,17 @@ class StoreReader:
 
         Checks MAC and bounds, not the content.
         """
+        return self._stamped(ref)[1]
+
+    def _stamped(self, ref: Ref) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the stamp in front of the content, and the content, of one mapping."""
         self.check(ref)
         self.check_node(ref)
         memory = self._slabs[ref.slab]
         if ref.offset < 0 or ref.nbytes < 0 or ref.offset + ref.nbytes > len(memory):
             raise DataError("a reference points outside its slab", where=f"slab {ref.slab}")
-        return memory[ref.offset : ref.offset + ref.nbytes]
+        stamp = memory[max(0, ref.offset - STAMP_BYTES) : ref.offset]
+        return stamp, memory[ref.offset : ref.offset + ref.nbytes]
 
     def check(self, ref: Ref) -> None:
         """Raises DataError unless the run signed this reference."""
@@ -313,9 +336,8 @@ class StoreReader:
             )
 
     def _verified(self, ref: Ref) -> np.ndarray:
-        content = self.content(ref)
+        stamp, content = self._stamped(ref)
         if self._slabs.in_memory(ref.slab):
-            stamp = self._slabs[ref.slab][max(0, ref.offset - STAMP_BYTES) : ref.offset]
             digest = int.from_bytes(stamp.tobytes(), "little")
         else:
             digest = xxhash.xxh3_64_intdigest(content.data)

@@ -24,15 +24,20 @@ An example, with shards 0 and 1 and two generators, g0 and g1:
 
 When the budget is used up, a writer waits until a slab is given back. When none was for
 ``patience_s``, slabs are made on disk; such a slab is removed when it is given back. Copies of
-other nodes' content lie among the free slabs as a cache, and nobody writes there again. How they
-come from there is the matter of ``bulk``. A copy is held only where a shard has asked for that
-(``keep``), since the node that it is of may be lost.
+other nodes' content lie among the free slabs as a cache. How they come from there is the matter of
+``bulk``. A copy is held only where a shard has asked for that (``keep``), since the node that it is
+of may be lost.
+
+When room is needed, the oldest copies go. The memory of one of them takes the next copy, if nobody
+has a view of it: whoever has, holds a lock on its file. Its pages are warm then; to remove them and
+to get new ones from the kernel would take longer than to receive what comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import threading
@@ -74,6 +79,7 @@ from gcore_core.runtime.store.bulk import (
     What,
 )
 from gcore_core.runtime.store.client import (
+    COPY,
     NOTHING_RELEASED,
     STAMP_BYTES,
     Room,
@@ -88,6 +94,9 @@ from gcore_core.runtime.store.mirrors import Mirrors, note_error
 
 # 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
 SLAB_BYTES = (8 << 20) + 4096
+# Of the copies of a store, those stay mapped here of which no more than so many fit into it: each
+# mapping takes a descriptor.
+_MOST_MAPPED = 128
 
 
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +126,7 @@ class _SlabFile:
     held: shard -> last step for which it holds something here.
     spilled: whether it lies on disk.
     copy_of: MAC of the other node's reference whose content it copies; empty for a writer's slab.
+    mapped: the whole of a large copy, for the next one that comes here; None where it is none.
     """
 
     name: str
@@ -125,6 +135,7 @@ class _SlabFile:
     held: dict[int, int] = field(default_factory=dict)
     spilled: bool = False
     copy_of: bytes = b""
+    mapped: memoryview | None = None
 
 
 class SlabService:
@@ -291,11 +302,61 @@ class SlabService:
         evictable_bytes = sum(slab.nbytes for slab in self._free if not slab.spilled)
         if self._used_bytes - evictable_bytes + nbytes > budget_bytes:
             return None
-        while self._used_bytes + nbytes > budget_bytes:
-            self._remove(self._free.pop(0))
+        reused: _SlabFile | None = None
+        reused_bytes = 0
+        while self._used_bytes - reused_bytes + nbytes > budget_bytes:
+            oldest = self._free.pop(0)
+            if is_copy and reused is None and self._move_on(oldest):
+                reused = oldest
+                reused_bytes = oldest.nbytes
+            else:
+                self._remove(oldest)
+        if reused is not None:
+            return self._resized(reused, nbytes)
         with contextlib.suppress(DataError):  # less memory is left than the budget says
             return self._make(nbytes, spilled=False, allocated=not is_copy)
         return None
+
+    def _move_on(self, slab: _SlabFile) -> bool:
+        """Takes its content and its name from a free copy; False where somebody may still read it.
+
+        In this order, so that no reference to the old content opens what comes next: the old name
+        goes; then nobody may have a view; then the stamp is overwritten. Who has opened the file
+        and not locked it before all that finds another stamp.
+        """
+        if not slab.copy_of or slab.spilled:
+            return False
+        self._copies.pop(slab.copy_of, None)
+        old_path = self._directory / slab.name
+        slab.name = self._new_name(is_copy=True)
+        path = self._directory / slab.name
+        old_path.rename(path)
+        handle = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stamp = os.pread(handle, STAMP_BYTES, 0)
+            os.pwrite(handle, bytes(byte ^ 0xFF for byte in stamp), 0)
+        except OSError:  # somebody reads it, or this file system has no locks
+            return False
+        finally:
+            os.close(handle)
+        slab.copy_of = b""
+        return True
+
+    def _resized(self, slab: _SlabFile, nbytes: int) -> _SlabFile:
+        """Cuts a slab that nobody else has mapped, or lets it be longer; its pages come later."""
+        if slab.nbytes != nbytes:
+            slab.mapped = None
+        if slab.nbytes > nbytes:
+            os.truncate(self._directory / slab.name, nbytes)
+        self._used_bytes += nbytes - slab.nbytes
+        slab.nbytes = nbytes
+        return slab
+
+    def _new_name(self, *, is_copy: bool) -> str:
+        """Returns a name for a slab that no slab has had."""
+        self._made += 1
+        return f"{COPY if is_copy else ''}{self._made}"
 
     def _smallest_free(self, nbytes: int, owner: str) -> _SlabFile | None:
         """Returns the smallest free slab that is large enough and no copy.
@@ -306,8 +367,8 @@ class SlabService:
         return min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None)
 
     def _make(self, nbytes: int, *, spilled: bool, allocated: bool) -> _SlabFile:
-        self._made += 1
-        name = str(self._made)
+        """Makes a slab. One that has no pages yet is for a copy."""
+        name = self._new_name(is_copy=not allocated)
         path = self._directory / name
         if spilled:
             self._spill.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -482,15 +543,16 @@ class SlabService:
     async def _pull(self, ref: Ref) -> Ref:
         slab = await self._take_for_copy(ref)
         try:
-            path = self._directory / slab.name
-            # Its pages are mapped by the threads that write there, side by side.
-            mapped = memoryview(map_file(path, writable=True, populate=False))
+            is_unmapped = slab.mapped is None
+            mapped = slab.mapped or self._mapped_copy(slab)
             bare = msgspec.structs.replace(
                 ref, node=self._spec.node, slab=slab.name, offset=STAMP_BYTES
             )
             memory = mapped[STAMP_BYTES : STAMP_BYTES + ref.nbytes]
             room = Room(memory, mapped[:STAMP_BYTES], bare, self._secret)
-            await self._client.read(ref.node, StoredContent(ref), memory, self._progress)
+            await self._client.read(
+                ref.node, StoredContent(ref), memory, self._progress, is_unmapped=is_unmapped
+            )
             digest = await asyncio.to_thread(xxhash.xxh3_64_intdigest, memory)
             if digest != ref.digest:
                 raise DataError(
@@ -503,6 +565,14 @@ class SlabService:
         self._give_back(slab)
         return room.commit(ref.digest)
 
+    def _mapped_copy(self, slab: _SlabFile) -> memoryview:
+        """Maps the file of a copy. The threads that write there map its pages, side by side."""
+        path = self._directory / slab.name
+        mapped = memoryview(map_file(path, writable=True, populate=False))
+        if not slab.spilled and slab.nbytes * _MOST_MAPPED >= self._spec.budget_bytes:
+            slab.mapped = mapped
+        return mapped
+
     async def _take_for_copy(self, ref: Ref) -> _SlabFile:
         """Returns a slab for a copy, on disk where there is less memory than the budget says.
 
@@ -512,7 +582,7 @@ class SlabService:
         slab = await self._take(pages * 4096, copy_of=ref.mac)
         while True:
             try:
-                await asyncio.to_thread(allocate, self._directory / slab.name, slab.nbytes, "slab")
+                await asyncio.to_thread(self._allocate_missing, slab)
                 return slab
             except DataError:
                 slab.copy_of = b""  # the copy itself is still to come
@@ -525,6 +595,11 @@ class SlabService:
             slab = self._make(slab.nbytes, spilled=True, allocated=False)
             slab.copy_of = ref.mac
             self._slabs[slab.name] = slab
+
+    def _allocate_missing(self, slab: _SlabFile) -> None:
+        path = self._directory / slab.name
+        if path.stat().st_blocks * 512 < slab.nbytes:  # POSIX counts blocks of 512 bytes
+            allocate(path, slab.nbytes, "slab")
 
     def _drop(self, slab: _SlabFile) -> None:
         """Removes a slab that was taken for a copy which did not come."""
