@@ -41,7 +41,10 @@ class Kernel(Protocol):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Returns (result [S, H, E], log-sums [S, H], at least float32)."""
+        """Returns (result [S, H, E], log-sums [S, H], at least float32).
+
+        The result may be wider than the queries, too.
+        """
 
     def backward(
         self,
@@ -55,7 +58,7 @@ class Kernel(Protocol):
         causal: bool,
         scale: float,
     ) -> Gradients:
-        """Returns this stretch's part of the gradients.
+        """Returns this stretch's part of the gradients, which may be wider than the queries.
 
         gradient: [S, H, E], of the result.
         result, log_sum: of the queries over all the keys they see, here and elsewhere.
@@ -145,7 +148,7 @@ class BlockKernel:
             result, log_sum = self._rows(query[rows], key, value, start, causal, scale)
             results.append(result)
             log_sums.append(log_sum)
-        return torch.cat(results).to(query.dtype), torch.cat(log_sums)
+        return torch.cat(results), torch.cat(log_sums)
 
     def _rows(
         self, query: Tensor, key: Tensor, value: Tensor, first: int, causal: bool, scale: float
@@ -173,8 +176,10 @@ class BlockKernel:
         scale: float,
     ) -> Gradients:
         groups = query.shape[1] // key.shape[1]
-        sums = Gradients(torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value))
-        inner = (gradient * result).sum(-1)  # [S, H]
+        # sums over blocks, which in bfloat16 would lose more with each block
+        wide = torch.promote_types(query.dtype, torch.float32)
+        sums = Gradients(*(torch.zeros_like(x, dtype=wide) for x in (query, key, value)))
+        inner = (gradient.to(wide) * result.to(wide)).sum(-1)  # [S, H]
         for first in range(0, len(query), _BLOCK):
             rows = slice(first, first + _BLOCK)
             q = query[rows]
