@@ -430,7 +430,7 @@ class _Run:
         rate = self._rates.per_engine_s(self._now_s)
         pays = self._lending.pays
         if self._kept.isdisjoint(waits_for) and not (
-            # The first is the costly look into each engine's queue, so it is made last.
+            # A look into the queue of each engine is costly, so it comes last.
             pays(len(waits_for), rate) and pays(self._sooner(waits_for), rate)
         ):
             return
