@@ -195,7 +195,7 @@ MUTANTS: dict[str, Mutant] = {
     "nobody stands in for a lost generator": (
         Drawing,
         "_work_off",
-        "lost_nodes.stand_in(replicas, number, self._placement.replicas)",
+        "lost_nodes.stand_in(replicas, number, others, spares_leaving=not fixed)",
         "replicas[number]",
     ),
     "weights are pushed to a lost generator": (

@@ -141,9 +141,8 @@ class Drawing:
         lost_nodes = self._context.lost
         lost = 0
         while waiting:
-            replica = lost_nodes.stand_in(
-                replicas, number, self._placement.replicas, spares_leaving=not fixed
-            )
+            others = self._placement.replicas
+            replica = lost_nodes.stand_in(replicas, number, others, spares_leaving=not fixed)
             leases = waiting.popleft()
             try:
                 await self._draw_part(ledger, replica, round_, leases, scoring, pace)
