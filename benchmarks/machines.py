@@ -14,8 +14,9 @@ quickstart: the quickstart with its policy on one node and a generator on each o
     a run, supervisor and agents included, from the end of the first step to the end of the last,
     as the runs' metrics have them. No spare processes are kept in either. Both runs are
     deterministic, and the benchmark ends where their final weights differ in a bit.
-bulk: bulk_rates.py, sender and reader on two nodes: the rate at which an agent pulls content, over
-    that of a bare socket, with TLS and in plain; CPU seconds for one GB.
+bulk: bulk_rates.py, sender and reader on two nodes: the rate at which an agent pulls content into
+    a store that is full, as a run's is after its first steps, over that of a bare socket, with TLS
+    and in plain; the same into an empty store (``new``); CPU seconds for one GB.
 calls: the median of small calls over TLS from one node to another, one after the other.
 push: bytes that the network interface of the trainer's node sends in a push to four generators on
     one other node, over the bytes of the model. Every generator hashes what it holds then.
@@ -279,9 +280,11 @@ def measure_bulk(nodes: Nodes, short: bool) -> list[Claim]:
     return [
         of("pull_tls_over_raw_tls", "pull_tls_over_bare", "ratio", 0.8),
         of("pull_plain_over_raw", "pull_plain_over_bare", "ratio", 0.8),
+        of("pull_new_tls_over_raw_tls", "new_tls_over_bare", "ratio"),
+        of("pull_new_plain_over_raw", "new_plain_over_bare", "ratio"),
         *(
             of(f"{way}_gb_per_second", f"{way}_gb_per_s", "GB/s")
-            for way in ("pull_tls", "pull_plain", "bare_tls", "bare_plain")
+            for way in ("pull_tls", "new_tls", "pull_plain", "new_plain", "bare_tls", "bare_plain")
         ),
         *(
             repeated(
@@ -293,7 +296,7 @@ def measure_bulk(nodes: Nodes, short: bool) -> list[Claim]:
                 statistics.median,
                 "CPU-s/GB, both sides",
             )
-            for way in ("pull_tls", "pull_plain")
+            for way in ("pull_tls", "new_tls", "pull_plain", "new_plain", "bare_plain")
         ),
     ]
 
