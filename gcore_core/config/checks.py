@@ -99,6 +99,7 @@ def run(
         *_cluster(settings),
         *_owned_replicas(settings, objects),
         *_judges(settings, provided),
+        *_models(settings),
     ]
     problems += _uncalled(settings, provided)
     problems += _rewards(settings, provided, objects)
@@ -331,6 +332,16 @@ def _remote_code(settings: JobSettings) -> Iterator[str]:
                     f"{section}.{name}.config.trust_remote_code: the code of this model could "
                     f"change; {where}."
                 )
+
+
+def _models(settings: JobSettings) -> Iterator[str]:
+    """A model is made or lies somewhere, not both: the path would be left unread."""
+    for name, role in settings.roles.items():
+        if "make" in role.model and role.model.get("path"):
+            yield (
+                f"roles.{name}.model: has both path ({role.model['path']}) and make; leave one of "
+                "them out. The one that the command line names wins over the file's."
+            )
 
 
 def _model_of(node: Role | Reward, roles: Mapping[str, Role]) -> Mapping[str, Any]:

@@ -167,6 +167,7 @@ def differences(
             distribution=_CORE_DISTRIBUTION,
         )
         return
+    lacking = [name for name in versions if interpreter.version(name) is None]
     for distribution, version in versions.items():
         have = interpreter.version(distribution)
         if have == version:
@@ -180,7 +181,7 @@ def differences(
             f"{interpreter.python} has {difference}.",
             where=where,
             why=f"this process: {sys.executable}" if have is not None else "",
-            todo=_remedy(interpreter, [f"{distribution}=={version}"]),
+            todo=_remedy(interpreter, [f"{distribution}=={version}"], lacking),
             python=interpreter.python,
             distribution=distribution,
         )
@@ -206,8 +207,11 @@ def unmet_needs(
         )
 
 
-def _remedy(interpreter: Interpreter, requirements: list[str]) -> str:
-    """Returns the command that installs the requirements, or makes a recorded venv anew."""
+def _remedy(interpreter: Interpreter, requirements: list[str], lacking: Sequence[str] = ()) -> str:
+    """Returns the command that installs the requirements, or makes a recorded venv anew.
+
+    lacking: every distribution that the job needs there and the interpreter does not have.
+    """
     if venvs.record(venv := Path(interpreter.python).parent.parent):
-        return f"make it anew: {venvs.command(venv)}"
+        return f"make it anew: {venvs.command(venv, lacking)}"
     return shlex.join([interpreter.python, "-m", "pip", "install", *requirements])

@@ -186,6 +186,8 @@ def load_plan(
     origins = dict(source.origins) | _fill_defaults(settings, plugins, source.file)
     origins |= {f"{section}.use": choice.reason for section, choice in defaults.items()}
     origins |= objectives
+    for name, role in settings.roles.items():
+        _take_one_model(role.model, f"roles.{name}.model", origins)
     yaml_source.resolve_paths(settings, source.file.parent)
     config = asdict(settings)
     objects = {
@@ -212,6 +214,25 @@ def load_plan(
         plugins=plugins,
         notes=tuple(choice.note for choice in defaults.values() if choice.note),
     )
+
+
+def _take_one_model(model: dict[str, Any], where: str, origins: Mapping[str, str]) -> None:
+    """Leaves of ``path`` and ``make`` the one that the command line says, if it says one of them.
+
+    Both in the file stay, and are refused by ``checks``. A ``make`` that is null is left out.
+    """
+    if model.get("make", ...) is None:
+        del model["make"]
+    if not ("make" in model and model.get("path")):
+        return
+    said = {
+        key
+        for key in ("path", "make")
+        for leaf, origin in origins.items()
+        if f"{leaf}.".startswith(f"{where}.{key}.") and origin.startswith(yaml_source.OVERRIDE)
+    }
+    if len(said) == 1:
+        del model["make" if "path" in said else "path"]
 
 
 def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:

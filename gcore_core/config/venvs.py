@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,18 @@ def record(venv: Path) -> dict[str, Any]:
         return {}
 
 
-def command(venv: Path) -> str:
-    """Returns the command that makes the venv, or makes it anew when it is not as it should be."""
-    plugin = record(venv).get("plugin", venv.name)
+def command(venv: Path, lacking: Sequence[str] = ()) -> str:
+    """Returns the command that makes the venv, or makes it anew when it is not as it should be.
+
+    lacking: distributions that the venv does not have. Those that it was not made with are named,
+        beside those that somebody asked for before.
+    """
+    description = record(venv)
+    plugin = description.get("plugin", venv.name)
     name = f" --name {venv.name}" if plugin != venv.name else ""
-    return f"g-core venv create {plugin}{name}"
+    more = [each for each in lacking if each not in description.get("versions", {})]
+    wanted = dict.fromkeys([*description.get("with", []), *more]) if more else ()
+    return f"g-core venv create {plugin}{name}{''.join(f' --with {each}' for each in wanted)}"
 
 
 def require_made(program: Path, *, where: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core import cli
+from gcore_core.config.plan import load_plan
 from gcore_core.testing.installed import InstalledPlugins
 
 Job = Callable[..., Path]
@@ -137,3 +138,24 @@ def test_data_without_prompts_is_refused_with_file_line_and_columns(
     overrides = (f"{where}.use=core/jsonl", f"{where}.config.path={tmp_path / 'rows.jsonl'}")
     shown = refused(job, capsys, "evaluation.every=1", *overrides, code=2)
     assert f"{where}.config.path: {tmp_path}/{problem.format(where=where)}" in shown
+
+
+def test_of_a_path_and_a_model_that_is_made_the_command_line_wins_and_both_are_refused(
+    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "make.py").write_text("def teach(directory, config, progress): ...\n")
+    make = f"{{path: {tmp_path / 'make.py'}, name: teach}}"
+
+    def model(file: Path, *overrides: str) -> dict[str, object]:
+        return load_plan(file, overrides).settings.roles["policy"].model
+
+    given = job()  # it names a path
+    assert list(model(given, f"roles.policy.model.make={make}")) == ["make"]
+    both = (f"roles.policy.model.make={make}", "roles.policy.model.path=org/other")
+    shown = refused(job, capsys, *both, code=2)
+    assert "roles.policy.model: has both path (org/other) and make; leave one of them" in shown
+    made = tmp_path / "made.yaml"
+    made.write_text(given.read_text().replace("path: org/name", f"make: {make}"))
+    assert list(model(made)) == ["make"]
+    assert model(made, "roles.policy.model.path=org/other") == {"path": "org/other"}
+    assert model(made, "roles.policy.model.make=null") == {}

@@ -13,7 +13,7 @@ from gcore_core import __version__
 from gcore_core.config import checks, venvs
 from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import load_plan
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, PluginIncompatible
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
 
@@ -55,6 +55,22 @@ def test_a_venv_with_other_versions_must_be_remade(
     site.add("core", wheel=Wheel(distribution="gcore-core", version="0.0.9", requires=()))
     with pytest.raises(ConfigError, match="make it anew: g-core venv create toy --name mine"):
         checks.interpreters(plan.settings, plan.provided, plan.source)
+
+
+def test_a_venv_that_was_made_without_a_plugin_of_the_job_is_made_anew_with_it(
+    root: Path, job, installed: InstalledPlugins
+) -> None:  # type: ignore[no-untyped-def]
+    plan = load_plan(job(), ["roles.rollout.python=venv:mine"])
+    site = make(root, "mine")
+    record = root / "mine" / venvs.RECORD
+    made = {"with": ["gcore-more"], "versions": {"gcore-core": __version__, "gcore-more": "1"}}
+    record.write_text(json.dumps({**json.loads(record.read_text()), **made}))
+    site.add("core", wheel=Wheel(distribution="gcore-core", version=__version__, requires=()))
+    with pytest.raises(PluginIncompatible) as error:
+        checks.interpreters(plan.settings, plan.provided, plan.source)
+    assert error.value.todo == (
+        "make it anew: g-core venv create toy --name mine --with gcore-more --with gcore-fake"
+    )
 
 
 def test_a_half_made_venv_is_refused_and_a_venv_made_by_the_user_is_accepted(root: Path) -> None:
