@@ -100,6 +100,13 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    from gcore_diffusion.checks import file_problems
+
+    return file_problems(plan, here)
+
+
+@hookimpl
 def gcore_step_end(run: RunFacts, report: StepReport) -> None:
     from gcore_diffusion import gallery, watch
 

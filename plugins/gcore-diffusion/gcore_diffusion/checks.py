@@ -46,3 +46,25 @@ def _differences(
                 f"roles.{name}.config.{key}: is {config.get(key)!r}, but {expected.get(key)!r} in "
                 f"roles.{followed}."
             )
+
+
+def file_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str]:
+    """Yields a sentence for each model of this plugin's roles that no worker could open.
+
+    here: whether all workers start on this machine.
+    """
+    from gcore_language.model_places import directory_here, missing
+
+    for name, role in plan["roles"].items():
+        model = role.get("model") or {}
+        if role["use"].partition("/")[0] != "diffusion" or "make" in model or not model.get("path"):
+            continue
+        where = f"roles.{name}.model.path"
+        directory = directory_here(str(model["path"]), model.get("revision"))
+        if directory is None:
+            yield from missing(where, str(model["path"]), here)
+        elif not any((directory / file).is_file() for file in ("model_index.json", "config.json")):
+            yield (
+                f"{where}: {directory} has neither a model_index.json, as a pipeline of diffusers "
+                "has, nor a config.json, so it is no model; correct it."
+            )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_diffusion.checks import problems
+from gcore_diffusion.checks import file_problems, problems
 from gcore_diffusion.config import DiffusionTrainerConfig
 
 from gcore_core.config.plan import load_plan
@@ -109,3 +109,19 @@ def test_a_prompt_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises((ConfigError, DataError), match="empty"):
         JsonLines(JsonLinesConfig(path=str(tmp_path / "empty.jsonl")))
+
+
+def test_a_directory_that_is_no_pipeline_and_one_that_is_not_there_are_told(
+    tmp_path: Path,
+) -> None:
+    def told(path: Path, here: bool = True) -> list[str]:
+        role = {"use": "diffusion", "model": {"path": str(path)}}
+        return list(file_problems({"roles": {"policy": role}}, here))
+
+    [problem] = told(tmp_path)
+    assert problem.startswith(f"roles.policy.model.path: {tmp_path} has neither a model_index.json")
+    [problem] = told(tmp_path / "none")
+    assert "there is no directory" in problem
+    assert told(tmp_path / "none", here=False) == []
+    (tmp_path / "model_index.json").touch()
+    assert told(tmp_path) == []
