@@ -13,6 +13,7 @@
     ├── DataError (ValueError)       4   a dataset or a model directory is missing, empty or malformed
     ├── WorkerError (RuntimeError)   5   something failed in another process
     │   ├── WorkerDied
+    │   ├── WeightsGone                  a sample needs weights that nobody can give any more
     │   └── DeadlineExceeded (TimeoutError)
     ├── TrainingError                6
     │   ├── NonFiniteLoss
@@ -109,6 +110,10 @@ class WorkerError(GcoreError, RuntimeError):
 
 
 class WorkerDied(WorkerError):
+    pass
+
+
+class WeightsGone(WorkerError):
     pass
 
 

@@ -74,6 +74,7 @@ class GenerateRequest(Message):
     purpose: why records are drawn: TRAIN, GREEDY or SAMPLED.
     leases: what to draw; empty when this shard has no part in the round.
     least: the oldest version of the weights that may begin these samples.
+    exact: no newer version may draw them either, since the run is to repeat.
     """
 
     step: int
@@ -82,6 +83,7 @@ class GenerateRequest(Message):
     purpose: str
     leases: list[Lease]
     least: int
+    exact: bool = False
 
 
 class ScoreRequest(Message):

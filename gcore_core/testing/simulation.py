@@ -653,10 +653,23 @@ def _generator(
     writer = nodes.writer(life)
     trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" and job.pushes else []
     settings = GeneratorSettings(
-        run=Run(seed=job.seed), shards=job.shards, trainers=trainers, gather_s=0.05, batch_s=0.0
+        run=Run(seed=job.seed, deterministic=job.deterministic),
+        shards=job.shards,
+        trainers=trainers,
+        gather_s=0.05,
+        batch_s=0.0,
     )
     compute = TimedCompute(100 + int(number))
-    return GeneratorShell(backend, _datasets(), writer, compute, view, settings, process=process)
+    return GeneratorShell(
+        backend,
+        _datasets(),
+        writer,
+        compute,
+        view,
+        settings,
+        restarted=life.number > 0,
+        process=process,
+    )
 
 
 def _annotator(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gcore_core.contract.errors import RecordMismatch, WeightMismatch
+from gcore_core.contract.errors import RecordMismatch, WeightMismatch, WeightsGone
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import FINISHED, TRUNCATED, Header, Prompt
+from gcore_core.contract.records import FINISHED, TRUNCATED, UNSAMPLED, Header, Prompt
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.controllers.window.drawing import Round, check_versions
+from gcore_core.controllers.window.drawing import Round, check_repeats, check_versions
 from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.twins import check_twins
 
@@ -98,3 +98,19 @@ def test_a_label_that_is_behind_the_weights_is_refused() -> None:
         check_versions([header], round_, "rollout.1")
     header.stamp = 0  # of a generator that no push has reached
     check_versions([header], round_, "rollout.1")
+
+
+def test_a_record_of_another_version_is_refused_in_a_run_that_repeats() -> None:
+    round_ = Round(step=3, number=0, purpose="train", least=3)
+    header = Header(ordinal=24, sample=1, row=0, seed=0, stamp=5)
+    for versions in ((3, 3), (UNSAMPLED, UNSAMPLED)):
+        header.versions = versions
+        check_repeats([header], round_, "rollout.1")
+    for versions in ((3, 4), (4, 4), (2, 3)):
+        header.versions = versions
+        with pytest.raises(
+            WeightsGone, match=r"rollout.1: version.* sampled .*24/1, and version 3"
+        ):
+            check_repeats([header], round_, "rollout.1")
+    header.stamp = 0  # of a generator that no push has reached
+    check_repeats([header], round_, "rollout.1")

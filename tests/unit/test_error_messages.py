@@ -44,7 +44,7 @@ from gcore_core.contract.sentinel import Alarm
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.training import check_row, masked_share
 from gcore_core.controllers.watching import held_otherwise, mismatch
-from gcore_core.controllers.window.drawing import Round, check_versions
+from gcore_core.controllers.window.drawing import Round, check_repeats, check_versions
 from gcore_core.run import directory as run_directory
 from gcore_core.run import job_files, start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
@@ -63,6 +63,7 @@ from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.opened_records import check_prompts
 from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.runtime.shells.twins import check_twins
+from gcore_core.runtime.shells.weights_follower import weights_gone
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 from tests.support import api_messages, plugin_messages
@@ -88,6 +89,11 @@ _KNOWN = KnownRow(
 
 async def _always_zero(records: list[ScoredRecord]) -> list[Score]:
     return [Score(value=0.0)] * len(records)
+
+
+def _raise_at(where: str, error: GcoreError) -> None:
+    error.where = where
+    raise error
 
 
 def _finished(action_ids: list[int]) -> Finished:
@@ -413,6 +419,14 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         ),
         "a version that is behind": lambda w: check_versions(
             [Header(ordinal=12, sample=3, row=7, seed=0, versions=(2, 2), stamp=1, replica=1)],
+            Round(step=3, number=0, purpose="train", least=3),
+            "rollout.1",
+        ),
+        "weights that are gone": lambda w: _raise_at(
+            "rollout.1", weights_gone(3, "the trainer", 4)
+        ),
+        "newer weights in a run that repeats": lambda w: check_repeats(
+            [Header(ordinal=12, sample=3, row=7, seed=0, versions=(4, 4), stamp=1, replica=1)],
             Round(step=3, number=0, purpose="train", least=3),
             "rollout.1",
         ),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WeightsGone
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest
@@ -40,7 +41,7 @@ async def shell_of(directory: Path, restored: list[int]) -> GeneratorShell:
     shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, settings)
     shell.register(Service("rollout.0"))
 
-    async def restore(version: int, progress: object) -> None:
+    async def restore(version: int, progress: object, *, exact: bool) -> None:
         restored.append(version)
         generator.version = version
 
@@ -66,6 +67,24 @@ async def test_a_generator_takes_newer_weights_only_below_the_least_version(
     assert restored == wanted
     version = max(least, HELD)
     assert [header.versions for header in headers] == [(version, version)] * 2
+
+
+async def test_a_run_that_repeats_draws_no_sample_under_newer_weights(tmp_path: Path) -> None:
+    """What was drawn under the right ones is still given to who asks again."""
+    shell = await shell_of(tmp_path, [])
+
+    async def drawn(sample: int, least: int) -> tuple[int, int]:
+        leases = [Lease(0, 0, 0, (sample,))]
+        request = GenerateRequest(HELD, 0, 0, TRAIN, leases, least=least, exact=True)
+        parts = [part async for part in shell.generate(request, Call(lambda: None))]
+        return parts[0][0].versions
+
+    assert await drawn(0, HELD) == (HELD, HELD)
+    shell._backend.version = HELD + 1  # type: ignore[misc]
+    assert await drawn(0, HELD) == (HELD, HELD)
+    with pytest.raises(WeightsGone, match=rf"weights of version {HELD}, and this generator holds"):
+        await drawn(1, HELD)
+    assert await drawn(1, HELD + 1) == (HELD + 1, HELD + 1)
 
 
 @pytest.mark.parametrize(("purpose", "ordinal"), [(TRAIN, 0), (GREEDY, -1)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ContractError
+from gcore_core.contract.errors import ContractError, WeightsGone
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import (
@@ -151,6 +151,22 @@ async def test_a_generator_that_was_started_anew_gets_the_weights_of_several_ran
     await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
     assert backend.version == 0
     await site.take_step(0)
+
+
+async def test_after_an_update_a_new_generator_gets_newer_weights_unless_the_run_is_to_repeat(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    await asyncio.wait_for(site.take_step(0), LATE_S)
+    backend, follower = site.generator(1)
+    await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
+    assert backend.version == 1
+    backend, follower = site.generator(2)
+    with pytest.raises(WeightsGone, match=r"need the weights of version 0, and the trainer holds"):
+        await asyncio.wait_for(follower.restore(0, lambda: None, exact=True), LATE_S)
+    assert backend.version == -1
+    await asyncio.wait_for(follower.restore(1, lambda: None, exact=True), LATE_S)
+    assert backend.version == 1
 
 
 @pytest.mark.parametrize("after_buckets", [0, 1, 2])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
-from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WorkerDied
+from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WeightsGone, WorkerDied
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import UNSEALED, name_of
-from gcore_core.contract.records import Header, Lease
+from gcore_core.contract.records import UNSAMPLED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.dealing import deal, owned_by
@@ -129,8 +129,10 @@ class Drawing:
     ) -> None:
         """Works off one lane: gives the replica one part after the other.
 
-        What the replica does not finish goes back into the queue. Where its machine is lost, or is
-        about to leave, another replica stands in for it.
+        What the replica does not finish goes back into the queue. Where its machine is lost or is
+        about to leave, or where it was started anew and cannot get the weights that the round is to
+        be drawn under, another replica stands in for it. Raises WeightsGone where no replica holds
+        these weights.
 
         number: of the lane's replica, among ``replicas``.
         waiting: the lane's queue of parts, which other lanes may share.
@@ -140,14 +142,26 @@ class Drawing:
         """
         lost_nodes = self._context.lost
         lost = 0
+        newer = set[str]()  # replicas that hold newer weights than those of the round
         while waiting:
             others = self._placement.replicas
             replica = lost_nodes.stand_in(replicas, number, others, spares_leaving=not fixed)
+            if replica.name in newer:
+                holding = self._holding(replicas, newer)
+                replica = holding[number % len(holding)]
             leases = waiting.popleft()
             try:
                 await self._draw_part(ledger, replica, round_, leases, scoring, pace)
+            except WeightsGone as error:
+                error.where = replica.name
+                newer.add(replica.name)
+                if not self._holding(replicas, newer):
+                    raise
+                waiting.append(ledger.lost(leases))
             except (WorkerDied, DeadlineExceeded) as error:
-                if unfinished := ledger.lost(leases):
+                unfinished = ledger.lost(leases)
+                # An empty part is sent again, too: other shards' parts of the round wait for it.
+                if unfinished or not leases:
                     waiting.append(unfinished)
                 if is_gone(error):
                     continue
@@ -157,6 +171,14 @@ class Drawing:
                 await asyncio.sleep(
                     PATIENT.pause_s(lost)
                 )  # another lane may take the part meanwhile
+
+    def _holding(self, replicas: list[Peer], newer: Set[str]) -> list[Peer]:
+        """Returns the replicas that may still hold the weights of a round.
+
+        newer: names of those that are known to hold newer ones.
+        """
+        is_lost = self._context.lost.has
+        return [one for one in replicas if one.name not in newer and not is_lost(one.name)]
 
     async def _draw_part(
         self,
@@ -170,12 +192,19 @@ class Drawing:
         """Draws one part.
 
         Raises WorkerDied or DeadlineExceeded when the replica is lost on the way, or has been lost
-        with what it drew.
+        with what it drew; in a deterministic run WeightsGone when it holds newer weights than those
+        that the round is to be drawn under.
         """
         is_lost = self._context.lost.holds
         facts = self._context.facts
         request = GenerateRequest(
-            round_.step, round_.number, facts.shard, round_.purpose, leases, round_.least
+            round_.step,
+            round_.number,
+            facts.shard,
+            round_.purpose,
+            leases,
+            round_.least,
+            exact=facts.run.deterministic,
         )
         sent_s = asyncio.get_running_loop().time()
         stream = replica.stream(GENERATE, request)
@@ -184,6 +213,8 @@ class Drawing:
                 if any(map(is_lost, came)):
                     raise gone(replica.name)
                 check_versions(came, round_, replica.name)
+                if request.exact:
+                    check_repeats(came, round_, replica.name)
                 fresh = [header for header in came if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
                 scoring.add(fresh)
@@ -210,4 +241,28 @@ def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> No
             ordinal=header.ordinal,
             sample=header.sample,
             replica=header.replica,
+        )
+
+
+def check_repeats(headers: Iterable[Header], round_: Round, replica: str) -> None:
+    """Raises WeightsGone when newer weights sampled a record than a run that repeats would have.
+
+    In a deterministic run ``Round.least`` is not only the oldest version that may begin a sample:
+    it is the version that samples it, from its first action to its last. Generators that no push
+    has reached are left out, and so are records that were read and not sampled.
+    """
+    for header in headers:
+        if header.stamp == UNSEALED or set(header.versions) <= {round_.least, UNSAMPLED}:
+            continue
+        first, last = header.versions
+        drew = f"version {last}" if first == last else f"versions {first} to {last}"
+        raise WeightsGone(
+            f"{drew} sampled record {name_of(*header.key)}, and version {round_.least} would have "
+            "in an undisturbed run",
+            where=replica,
+            why="this run is to repeat (run.deterministic)",
+            todo="the run goes on from its newest checkpoint; where it has none, set "
+            "checkpoint.every",
+            version=round_.least,
+            held=last,
         )

@@ -96,6 +96,10 @@ class DrawnRecords:
             self._running[key] = max(step, self._running.get(key, step))
         return [sample for _, sample in fresh]
 
+    def has_all(self, keys: Sequence[Key], step: int) -> bool:
+        """Returns whether each of these samples runs or is finished for the step."""
+        return all(key in self._running or self._has(key, step) for key in keys)
+
     def note_origins(self, lease: Lease, row: Prompt) -> None:
         """Notes which of a lease's samples are made from earlier records.
 

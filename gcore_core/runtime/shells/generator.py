@@ -131,15 +131,20 @@ class GeneratorShell:
     ) -> AsyncGenerator[list[Header], None]:
         """Streams headers as records finish.
 
-        Asking again for a sample gives the record that it already made.
+        Asking again for a sample gives the record that it already made. Raises WeightsGone where
+        samples are asked of a version that is no longer to be had.
         """
         if request.step < self._records.over:
+            if not request.leases:
+                return  # an empty part of a round that ended without it
             raise ContractError(
                 f"step {request.step} is over, its records are gone", where="generate"
             )
         if request.leases and self._weights.is_behind(request.least):
-            await self._weights.restore(request.least, self._progress)
+            await self._weights.restore(request.least, self._progress, exact=request.exact)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
+        if request.exact and not self._records.has_all(keys, request.step):
+            self._weights.check_is_at(request.least)
         with self._records.listen(keys, request.step, call) as listener:
             await self._submit(request, await self._rounds.join(request))
             while listener.waiting:

@@ -449,6 +449,7 @@ class TrainerShell:
                     f"{self._backend.version}"
                 ),
                 where="push",
+                held=self._backend.version,
             )
 
     async def _begin_push(self, requests: list[BeginPush]) -> None:

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from gcore_core.contract.errors import ContractError, WeightMismatch
+from gcore_core.contract.errors import ContractError, WeightMismatch, WeightsGone
 from gcore_core.contract.generator import Fingerprints, Generator, ReceivesWeights
 from gcore_core.contract.launching import Network
 from gcore_core.contract.lineage import UNSEALED
@@ -76,6 +76,11 @@ class WeightsFollower:
         """
         return bool(self._trainers) and self._backend.version < version
 
+    def check_is_at(self, version: int) -> None:
+        """Raises WeightsGone where the backend holds newer weights than these."""
+        if self._trainers and self._backend.version > version:
+            raise weights_gone(version, "this generator", self._backend.version)
+
     async def pull(self, request: PullWeights, progress: Callable[[], None]) -> PushConfirmed:
         """Takes a push from the trainer.
 
@@ -129,13 +134,16 @@ class WeightsFollower:
                 older, older_version = same, before_version
         return HeldReply(version, pushed, True, differ, len(digests), older, older_version)
 
-    async def restore(self, version: int, progress: Callable[[], None]) -> None:
+    async def restore(
+        self, version: int, progress: Callable[[], None], *, exact: bool = False
+    ) -> None:
         """Has a push of its own: this process was started after the push of these weights.
 
         Where another generator's push, or an update, takes the place of this one's, it is begun
         anew. The trainer is idle in a rollout, and holds ``version``; where generation runs ahead
         it trains meanwhile, and then holds the next one.
 
+        exact: newer weights do not do; then WeightsGone is raised where the trainer holds those.
         progress: told all the time. A trainer that hangs is found by its own deadline; this process
             must not be taken for the one that hangs.
         """
@@ -152,8 +160,27 @@ class WeightsFollower:
                     with shown(progress):
                         await insist(source, PUSH_BEGIN, begun)
                     await self.pull(pulled, progress)
-                except (ContractError, WeightMismatch):
+                except (ContractError, WeightMismatch) as error:
+                    held = int(error.facts.get("held", version))
+                    if exact and held > version:
+                        raise weights_gone(version, "the trainer", held) from error
                     if attempt == PATIENT.tries - 1:
                         raise
-                    version_to_ask = version + 1 if version_to_ask == version else version
+                    if not exact:
+                        version_to_ask = version + 1 if version_to_ask == version else version
                     await asyncio.sleep(PATIENT.pause_s(attempt))
+
+
+def weights_gone(version: int, who: str, held: int) -> WeightsGone:
+    """Returns the error of samples that must begin under weights that nobody gives any more.
+
+    who: names the process that holds the newer version ``held`` in place of ``version``.
+    """
+    return WeightsGone(
+        f"its samples need the weights of version {version}, and {who} holds version {held}",
+        why="it was started again while the trainer went on; samples of newer weights would be "
+        "others, and this run is to repeat (run.deterministic)",
+        todo="the run goes on from its newest checkpoint; where it has none, set checkpoint.every",
+        version=version,
+        held=held,
+    )

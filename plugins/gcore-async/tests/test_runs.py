@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_resume import resume
+from tests.integration.test_resume import resume, wait_for
 from tests.support import runs
 
 STEPS = 6
@@ -94,6 +94,66 @@ def test_a_run_killed_with_a_full_window_ends_as_if_it_had_not_been(
     assert done.returncode == 0, done.stdout + done.stderr
     assert run.weights() == calm.weights()
     assert last_batches(run) == last_batches(calm)
+
+
+def killed_in_an_update(directory: Path, replicas: int, every: int = 1) -> Any:
+    """A run whose generator is killed while it draws and the trainer is in an update.
+
+    Both halt there, and the trainer goes on when the generator is dead. So the process that takes
+    its place comes too late for the weights of before.
+    """
+    roles = {
+        "policy": {"use": "trouble/halts"},
+        "rollout": {"use": "trouble/halting", "slots": replicas},
+    }
+    halts = [directory / "halt train", directory / "halt rollout"]
+    for file in halts:
+        file.touch()
+    with runs.running(directory, config(2, 2, roles=roles, checkpoint={"every": every})) as run:
+        wait_for(run, "at train")
+        wait_for(run, "at rollout")
+        os.kill(run.pids()["rollout.0"], signal.SIGKILL)
+        for file in halts:
+            file.unlink()
+        run.read_until("rollout.0 ended with signal SIGKILL; it is started again")
+        (directory / "go on").touch()
+        run.wait()
+    return run
+
+
+@pytest.mark.slow
+def test_a_deterministic_run_whose_generator_is_killed_in_an_update_ends_with_the_same_bits(
+    calm: Any, tmp_path: Path
+) -> None:
+    run = killed_in_an_update(tmp_path, 1)
+    assert run.process.returncode == 0, run.output
+    hashes = [{row["step"]: row.get("weights_sha256") for row in r.metrics()} for r in (run, calm)]
+    assert hashes[0][STEPS]
+    assert hashes[0] == hashes[1]
+    assert run.weights() == calm.weights()
+    assert last_batches(run) == last_batches(calm)
+    assert "rollout.0: its samples need the weights of version 2, and the trainer" in run.output
+    assert "the run goes on from step" in run.output
+
+
+@pytest.mark.slow
+def test_a_replica_that_holds_the_weights_draws_for_one_that_comes_too_late(
+    calm: Any, tmp_path: Path
+) -> None:
+    run = killed_in_an_update(tmp_path, 2)
+    assert run.process.returncode == 0, run.output
+    assert run.weights() == calm.weights()
+    assert run.batches() == calm.batches()
+    assert "the run goes on from step" not in run.output
+
+
+@pytest.mark.slow
+def test_a_deterministic_run_without_a_checkpoint_ends_where_the_weights_are_gone(
+    tmp_path: Path,
+) -> None:
+    run = killed_in_an_update(tmp_path, 1, every=0)
+    assert run.process.returncode == 5, run.output
+    assert "where it has none, set checkpoint.every" in run.output
 
 
 VERSIONS = '''
