@@ -14,8 +14,10 @@ most once; no record is older than ``age``; nothing is begun further ahead than 
 ``midway: wait`` no record has two versions; steps are full. The trainer compares the first action
 of each record with the weights that the record names, so ages are not taken on trust. Memory of a
 step that was released cannot be opened: who tries ends the run, and what ends a run breaks the
-rules. Deterministic runs, a sixth of all, also end with the bits of a run without faults. In these
-nothing is killed: a generator that is started anew during an update gets the newer weights.
+rules. In deterministic runs, a sixth of all, every sample is drawn under the version that a run
+without faults draws it under, and the run ends with the bits of that run; or it ends since a
+version is gone, and goes back. It goes back to its beginning, which stands for a checkpoint, under
+other weather. In these runs four times as many processes are killed.
 
 ``async_planted_bugs_found_share``: of the bugs of protocol_async_mutants.py, those that break a run
 of the first seeds.
@@ -42,6 +44,7 @@ from protocol_mutants import planted
 from protocol_sim import Tally, play_and_hunt
 from report import Claim, add_options, publish
 
+from gcore_core.contract.errors import WeightsGone
 from gcore_core.contract.records import TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -58,6 +61,10 @@ JOB = SimulatedJob(
     evaluate_prompts=0,
     takes_stale=True,
 )
+#: A message is followed by a kill so often.
+KILLS = 0.0025
+#: A deterministic run goes back at most so often.
+ATTEMPTS = 4
 VARIED = "gcore_core.builtin.filters:Varied"
 
 
@@ -100,15 +107,16 @@ def job_of(seed: int) -> SimulatedJob:
     )
 
 
-def weather_of(seed: int) -> Faults:
-    """Returns the weather of a seed."""
-    kills = 0.0 if job_of(seed).deterministic else 0.0025
+def weather_of(seed: int, attempt: int = 0) -> Faults:
+    """Returns the weather of a seed, another one for each attempt of its run."""
+    kills = KILLS * (4 if job_of(seed).deterministic else 1)
+    number = seed + 1_000_000 * attempt
     if seed % 2:
-        return Faults(seed, kills=kills)
-    chance = random.Random(seed)
+        return Faults(number, kills=kills)
+    chance = random.Random(number)
     begins_s = chance.uniform(0, 60)
     return Laggards(
-        seed,
+        number,
         slow=f"controller.{chance.randrange(job_of(seed).shards)}",
         stalled=f"rollout.{chance.randrange(JOB.replicas)}",
         stalls_s=(begins_s, begins_s + chance.uniform(0, 120)),
@@ -178,6 +186,7 @@ def broken_rules(outcome: Outcome, job: SimulatedJob, bounds: Bounds) -> list[st
 def differences(outcome: Outcome, other: Outcome) -> list[str]:
     """Returns in what a deterministic run differs from one without faults."""
     same = {
+        "every sample is drawn under the version of the calm run": outcome.begun == other.begun,
         "batches are those of the calm run": outcome.batches == other.batches,
         "weights are those of the calm run": outcome.logits == other.logits,
         "the ledger is that of the calm run": outcome.ledger == other.ledger,
@@ -189,14 +198,32 @@ def differences(outcome: Outcome, other: Outcome) -> list[str]:
 
 @dataclass
 class AsyncTally(Tally):
-    """Adds the largest age that any record had."""
+    """Adds the largest age that any record had, and how often deterministic runs went back."""
 
     largest_age: int = 0
+    went_back: int = 0
 
     def add(self, other: Tally) -> None:
         super().add(other)
         if isinstance(other, AsyncTally):
             self.largest_age = max(self.largest_age, other.largest_age)
+            self.went_back += other.went_back
+
+
+def _attempts(seed: int) -> tuple[Outcome, Faults, int]:
+    """Runs a seed's job until it ends without having to go back.
+
+    Returns its outcome, the weather of its last attempt and how often it went back.
+    """
+    job = job_of(seed)
+    for attempt in itertools.count():
+        weather = weather_of(seed, attempt)
+        try:
+            return _run(job, bounds_of(seed), weather), weather, attempt
+        except WeightsGone:
+            if not job.deterministic or attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def play_one(seed: int) -> AsyncTally:
@@ -205,8 +232,9 @@ def play_one(seed: int) -> AsyncTally:
     job = job_of(seed)
     bounds = bounds_of(seed)
     largest = 0
+    went_back = 0
     try:
-        outcome = _run(job, bounds, weather)
+        outcome, weather, went_back = _attempts(seed)
         wrong = broken_rules(outcome, job, bounds)
         if job.deterministic:
             wrong += differences(outcome, calm(seed))
@@ -216,7 +244,9 @@ def play_one(seed: int) -> AsyncTally:
         wrong = [f"{type(error).__name__}: {error}"]
     broken = {seed: "; ".join(wrong)} if wrong else {}
     hits = weather.hits
-    return AsyncTally(1, sum(hits.values()), weather.role_calls, hits, broken, largest)
+    return AsyncTally(
+        1, sum(hits.values()), weather.role_calls, hits, broken, largest, went_back=went_back
+    )
 
 
 def play(first: int, last: int, until_found: bool = False) -> AsyncTally:
@@ -262,6 +292,7 @@ def main() -> int:
         Claim("async_planted_bugs_found_share", caught / len(ASYNC_MUTANTS), "share", 0.9),
         Claim("async_planted_bugs", len(ASYNC_MUTANTS), "bugs", 10),
         Claim("async_largest_age", tally.largest_age, "versions", 4, "<="),
+        Claim("async_runs_gone_back", tally.went_back, "runs"),
         Claim("async_least_faults_of_a_run", tally.least_faults, "faults", 5),
         Claim("async_faults_per_run", sum(tally.hits.values()) / tally.seeds, "faults"),
         Claim(

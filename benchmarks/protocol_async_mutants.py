@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol_mutants import Mutant
 
 from gcore_core.controllers.window.deadlines import Deadlines
+from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.controllers.window.subsets import SubsetLedger
 
@@ -107,6 +108,12 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "_note_quiet",
         "self._deadlines.in_flight or self._is_behind()",
         "self._draws",
+    ),
+    "newer weights do where the run is to repeat": (
+        Drawing,
+        "_draw_part",
+        "exact=facts.run.deterministic",
+        "exact=False",
     ),
     "an ordinal has two owners": (
         SubsetLedger,
