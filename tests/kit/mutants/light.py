@@ -1062,7 +1062,7 @@ class MayGo:
 class CleanLeavingLauncher(CleanLauncher):
     """Its second node is the first one under another name, so it has no files of its own."""
 
-    test_files_go_to_every_node_and_come_back = None
+    test_files_go_to_every_node_and_come_back = None  # type: ignore[assignment]
     goes: ClassVar[bool] = True
 
     @pytest.fixture
