@@ -30,7 +30,8 @@ class Round:
     step: the step that will use the records; their memory is held for it.
     number: counts the rounds of a step.
     purpose: TRAIN, GREEDY or SAMPLED.
-    least: the oldest version of the weights that may begin a sample.
+    least: the oldest version of the weights that may begin a sample; in a deterministic run the
+        only one that may draw it.
     """
 
     step: int
