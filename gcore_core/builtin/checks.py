@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,16 @@ def data_problems(plan: Mapping[str, Any]) -> Iterator[str]:
 
     Every row is read, as a run does first; both read a file once, until it changes.
     """
-    from gcore_core.builtin.json_lines import JsonLines
-
     for where, config in datasets_of(plan, _JSON_LINES):
         settings = msgspec.convert(config, JsonLinesConfig)
-        if problem := problem_of(where, lambda settings=settings: JsonLines(settings).close()):
+        if problem := problem_of(where, partial(_opened, settings)):
             yield problem
+
+
+def _opened(settings: JsonLinesConfig) -> None:
+    from gcore_core.builtin.json_lines import JsonLines
+
+    JsonLines(settings).close()
 
 
 def top_names(tree: ast.Module) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from gcore_core import hookimpl
@@ -40,11 +41,11 @@ def gcore_check_files(plan: Mapping[str, Any]) -> Iterable[str]:
     import msgspec
 
     for where, config in datasets_of(plan, "data/parquet"):
-        yield from filter(None, [problem_of(where, lambda c=config: _open_parquet(c))])
+        yield from filter(None, [problem_of(where, partial(_open_parquet, config))])
     for where, config in datasets_of(plan, "data/hub"):
         settings = msgspec.convert(config, HubConfig)
         if settings.is_local or _is_offline():
-            yield from filter(None, [problem_of(where, lambda c=settings: _open_hub(c))])
+            yield from filter(None, [problem_of(where, partial(_open_hub, settings))])
 
 
 def _open_parquet(config: Mapping[str, Any]) -> None:
