@@ -137,7 +137,8 @@ def render() -> str:
 
 def long_tests() -> str:
     """Returns the part of the page for tests that run part by part (tests/parts.py)."""
-    head = "### Tests that take hours\n\n`tox run -e engines` and `tox run -e nightly`: "
+    commands = "`tox run -e engines`, `tox run -e nightly` and `tox run -e recipes`"
+    head = f"### Tests that take hours\n\n{commands}: "
     path = RESULTS / "long_tests.json"
     if not path.exists():
         return f"{head}not run yet.\n"
