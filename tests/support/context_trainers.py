@@ -14,13 +14,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gcore_algorithms.advantages import Gae
+from gcore_algorithms.config import GaeConfig
 from gcore_context.settings import ContextSettings
-from gcore_language.weights import full
+from gcore_language.lora_settings import LoraSettings
+from gcore_language.shared_settings import ValueHeadSettings
+from gcore_language.weights import from_bytes, full
 from gcore_torch.config import TorchTrainerConfig
-from gcore_torch.trainer import TorchTrainer
+from gcore_torch.trainer import TorchTrainer, make_trainer
 
 from gcore_core.contract.trainer import TrainRecord
-from tests.support.language_models import Clip, make_advantages, make_context, make_records
+from tests.support.language_models import (
+    Clip,
+    Reinforce,
+    make_advantages,
+    make_context,
+    make_records,
+)
+from tests.support.value_ranks import Squares
+
+#: Settings by what is trained. "alone" is a policy in float32.
+LIKES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "adapters": {"lora": LoraSettings(rank=3, alpha=6.0)},
+    "value head": {
+        "value_head": ValueHeadSettings(coefficient=0.3, clip=0.05, speed=2.0),
+        "value_head_std": 0.5,
+    },
+    "values": {"value_head_std": 0.5},
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+#: What is trained with a loss that has no edge, as PPO's clip has one.
+_SMOOTH = ("float32", "bfloat16")
 
 #: Settings by name; of four ranks, so that some have two data-parallel groups.
 CASES: dict[str, dict[str, Any]] = {
@@ -33,6 +59,17 @@ MORE_CASES: dict[str, dict[str, Any]] = {
     "ring 2, ulysses 2": {"context": {"ring": 2, "ulysses": 2}},
     "ring 4, checkpointing": {"context": {"ring": 4}, "gradient_checkpointing": True},
 }
+#: Other things that are trained, by two ranks.
+OTHERS: dict[str, dict[str, Any]] = {
+    "adapters, ring 2": {"like": "adapters", "context": {"ring": 2}},
+    "value head, ring 2": {"like": "value head", "context": {"ring": 2}},
+    "values, ulysses 2": {"like": "values", "context": {"ulysses": 2}},
+}
+#: In bfloat16, of two ranks.
+ROUGH: dict[str, dict[str, Any]] = {
+    "bfloat16, ring 2": {"like": "bfloat16", "context": {"ring": 2, "whole": "never"}},
+    "bfloat16, ulysses 2": {"like": "bfloat16", "context": {"ulysses": 2}},
+}
 _STEPS = 2
 
 
@@ -42,6 +79,7 @@ def run(
     model: Path,
     work: Path,
     *,
+    like: str = "alone",
     resume: Path | None = None,
     context: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -50,23 +88,29 @@ def run(
 
     Writes state/ under ``work``.
 
+    like: a key of ``LIKES``.
     context, settings: of the trainer.
     """
     (work / "meet").mkdir(parents=True, exist_ok=True)
-    facts = make_context(
-        model, Clip(beta=0.1), rank=rank, ranks=ranks, rendezvous=str(work / "meet")
-    )
+    is_values = like == "values"
+    policy = Reinforce() if like in _SMOOTH else Clip(beta=0.1)
+    objective = Squares() if is_values else policy
+    facts = make_context(model, objective, rank=rank, ranks=ranks, rendezvous=str(work / "meet"))
+    if like == "value head":
+        facts.parts["advantage"] = Gae(GaeConfig(lam=0.9))
     config = TorchTrainerConfig(
         learning_rate=3e-3,
         eps=1e-3,  # as large as gradients are: else Adam makes whole steps of their rounding
         clip_grad_norm=0.3,
         budget_tokens=24,
         context=ContextSettings(**(context or {})),
-        **settings,
+        **LIKES[like] | settings,
     )
-    trainer = TorchTrainer(config, facts)
+    trainer = make_trainer(config, facts)
     degree = config.replica_slots()
-    place = rank // degree, ranks // degree
+    has_reference = not is_values and like not in _SMOOTH
+    scalars = frozenset({"kl_k1"}) if has_reference else frozenset()
+    place = rank // degree, ranks // degree, scalars
     gradients = _watch(trainer)
     metrics = [_step(trainer, step, *place) for step in range(_STEPS)]
     numbers = {"metrics": metrics, "weights": _weights(trainer), "gradients": list(gradients)}
@@ -114,27 +158,31 @@ def records_of(step: int) -> list[TrainRecord]:
     return records
 
 
-def _step(trainer: TorchTrainer, step: int, group: int, groups: int) -> dict[str, float]:
+def _step(
+    trainer: TorchTrainer, step: int, group: int, groups: int, scalars: frozenset[str]
+) -> dict[str, float]:
     records = records_of(step)
     advantages = make_advantages(records, seed=step)
     # uneven: the last group has a quarter of one minibatch and nothing of the other
     last = np.array([i % 4 == 0 and record.minibatch == 0 for i, record in enumerate(records)])
     mine = (np.where(last, groups - 1, 0) == group).nonzero()[0]
-    trainer.prepare([records[i] for i in mine], frozenset({"kl_k1"}))
+    trainer.prepare([records[i] for i in mine], scalars)
     return trainer.train(step, advantages[mine], 2, 2)
 
 
 def _weights(trainer: TorchTrainer) -> dict[str, list[float]]:
+    """Returns the weights by name, and the adapters' by theirs; empty beside rank 0."""
     return {
-        spec.name: array.copy().view(np.float32).tolist()
-        for spec, array in trainer.export_weights()
+        spec.name: from_bytes(spec, content).flatten().tolist() if content.size else []
+        for exported in (trainer.export_weights(), trainer.export_adapter())
+        for spec, content in exported
     }
 
 
 def main(rank: int, ranks: int, model: Path, work: Path, names: list[str]) -> None:
     for name in names:
-        settings = {**CASES, **MORE_CASES}[name]
-        resume = work / "alone" / "state"
+        settings = {**CASES, **MORE_CASES, **OTHERS, **ROUGH}[name]
+        resume = work / settings.get("like", "alone") / "state"
         numbers = run(rank, ranks, model, work / name, resume=resume, **settings)
         if rank == 0:
             (work / name / "numbers.json").write_text(json.dumps(numbers))

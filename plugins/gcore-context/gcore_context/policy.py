@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from gcore_language.packing import Batch, Sample, in_one_row, micro_batches
 from gcore_language.policy import Entropy, Policy
+from gcore_language.shared_values import PolicyWithValues
+from gcore_language.values import ValueModel
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -57,42 +59,57 @@ class SharedPolicy(Policy):
 
         Raises ConfigError for a model whose attention cannot be changed.
         """
-        super().__init__(policy.model)
+        self._begin_as(policy)
         self.layouts = policy.layouts
         self.head_apart = policy.head_apart
         self._groups = groups
         self.split = split
         _change_attention(self.model)
 
+    def _begin_as(self, policy: Policy) -> None:
+        """Initialises the class that this one stands before, with what the policy has."""
+        super().__init__(policy.model)
+
     def forward(
         self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """See ``Policy.forward``; every rank of the group gets all log-probs and entropies."""
-        if batch.positions is None or batch.mask is not None:
+        if not _is_row(batch):
             return super().forward(batch, entropy, tokens)
         self._check_images(batch)
-        part, places = self._own_part(batch, batch.positions)
+        part, places = self._own_part(batch)
         own_tokens = None if tokens is None else tokens[places]
         logp, entropies = super().forward(part, entropy, own_tokens)
         return self._joined(logp, entropies, places, len(batch.targets), entropy)
 
     def logits(self, batch: Batch) -> Tensor:
         """See ``Policy.logits``; every rank of the group gets those of all actions."""
-        if batch.positions is None or batch.mask is not None:
+        if not _is_row(batch):
             return super().logits(batch)
-        part, places = self._own_part(batch, batch.positions)
+        part, places = self._own_part(batch)
         whole: Tensor = _Joined.apply(
             super().logits(part), places, len(batch.targets), self._groups.group
         )
         return whole
 
-    def _own_part(self, batch: Batch, positions: Tensor) -> tuple[_OwnBatch, Tensor]:
+    def trial(self, batch: Batch) -> Tensor:
+        """See ``Policy.trial``; every rank of the group gets that of all actions."""
+        if not _is_row(batch):
+            return super().trial(batch)
+        part, places = self._own_part(batch)
+        own = super().trial(part)
+        columns = own if own.dim() > 1 else own[:, None]
+        whole: Tensor = _Joined.apply(columns, places, len(batch.targets), self._groups.group)
+        return whole if own.dim() > 1 else whole[:, 0]
+
+    def _own_part(self, batch: Batch) -> tuple[_OwnBatch, Tensor]:
         """Returns what this rank computes, and int64[own actions]: which of the actions those are.
 
         Where a rank would have no token, a record that predicts nothing is added for all.
         """
+        assert batch.positions is not None
         ids = batch.ids[0]
-        positions = positions[0]
+        positions = batch.positions[0]
         layout = self.split(_lengths(positions))
         device = ids.device
         if any(0 in layout.sizes(member) for member in range(layout.ring)):
@@ -149,6 +166,44 @@ class SharedPolicy(Policy):
             return super()._transformers(module, batch)
         row = {ARGUMENT: batch.row}
         return module(input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **row)
+
+
+class SharedPolicyWithValues(SharedPolicy, PolicyWithValues):
+    """The same of a policy with a value head: the values before all actions are put together, too.
+
+    Every rank computes the value loss of the whole group, as it does the objective's.
+    """
+
+    def _begin_as(self, policy: Policy) -> None:
+        assert isinstance(policy, PolicyWithValues)
+        PolicyWithValues.__init__(self, policy.model, detach=policy.detach, std=0.0, seed=0)
+        self.score = policy.score
+
+
+class SharedValueModel(SharedPolicy, ValueModel):
+    """The same of a model of values alone, such as a critic."""
+
+    def _begin_as(self, policy: Policy) -> None:
+        ValueModel.__init__(self, policy.model)
+
+
+def shared_policy(policy: Policy, groups: ContextGroups, split: Split) -> SharedPolicy:
+    """Returns a policy of the same model, with the same heads, whose ranks share rows.
+
+    Raises ConfigError for a model whose attention cannot be changed.
+    """
+    kind = SharedPolicy
+    if isinstance(policy, PolicyWithValues):
+        kind = SharedPolicyWithValues
+    elif isinstance(policy, ValueModel):
+        kind = SharedValueModel
+    return kind(policy, groups, split)
+
+
+def _is_row(batch: Batch) -> bool:
+    """Returns whether a batch is a row that the ranks of a group have yet to share."""
+    is_packed = batch.positions is not None and batch.mask is None
+    return is_packed and not isinstance(batch, _OwnBatch)
 
 
 class _Joined(torch.autograd.Function):
@@ -212,7 +267,8 @@ def _change_attention(model: Any) -> None:
 def check_shared(policy: Policy, device: torch.device, *, tolerance: float) -> None:
     """Raises ConfigError unless a shared row gives the log-probs that each rank computes alone.
 
-    All ranks call it, with all weights on each or sharded.
+    Of a model of values the last hidden states are compared, see ``ValueModel.trial``. All ranks
+    call it, with all weights on each or sharded.
 
     tolerance: how far a log-prob may differ, in nats.
     """
@@ -220,9 +276,13 @@ def check_shared(policy: Policy, device: torch.device, *, tolerance: float) -> N
     row = in_one_row(samples, device)
     # records of one length each by itself, since the attention of padded rows has a mask
     alone = torch.cat(
-        [policy(batch)[0] for s in samples for batch in micro_batches([s], "padded", 10**9, device)]
+        [
+            policy.trial(batch)
+            for s in samples
+            for batch in micro_batches([s], "padded", 10**9, device)
+        ]
     )
-    gap = float((policy(row)[0] - alone).abs().max())
+    gap = float((policy.trial(row) - alone).abs().max())
     if not gap <= tolerance:
         raise ConfigError(
             f"slots that share a record give log-probs that are {gap:.3g} off.",

@@ -8,12 +8,11 @@ import torch
 from gcore_language.packing import Batch, Sample
 from gcore_language.policy import Policy
 from gcore_language.ranks import Ranks
-from gcore_language.values import trains_values
 
 from gcore_context.groups import ContextGroups, make_groups
 from gcore_context.layout import cut_where_needed, shared_by_all
 from gcore_context.packing import shared_batches
-from gcore_context.policy import SharedPolicy, Split, check_shared
+from gcore_context.policy import SharedPolicy, Split, check_shared, shared_policy
 from gcore_context.settings import ContextSettings, divided_heads
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
@@ -51,7 +50,7 @@ class Sharing:
             raise ConfigError(
                 f"{problem}.", where=f"{where}.ulysses", todo="take more ring and less ulysses"
             )
-        return SharedPolicy(policy, self._groups, self._split(int(text.hidden_size)))
+        return shared_policy(policy, self._groups, self._split(int(text.hidden_size)))
 
     def check(self, policy: Policy, *, tolerance: float) -> None:
         """Tries shared rows of a policy that ``share`` has returned; see ``check_shared``."""
@@ -103,10 +102,6 @@ def make_sharing(
             "slots that share a record do not go with a deterministic run.",
             where=where,
             why="Sums over them have other bits for another number of slots.",
-        )
-    if trains_values(context):
-        raise ConfigError(
-            "slots cannot share the records of a model with a value head.", where=where
         )
     groups = make_groups(settings.ring, settings.ulysses, ranks.rank, ranks.count)
     ranks.speaks = groups.is_first

@@ -159,7 +159,7 @@ def test_slots_may_share_a_policy_with_a_value_head(layout: str, tmp_path: Path)
         (
             [SHARED, "roles.policy.config.lora.rank=4"],
             WITHOUT,
-            "roles.policy.config.value_head: goes neither with lora",
+            "roles.policy.config.value_head: does not go with lora",
         ),
     ],
 )

@@ -51,7 +51,7 @@ class PolicyWithValues(Policy):
         size = int(model.config.get_text_config().hidden_size)
         self.score = nn.Linear(size, 1, bias=False)
         self.score.weight = nn.Parameter(new_head((1, size), std, seed))
-        self._detach = detach
+        self.detach = detach
 
     def forward(
         self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
@@ -63,7 +63,7 @@ class PolicyWithValues(Policy):
         """
         hidden = self._states(batch)
         logp, entropies = self.logp_of(hidden, batch, entropy, tokens)
-        states = hidden.detach() if self._detach else hidden
+        states = hidden.detach() if self.detach else hidden
         with torch.autocast(hidden.device.type, enabled=False):
             wide = states if states.dtype == torch.float64 else states.float()
             values = flat.of_enough_rows(self.score, wide)

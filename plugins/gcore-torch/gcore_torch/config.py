@@ -46,8 +46,8 @@ class TorchTrainerConfig(LoraTrainerSettings):
 
     value_head: ValueHeadSettings = field(default_factory=ValueHeadSettings)
     """A critic on the policy's own trunk, for advantages of values; ``value_head: {coefficient:
-    0.5}``. What a new head begins with, ``value_head_std`` says. Not for adapters, images, a
-    mixture of experts, or slots that share micro-batches.
+    0.5}``. What a new head begins with, ``value_head_std`` says. Not for adapters, images, or a
+    mixture of experts.
     """
 
     def own_columns(self) -> frozenset[str]:
@@ -67,9 +67,9 @@ class TorchTrainerConfig(LoraTrainerSettings):
         if self.sharding.experts > 1:
             _check_spread(self)
         require(
-            not (self.value_head.on and (self.lora.on or self.context.degree > 1)),
+            not (self.value_head.on and self.lora.on),
             "value_head",
-            "goes neither with lora, since a new head is trained as a whole, nor with context",
+            "does not go with lora, since a new head is trained as a whole",
         )
         require(
             self.gradient_checkpointing or not self.offload.activations,
@@ -105,12 +105,6 @@ def _check_shared(config: TorchTrainerConfig) -> None:
         f"must be auto with context, which has an attention of its own, is "
         f"{config.attn_implementation}",
     )
-    require(
-        config.dtype == "float32",
-        "dtype",
-        f"must be float32 with context: gradients of {config.dtype} have not been found the same",
-    )
-    require(not config.lora.on, "lora", "does not go with context: adapters are not tested there")
     require(
         config.sharding == ShardingSettings(),
         "sharding",
