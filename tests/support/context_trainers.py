@@ -21,6 +21,7 @@ from gcore_language.lora_settings import LoraSettings
 from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.weights import from_bytes, full
 from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.trainer import TorchTrainer, make_trainer
 
 from gcore_core.contract.trainer import TrainRecord
@@ -64,6 +65,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "adapters, ring 2": {"like": "adapters", "context": {"ring": 2}},
     "value head, ring 2": {"like": "value head", "context": {"ring": 2}},
     "values, ulysses 2": {"like": "values", "context": {"ulysses": 2}},
+    "ring 2, all on the host": {
+        "like": "alone",
+        "context": {"ring": 2},
+        "offload": OffloadSettings(state=True, activations=True),
+        "gradient_checkpointing": True,
+    },
 }
 #: In bfloat16, of two ranks.
 ROUGH: dict[str, dict[str, Any]] = {

@@ -111,11 +111,6 @@ def _check_shared(config: TorchTrainerConfig) -> None:
         "does not go with context: slots that share records have not been tested with replicas, "
         "tensor or experts",
     )
-    require(
-        not config.offload.on,
-        "offload",
-        "does not go with context: slots that share records were not tested with it",
-    )
 
 
 def _check_split(config: TorchTrainerConfig) -> None:

@@ -90,7 +90,6 @@ def test_a_deterministic_run_and_shared_contexts_are_refused_together() -> None:
         {"attn_implementation": "eager"},
         {"sharding": ShardingSettings(tensor=2)},
         {"sharding": ShardingSettings(replicas=2)},
-        {"offload": OffloadSettings(state=True)},
     ],
     ids=lambda setting: next(iter(setting)),
 )
@@ -108,6 +107,10 @@ def test_what_is_not_tested_with_shared_contexts_is_refused(setting: dict[str, A
         {"dtype": "bfloat16"},
         {"lora": LoraSettings(rank=2)},
         {"value_head": ValueHeadSettings(coefficient=0.5)},
+        {
+            "offload": OffloadSettings(state=True, activations=True),
+            "gradient_checkpointing": True,
+        },
     ],
     ids=lambda setting: next(iter(setting)),
 )

@@ -100,10 +100,10 @@ def test_other_meshes_and_gradient_checkpointing_train_as_one_slot(
 
 
 @pytest.mark.slow
-def test_adapters_value_heads_and_models_of_values_train_as_on_one_slot(
+def test_adapters_values_and_offload_train_as_on_one_slot(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
-    likes = ("adapters", "value head", "values")
+    likes = ("adapters", "value head", "values", "alone")
     alone = {like: run_alone(tmp_path, model_dirs, like) for like in likes}
     run_cases(tmp_path, model_dirs, *context_trainers.OTHERS, ranks=2)
     for case, settings in context_trainers.OTHERS.items():
