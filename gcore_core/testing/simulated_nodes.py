@@ -213,7 +213,12 @@ class _Bulk:
         self._dice = random.Random(nodes.seed)
 
     async def read(
-        self, node: str, what: What, memory: memoryview, progress: Callable[[], None]
+        self,
+        node: str,
+        what: What,
+        memory: memoryview,
+        progress: Callable[[], None],
+        is_unmapped: bool = False,
     ) -> None:
         await asyncio.sleep(self._dice.uniform(0, _READ_S))
         if node in (self._nodes.lost, self._nodes.left):

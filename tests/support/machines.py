@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from gcore_shrink.namespaces import call, hold, plug
+from gcore_shrink.namespaces import hold, plug, run_command
 
 #: A command that runs another one on the machine of an address: ``SHELL ADDRESS COMMAND...``.
 SHELL = shlex.join([sys.executable, str(Path(__file__).with_name("remote_shell.py"))])
@@ -167,7 +167,7 @@ class Machine:
         return [line for line in lines if line != f"{SHELL} serve"]
 
     def _at_switch(self, *words: str) -> None:
-        call("nsenter", "--target", str(self._switch), "--net", "--", *words)
+        run_command("nsenter", "--target", str(self._switch), "--net", "--", *words)
 
 
 @contextlib.contextmanager
@@ -185,8 +185,8 @@ def machines(number: int, *, shm_mib: int = 512) -> Iterator[list[Machine]]:
     with contextlib.ExitStack() as stack:
         _, switch = hold(stack, "switch", 1)
         at_switch = ("nsenter", "--target", str(switch), "--net", "--")
-        call(*at_switch, "ip", "link", "add", "bridge0", "type", "bridge")
-        call(*at_switch, "ip", "link", "set", "bridge0", "up")
+        run_command(*at_switch, "ip", "link", "add", "bridge0", "type", "bridge")
+        run_command(*at_switch, "ip", "link", "set", "bridge0", "up")
         made = []
         for index in range(1, number + 1):
             holder, pid = hold(stack, f"node{index}", shm_mib)
@@ -200,8 +200,8 @@ def machines(number: int, *, shm_mib: int = 512) -> Iterator[list[Machine]]:
             )
             plug((*at_switch, "ip"), f"port{index}", "eth0", pid)
             inside = ("nsenter", "--target", str(pid), "--net", "--", "ip")
-            call(*inside, "addr", "add", f"{machine.address}/24", "dev", "eth0")
-            call(*inside, "link", "set", "eth0", "up")
+            run_command(*inside, "addr", "add", f"{machine.address}/24", "dev", "eth0")
+            run_command(*inside, "link", "set", "eth0", "up")
             made.append(machine)
         for machine in made:
             _serve(stack, machine)

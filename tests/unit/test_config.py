@@ -152,8 +152,9 @@ def test_relative_paths_are_resolved_against_the_files_directory(job: Job, tmp_p
     extra = """\
 evaluation: {data: {use: fake/rows, config: {path: ../eval.jsonl}}}
 roles:
-  policy: {use: fake, model: {path: model_dir, make: {path: make.py}}}
+  policy: {use: fake, model: {make: {path: make.py}}}
   rollout: {use: fake, model: {path: org/name}}
+  judge: {use: fake, model: {path: model_dir}}
 """
     plan = load_plan(job(extra))
     assert plan.config["data"]["config"]["path"] == str(tmp_path / "rows.jsonl")
@@ -161,10 +162,8 @@ roles:
         tmp_path.parent / "eval.jsonl"
     )
     model = plan.config["roles"]["policy"]["model"]
-    assert model == {
-        "path": str(tmp_path / "model_dir"),
-        "make": {"path": str(tmp_path / "make.py")},
-    }
+    assert model["make"]["path"] == str(tmp_path / "make.py")
+    assert plan.config["roles"]["judge"]["model"]["path"] == str(tmp_path / "model_dir")
     assert plan.config["roles"]["rollout"]["model"]["path"] == "org/name", "a hub name stays"
 
 

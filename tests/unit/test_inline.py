@@ -25,6 +25,7 @@ def header() -> Header:
 KEEP = Endpoint("keep", ScoreRequest, list[Header])
 STREAM = StreamEndpoint("stream", ScoreRequest, Header)
 HANG = Endpoint("hang", ScoreRequest, NoneType)
+HANG_STREAM = StreamEndpoint("hang", ScoreRequest, Header)
 TOIL = Endpoint("toil", ScoreRequest, int)
 
 
@@ -114,7 +115,7 @@ async def test_closing_a_stream_early_cancels_its_handler() -> None:
     keeper = Keeper()
     keeper.kept.append(header())
     peer = await connect(keeper)
-    stream = peer.stream(HANG, ScoreRequest("train", []))
+    stream = peer.stream(HANG_STREAM, ScoreRequest("train", []))
     async with contextlib.aclosing(stream):
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)

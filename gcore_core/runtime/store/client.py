@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -157,8 +158,8 @@ class MappedSlabs:
     """The slabs of a directory as uint8 arrays, mapped on first use.
 
     A mapping lives as long as there is a view of it, also after its slab's file is gone. A mapping
-    of a writer's slab is kept for later uses. One of a copy is not: it is locked while somebody has
-    a view of it, and the agent gives its memory to another copy only when it is not.
+    of a writer's slab is kept for later uses. One of a copy is kept only while somebody has a view
+    of it: so long it is locked, and the agent gives its memory to no other copy.
     """
 
     def __init__(self, directory: Path, *, writable: bool) -> None:
@@ -166,8 +167,11 @@ class MappedSlabs:
         self._writable = writable
         self._in_memory = directory.resolve().is_relative_to(SHARED_MEMORY)
         self._mapped: dict[str, np.ndarray] = {}
+        self._copies: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if (copy := self._copies.get(name)) is not None:
+            return copy
         if name not in self._mapped:
             self._forget_removed()
             path = self._directory / Path(name).name
@@ -180,6 +184,7 @@ class MappedSlabs:
                 raise DataError(f"it cannot be opened: {why}", where=f"slab {name}") from None
             array = np.frombuffer(mapped, np.uint8)
             if is_copy:
+                self._copies[name] = array  # a slice of an array keeps that array alive
                 return array
             self._mapped[name] = array
         return self._mapped[name]

@@ -105,19 +105,19 @@ def node_spaces(number: int, network: str, *, shm_mib: int = 512) -> Iterator[li
     with contextlib.ExitStack() as stack:
         _, switch = hold(stack, "switch", 1)
         inside = ("nsenter", "--target", str(switch), "--net", "--", "ip")
-        call(*inside, "link", "add", "bridge0", "type", "bridge")
-        call(*inside, "link", "set", "bridge0", "up")
+        run_command(*inside, "link", "add", "bridge0", "type", "bridge")
+        run_command(*inside, "link", "set", "bridge0", "up")
         here = f"gcore{switch}"
         plug(inside, "home", here, os.getpid())
-        call("ip", "addr", "add", f"{addresses[_OURS]}/24", "dev", here)
-        call("ip", "link", "set", here, "up")
+        run_command("ip", "addr", "add", f"{addresses[_OURS]}/24", "dev", here)
+        run_command("ip", "link", "set", here, "up")
         nodes = []
         for index in range(1, number + 1):
             _, pid = hold(stack, f"node{index}", shm_mib)
             plug(inside, f"port{index}", "eth0", pid)
             there = ("nsenter", "--target", str(pid), "--net", "--", "ip")
-            call(*there, "addr", "add", f"{addresses[index]}/24", "dev", "eth0")
-            call(*there, "link", "set", "eth0", "up")
+            run_command(*there, "addr", "add", f"{addresses[index]}/24", "dev", "eth0")
+            run_command(*there, "link", "set", "eth0", "up")
             nodes.append(NodeSpace(name=f"node{index}", address=str(addresses[index]), pid=pid))
         yield nodes
 
@@ -125,9 +125,9 @@ def node_spaces(number: int, network: str, *, shm_mib: int = 512) -> Iterator[li
 def plug(inside: Sequence[str], port: str, name: str, pid: int) -> None:
     """Puts a link between the bridge and the network of a process, in which it has a name."""
     peer = ("peer", "name", name, "netns", str(pid))
-    call(*inside, "link", "add", port, "type", "veth", *peer)
-    call(*inside, "link", "set", port, "master", "bridge0")
-    call(*inside, "link", "set", port, "up")
+    run_command(*inside, "link", "add", port, "type", "veth", *peer)
+    run_command(*inside, "link", "set", port, "master", "bridge0")
+    run_command(*inside, "link", "set", port, "up")
 
 
 def hold(
@@ -176,7 +176,7 @@ def _end(holder: subprocess.Popen[bytes]) -> None:
         holder.wait()
 
 
-def call(*words: str) -> None:
+def run_command(*words: str) -> None:
     """Runs a tool that makes or joins nodes. Raises ConfigError with what it wrote."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=_START_S)
     if done.returncode:

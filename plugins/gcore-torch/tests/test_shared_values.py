@@ -186,7 +186,7 @@ def test_values_learn_returns(model_dirs: dict[str, Path]) -> None:
 
 
 def test_what_cannot_have_a_shared_head_is_refused(model_dirs: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match="goes neither with lora"):
+    with pytest.raises(ConfigError, match="does not go with lora"):
         TorchTrainerConfig(value_head=ValueHeadSettings(coefficient=0.5), lora=LoraSettings(rank=2))
     with pytest.raises(ConfigError, match="must not be negative, is -0.5"):
         ValueHeadSettings(clip=-0.5)
