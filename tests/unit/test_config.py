@@ -154,7 +154,6 @@ evaluation: {data: {use: fake/rows, config: {path: ../eval.jsonl}}}
 roles:
   policy: {use: fake, model: {make: {path: make.py}}}
   rollout: {use: fake, model: {path: org/name}}
-  judge: {use: fake, model: {path: model_dir}}
 """
     plan = load_plan(job(extra))
     assert plan.config["data"]["config"]["path"] == str(tmp_path / "rows.jsonl")
@@ -163,8 +162,9 @@ roles:
     )
     model = plan.config["roles"]["policy"]["model"]
     assert model["make"]["path"] == str(tmp_path / "make.py")
-    assert plan.config["roles"]["judge"]["model"]["path"] == str(tmp_path / "model_dir")
     assert plan.config["roles"]["rollout"]["model"]["path"] == "org/name", "a hub name stays"
+    there = load_plan(job(extra.replace("make: {path: make.py}", "path: model_dir")))
+    assert there.config["roles"]["policy"]["model"]["path"] == str(tmp_path / "model_dir")
 
 
 # -- why -------------------------------------------------------------------------------------------
