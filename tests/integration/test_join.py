@@ -18,7 +18,7 @@ from gcore_nodes.join_launcher import JoinLauncher
 
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.contract.launching import Site
-from gcore_core.runtime.messages import EXITS, USAGE, Nothing
+from gcore_core.runtime.messages import EXITS, LEAVING, USAGE, Nothing
 from gcore_core.testing.contracts.launcher import LauncherContract
 from tests.integration.test_nodes import (
     LONG_S,
@@ -276,7 +276,12 @@ def test_a_command_that_is_ended_ends_its_agent(
     async def look(site: Site) -> None:
         agent = site.nodes["agent.1"].agent
         await agent.call(USAGE, Nothing(), deadline_s=LONG_S)
-        two[1].run(["pkill", f"-{number}", "-f", "gcore_core nodes join"])
+        end = ["pkill", f"-{number}", "-f", "gcore_core nodes join"]
+        if number == signal.SIGTERM:  # the first asks to leave the run, and nobody answers here
+            two[1].run(end)
+            async for _ in agent.stream(LEAVING, Nothing()):
+                break
+        two[1].run(end)
         with pytest.raises(WorkerDied, match="gone"):
             async for _ in agent.stream(EXITS, Nothing()):
                 pass
