@@ -225,14 +225,21 @@ def _take_one_model(model: dict[str, Any], where: str, origins: Mapping[str, str
         del model["make"]
     if not ("make" in model and model.get("path")):
         return
-    said = {
-        key
-        for key in ("path", "make")
+    says_path = _is_overridden(f"{where}.path", origins)
+    says_make = _is_overridden(f"{where}.make", origins)
+    if says_path and not says_make:
+        del model["make"]
+    elif says_make and not says_path:
+        del model["path"]
+
+
+def _is_overridden(path: str, origins: Mapping[str, str]) -> bool:
+    """Returns whether the command line gives the value at a config path, or one below it."""
+    return any(
+        origin.startswith(yaml_source.OVERRIDE)
         for leaf, origin in origins.items()
-        if f"{leaf}.".startswith(f"{where}.{key}.") and origin.startswith(yaml_source.OVERRIDE)
-    }
-    if len(said) == 1:
-        del model["make" if "path" in said else "path"]
+        if leaf == path or leaf.startswith(f"{path}.")
+    )
 
 
 def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,14 +50,19 @@ class Leaving:
             loop.add_signal_handler(number, self.signalled, number)
 
     def signalled(self, number: int) -> None:
-        """Takes a SIGTERM that came directly, or one that was passed on."""
+        """Takes a SIGTERM that came directly, or one that was passed on.
+
+        One SIGTERM may come by both ways. It counts once.
+        """
+        before = max(self._ways.values())
         self._ways[number] += 1
-        count = self._ways[number]
-        if count == max(self._ways.values()) and list(self._ways.values()).count(count) == 1:
-            if count == 1:
-                self._ask()
-            else:
-                self._end()
+        now = max(self._ways.values())
+        if now == before:  # it has come by the other way already
+            return
+        if now == 1:
+            self._ask()
+        else:
+            self._end()
 
     def _ask(self) -> None:
         if self._is_asking.is_set():
