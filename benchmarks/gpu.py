@@ -15,10 +15,10 @@ vllm       the same of vLLM, in the venv of `g-core venv create vllm --cuda`
 The parts of ``gpu_large.py``, with models of real shapes, follow: step, step_64k, lora, lora_64k,
 decode, decode_compiled, naps, save, repeat, offload.
 
-All but ``vllm``, ``step_64k``, ``lora``, ``lora_64k`` and ``save`` have run to their end on one
-H100. Where something is missing, it is named and the exit code is 0. A part that fails is named,
-the others go on, and the exit code is 1. ``--device cpu`` runs the parts of this file on a CPU, to
-test the benchmark itself; such numbers say nothing of a GPU.
+All but ``vllm``, ``busy``, ``tokens``, ``step_64k``, ``lora``, ``lora_64k`` and ``save`` have run
+to their end on an H100. Where something is missing, it is named and the exit code is 0. A part that
+fails is named, the others go on, and the exit code is 1. ``--device cpu`` runs the parts of this
+file on a CPU, to test the benchmark itself; such numbers say nothing of a GPU.
 """
 
 from __future__ import annotations
