@@ -1,6 +1,6 @@
 """Measures on a GPU what has been written for CUDA.
 
-    python benchmarks/gpu.py [--parts learns bfloat16 ipc sleep busy tokens vllm] [--json] [--check]
+    python benchmarks/gpu.py [--parts learns step decode ..] [--json] [--check]
 
 `tox run -e gpu` runs it, after the tests in tests/gpu. Each part is a claim with a bar, or a rate:
 
@@ -12,9 +12,13 @@ busy       seconds of a device's work by its own events, over those of a clock t
 tokens     tokens per second of the torch generator through plugin, worker and RPC
 vllm       the same of vLLM, in the venv of `g-core venv create vllm --cuda`
 
-Nothing of it has been run on CUDA yet. Where something is missing, it is named and the exit code
-is 0. ``--device cpu`` runs the parts on a CPU, to test the benchmark itself; such numbers say
-nothing of a GPU.
+The parts of ``gpu_large.py``, with models of real shapes, follow: step, step_64k, lora, lora_64k,
+decode, decode_compiled, naps, save, repeat, offload.
+
+All but ``vllm``, ``step_64k``, ``lora``, ``lora_64k`` and ``save`` have run to their end on one
+H100. Where something is missing, it is named and the exit code is 0. A part that fails is named,
+the others go on, and the exit code is 1. ``--device cpu`` runs the parts of this file on a CPU, to
+test the benchmark itself; such numbers say nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -28,11 +32,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from report import Claim, add_options, interval, publish
+import gpu_large
+from report import Claim, add_options, interval, publish, report_of
 
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.testing.runs import RunResult, run_recipe
@@ -229,6 +235,10 @@ def vllm(setting: Setting) -> list[Claim]:
     return rate_of("vllm", setting)
 
 
+def _large(part: str) -> Callable[[Setting], list[Claim]]:
+    return lambda setting: gpu_large.claims_of(part, setting.folder)
+
+
 PARTS: dict[str, Callable[[Setting], list[Claim]]] = {
     "learns": learns,
     "bfloat16": bfloat16,
@@ -237,6 +247,7 @@ PARTS: dict[str, Callable[[Setting], list[Claim]]] = {
     "busy": busy,
     "tokens": tokens,
     "vllm": vllm,
+    **{part: _large(part) for part in gpu_large.PARTS},
 }
 
 
@@ -248,6 +259,8 @@ def missing(part: str, device: str = "cuda") -> str:
 
     if device == "cuda" and not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA device (torch.cuda.is_available())"
+    if part in gpu_large.PARTS and device != "cuda":
+        return "it is for CUDA alone"
     if part == "vllm" and "vllm" not in ready_venvs():
         return "the venv vllm is not ready: g-core venv create vllm --cuda"
     return ""
@@ -276,17 +289,30 @@ def main() -> int:
     for part, reason in reasons.items():
         if reason:
             print(f"{part}: not run, {reason}", file=sys.stderr)
-    claims = []
+    claims: list[Claim] = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(device=args.device, folder=Path(folder))
         for part in args.parts:
-            if not reasons[part]:
+            if reasons[part]:
+                continue
+            began_s = time.monotonic()
+            try:
                 claims += PARTS[part](setting)
+            except Exception:  # one part must not take the others' numbers along
+                traceback.print_exc()
+                failed.append(part)
+            if args.out is not None:  # what was measured is kept if a later part takes too long
+                report = report_of("gpu", claims, DISTRIBUTIONS)
+                args.out.write_text(json.dumps(report, indent=2) + "\n")
+            print(f"{part}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
     if not claims:
         if args.json:
             print(json.dumps({"benchmark": "gpu", "missing": reasons, "claims": []}, indent=2))
-        return 0
-    return publish("gpu", claims, args, DISTRIBUTIONS)
+        return int(bool(failed))
+    return publish("gpu", claims, args, DISTRIBUTIONS) or int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ class Benchmark:
     commands: run in this order; the last writes the result to ``{out}``.
     minutes: about how long it takes on two quiet cores; only used until a result says it.
     timed: a busy machine would change what it says; others may run beside one another.
+    on_gpu: it is left alone on machines without a GPU.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Benchmark:
     commands: tuple[str, ...] = (SCRIPT,)
     minutes: float = 1.0
     timed: bool = True
+    on_gpu: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -244,6 +246,12 @@ BENCHMARKS = (
     ),
     Benchmark(name="handover", measures=("gcore_core/runtime",), minutes=0.3),
     Benchmark(name="weight_push", measures=("gcore_core/runtime",), minutes=3),
+    Benchmark(
+        name="gpu",
+        measures=(*TORCH, "benchmarks/gpu_large.py", "recipes/quickstart.yaml"),
+        minutes=12,
+        on_gpu=True,
+    ),
     Benchmark(name="swap", measures=(*TORCH, PLACEMENT, QUEUEING, SIM), minutes=6),
     Benchmark(name="checkpoint", measures=("gcore_core/run", *TORCH), minutes=7),
     Benchmark(

@@ -161,12 +161,14 @@ def long_tests() -> str:
 def section(result: dict[str, Any], *, stale: bool) -> str:
     """Returns the part of the page for one result."""
     machine = result["machine"]
+    accelerator = f"one {machine['accelerator']}, " if "accelerator" in machine else ""
     loop = f", loop {machine['loop_ms']:g} ms" if "loop_ms" in machine else ""
     lines = [
         f"### {result['benchmark']}",
         "",
         f"{'**stale**: ' if stale else ''}measured on {result['date']} at commit "
-        f"`{result['commit'][:12]}` on {machine['cores']} cores ({machine['processor']}), "
+        f"`{result['commit'][:12]}` on {accelerator}{machine['cores']} cores "
+        f"({machine['processor']}), "
         f"{machine['memory_gib']} GiB; load {machine['load_1min']:g} at its end{loop}.",
         "",
         "| claim | value | 95% interval | unit | bar | |",

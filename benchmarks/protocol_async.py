@@ -17,7 +17,8 @@ step that was released cannot be opened: who tries ends the run, and what ends a
 rules. In deterministic runs, a sixth of all, every sample is drawn under the version that a run
 without faults draws it under, and the run ends with the bits of that run; or it ends since a
 version is gone, and goes back. It goes back to its beginning, which stands for a checkpoint, under
-other weather. In these runs four times as many processes are killed.
+other weather. In these runs four times as many processes are killed, and half as many after each
+time that one goes back: a run of the program itself has a newer checkpoint each time, and ends.
 
 ``async_planted_bugs_found_share``: of the bugs of protocol_async_mutants.py, those that break a run
 of the first seeds.
@@ -64,7 +65,7 @@ JOB = SimulatedJob(
 #: A message is followed by a kill so often.
 KILLS = 0.0025
 #: A deterministic run goes back at most so often.
-ATTEMPTS = 4
+ATTEMPTS = 10
 VARIED = "gcore_core.builtin.filters:Varied"
 
 
@@ -109,7 +110,7 @@ def job_of(seed: int) -> SimulatedJob:
 
 def weather_of(seed: int, attempt: int = 0) -> Faults:
     """Returns the weather of a seed, another one for each attempt of its run."""
-    kills = KILLS * (4 if job_of(seed).deterministic else 1)
+    kills = KILLS * (4 * 0.5**attempt if job_of(seed).deterministic else 1)
     number = seed + 1_000_000 * attempt
     if seed % 2:
         return Faults(number, kills=kills)

@@ -12,6 +12,7 @@ import platform
 import random
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -122,14 +123,7 @@ def publish(
     args: the arguments that ``add_options`` has added.
     distributions: those whose versions are printed.
     """
-    report = {
-        "benchmark": benchmark,
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine(),
-        "versions": versions(distributions),
-        "claims": [claim.as_json() for claim in claims],
-    }
+    report = report_of(benchmark, claims, distributions)
     if args.out is not None:
         args.out.write_text(json.dumps(report, indent=2) + "\n")
     if args.json:
@@ -147,6 +141,20 @@ def publish(
                 f"{claim.name:<{width}}  {claim.value:12.4g} {claim.unit:<22}{spread}{bar}".rstrip()
             )
     return int(args.check and any(claim.missed for claim in claims))
+
+
+def report_of(
+    benchmark: str, claims: Sequence[Claim], distributions: Sequence[str]
+) -> dict[str, Any]:
+    """Returns what a result file holds; arguments as in ``publish``."""
+    return {
+        "benchmark": benchmark,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "versions": versions(distributions),
+        "claims": [claim.as_json() for claim in claims],
+    }
 
 
 def commit() -> str:
@@ -177,7 +185,16 @@ def machine() -> dict[str, object]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "load_1min": round(os.getloadavg()[0], 2),
         "loop_ms": round(1000 * min(_loop_s() for _ in range(9)), 2),
+        **_accelerator(),
     }
+
+
+def _accelerator() -> dict[str, str]:
+    """Returns the name of the first GPU; nothing where there is none, or where none was used."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    return {"accelerator": torch.cuda.get_device_name(0)}
 
 
 def _loop_s() -> float:

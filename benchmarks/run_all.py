@@ -10,8 +10,9 @@ goes on where the first one stopped, and an interruption loses what was under wa
 what is stale and how long it took last time. ``--minutes`` starts none that would not be over by
 then, going by that. ``--fresh`` measures everything.
 
-A benchmark that fails keeps its old result, and the others go on. What is measured must be
-committed: a result names the commit that it was measured at.
+Those for a GPU are left out on machines without one. A benchmark that fails keeps its old result,
+and the others go on. What is measured must be committed: a result names the commit that it was
+measured at.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -178,6 +180,11 @@ def listing(benchmarks: Sequence[Benchmark]) -> list[str]:
     return [*lines, f"{len(stale)} of {len(ordered)} are stale: {minutes:.0f} min"]
 
 
+def has_gpu() -> bool:
+    """Returns whether there is a driver of NVIDIA's."""
+    return shutil.which("nvidia-smi") is not None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every benchmark on the present code.")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[])
@@ -197,7 +204,11 @@ def main() -> int:
     names = [benchmark.name for benchmark in BENCHMARKS]
     if unknown := sorted(set(args.only) - set(names)):
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(names)}")
-    chosen = [b for b in BENCHMARKS if not args.only or b.name in args.only]
+    chosen = [
+        b
+        for b in BENCHMARKS
+        if (not args.only or b.name in args.only) and (not b.on_gpu or has_gpu())
+    ]
     if args.list:
         print("\n".join(listing(chosen)))
         return 0

@@ -1,6 +1,6 @@
 """What has been written for CUDA, on a GPU: each part of benchmarks/gpu.py holds its bars.
 
-Nothing of it has been run on CUDA yet. Where there is none, each test is skipped and says why.
+Where there is no CUDA device, each test is skipped and says why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,22 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NAMES = ("gpu", "report", "swap", "engine_overhead", "engine_pairs")
+NAMES = ("gpu", "gpu_large", "report", "swap", "engine_overhead", "engine_pairs")
+PARTS = (
+    *("learns", "bfloat16", "ipc", "sleep", "busy", "tokens", "vllm"),
+    *(
+        "step",
+        "step_64k",
+        "lora",
+        "lora_64k",
+        "decode",
+        "decode_compiled",
+        "naps",
+        "save",
+        "repeat",
+        "offload",
+    ),
+)
 pytestmark = pytest.mark.gpu
 
 
@@ -27,7 +42,7 @@ def gpu() -> Iterator[ModuleType]:
             sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("part", ["learns", "bfloat16", "ipc", "sleep", "busy", "tokens", "vllm"])
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_holds_its_bars_on_cuda(part: str, gpu: ModuleType, tmp_path: Path) -> None:
     if reason := gpu.missing(part):
         pytest.skip(reason)

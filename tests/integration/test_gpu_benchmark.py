@@ -14,8 +14,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-PARTS = ("learns", "bfloat16", "ipc", "sleep", "busy", "tokens", "vllm")
-NAMES = ("gpu", "report", "swap", "engine_overhead", "engine_pairs")
+PARTS = (
+    *("learns", "bfloat16", "ipc", "sleep", "busy", "tokens", "vllm"),
+    *(
+        "step",
+        "step_64k",
+        "lora",
+        "lora_64k",
+        "decode",
+        "decode_compiled",
+        "naps",
+        "save",
+        "repeat",
+        "offload",
+    ),
+)
+NAMES = ("gpu", "gpu_large", "report", "swap", "engine_overhead", "engine_pairs")
 
 
 @pytest.fixture(scope="module")

@@ -190,15 +190,25 @@ def test_a_result_says_how_long_it_took_and_the_next_plan_goes_by_that(
 
 
 def test_every_script_that_publishes_a_result_is_known(scripts: Scripts) -> None:
-    """Only what needs a GPU is not measured with the others; ``parts`` publishes for scripts."""
+    """``parts`` publishes for scripts."""
     names = {benchmark.script for benchmark in scripts.measured.BENCHMARKS}
     publishing = {
         path.stem
         for path in BENCHMARKS.glob("*.py")
         if any(call in path.read_text() for call in ("add_options(parser)", "import run_parts"))
     }
-    assert publishing - names == {"gpu", "parts"}
+    assert publishing - names == {"parts"}
     assert {"asynchronous", "large", "roles"} <= publishing
+
+
+def test_what_needs_a_gpu_is_left_out_where_there_is_none(
+    scripts: Scripts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_all.py", "--list"])
+    for there_is in (False, True):
+        monkeypatch.setattr(scripts.run_all, "has_gpu", lambda found=there_is: found)
+        assert scripts.run_all.main() == 0
+        assert ("  gpu:" in capsys.readouterr().out) == there_is
 
 
 def test_every_result_has_a_benchmark_that_says_what_it_measures(scripts: Scripts) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gcore_core.contract.trainer import StartLogprobs
-from gcore_language.packing import Batch
+from gcore_language.packing import Batch, counts_of
 
 
 @dataclass(kw_only=True)
@@ -36,7 +35,7 @@ class AtStart:
         """
         found: list[StartLogprobs | None] = [None] * self.records
         for indexes, record, logp, entropy in self._parts:
-            counts = torch.bincount(record, minlength=len(indexes))
+            counts = counts_of(record, len(indexes))
             ends = np.cumsum(counts.cpu().numpy())[:-1]
             logps = np.split(logp.float().cpu().numpy(), ends)
             entropies = None if entropy is None else np.split(entropy.float().cpu().numpy(), ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +207,25 @@ def choose_device(name: str, context: WorkerContext, threads: int) -> torch.devi
             where=f"roles.{context.role}.config.device",
             todo="Use cpu.",
         )
+    if context.deterministic:
+        _repeat_on_gpu()
     device = torch.device("cuda", context.devices[0] if context.devices else 0)
     torch.cuda.set_device(device)
     return device
+
+
+def _repeat_on_gpu() -> None:
+    """Has kernels of this process give the same bits for the same input.
+
+    Sums of which threads add the parts in any order are made another way, or raise RuntimeError.
+    """
+    # of cuBLAS; it is read when a process first multiplies matrices
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    # these two have gradients that are summed in any order
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:

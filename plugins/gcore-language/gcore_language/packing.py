@@ -122,6 +122,19 @@ def ragged(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return indices
 
 
+def counts_of(numbers: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
+    """Returns how often each of the numbers 0..``count`` - 1 occurs: int64[count].
+
+    numbers: int64[n], each below ``count``.
+    weights: float64[n], added up in place of ones; the counts are then float64.
+
+    ``torch.bincount`` does the same, but not in a deterministic run on a GPU.
+    """
+    if weights is None:
+        weights = torch.ones_like(numbers)
+    return weights.new_zeros(count).index_add_(0, numbers, weights)
+
+
 def group_samples(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Splits samples into runs of neighbours that have the same ordinal and the same prompt.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gcore_core.contract.errors import TrainingError
-from gcore_language.packing import Batch
+from gcore_language.packing import Batch, counts_of
 from gcore_language.ranks import Ranks
 
 #: Columns that packing itself makes.
@@ -50,7 +50,7 @@ def carry_columns(old: Sequence[Batch | None], new: Sequence[Batch | None]) -> N
     """
     parts: dict[str, dict[int, Tensor]] = {}
     for batch in filter(None, old):
-        lengths = torch.bincount(batch.columns["record"], minlength=len(batch.index)).tolist()
+        lengths = counts_of(batch.columns["record"], len(batch.index)).tolist()
         for name in batch.columns.keys() - _PACKED:
             columns = batch.columns[name].detach().split(lengths)
             parts.setdefault(name, {}).update(zip(batch.index.tolist(), columns, strict=True))

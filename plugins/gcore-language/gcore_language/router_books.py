@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gcore_language.packing import Batch
+from gcore_language.packing import Batch, counts_of
 from gcore_language.ranks import Ranks
 from gcore_language.routing import Routers
 
@@ -114,9 +114,7 @@ class RouterBooks:
             taken.long() + routers.experts * torch.arange(routers.layers).to(taken.device)[:, None]
         )
         weights = uses.double()[:, None, None].expand(number.shape)
-        counts = torch.bincount(
-            number.flatten(), weights.flatten(), minlength=routers.layers * routers.experts
-        )
+        counts = counts_of(number.flatten(), routers.layers * routers.experts, weights.flatten())
         return counts.view(routers.layers, routers.experts).cpu()
 
     # -- metrics -----------------------------------------------------------------------------------

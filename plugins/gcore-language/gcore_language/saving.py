@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gcore_core.contract.context import WorkerContext
+from gcore_language.pinned import pinned_like
 from gcore_language.ranks import Ranks
 from gcore_language.settings import TrainerSettings
 from gcore_language.state_files import write_numbers, write_tensors
@@ -193,7 +194,8 @@ class Staging:
         for name, tensor in tensors.items():
             copy = former.get(name)
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
+                copy = pinned_like(tensor) if tensor.is_cuda else fresh
             self._copies[name] = copy.copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.synchronize(device)

@@ -29,7 +29,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_language import flat
-from gcore_language.packing import Batch
+from gcore_language.packing import Batch, counts_of
 from gcore_language.policy import Entropy, Policy
 
 #: The head's name in a model directory.
@@ -104,7 +104,7 @@ def by_record(batch: Batch, values: Tensor) -> Sequence[tuple[int, np.ndarray]]:
 
     values: float32[S], of the batch's states.
     """
-    counts = torch.bincount(batch.columns["record"], minlength=len(batch.index)).tolist()
+    counts = counts_of(batch.columns["record"], len(batch.index)).tolist()
     parts = values.detach().cpu().numpy().astype(np.float32)
     cuts = np.split(parts, np.cumsum(counts)[:-1])
     return list(zip(batch.index.tolist(), cuts, strict=True))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from gcore_language.models import choose_device
+from gcore_language.packing import counts_of
 from gcore_language.tiny import save_model
+
+from gcore_core.contract.context import WorkerContext
 
 
 def test_opening_a_model_does_not_import_scikit_learn(tmp_path: Path) -> None:
@@ -24,3 +30,30 @@ def test_opening_a_model_does_not_import_scikit_learn(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.stdout == "False\n", done.stderr[-2000:]
+
+
+def test_a_deterministic_run_on_cuda_has_torch_repeat_and_others_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for CUDA; on a GPU benchmarks/gpu.py compares the hashes of two runs."""
+    told: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", told.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_mem_efficient_sdp", lambda on: None)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", lambda on: None)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    for deterministic in (False, True):
+        context = WorkerContext(role="policy", deterministic=deterministic, devices=(1,))
+        assert choose_device("auto", context, 0) == torch.device("cuda", 1)
+        assert told == [True] * deterministic
+        assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == deterministic
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+
+
+def test_numbers_are_counted_as_bincount_does() -> None:
+    numbers = torch.tensor([3, 0, 3, 1])
+    weights = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
+    assert counts_of(numbers, 5).tolist() == torch.bincount(numbers, minlength=5).tolist()
+    assert counts_of(numbers, 5, weights).tolist() == [1.0, 4.0, 0.0, 2.5, 0.0]

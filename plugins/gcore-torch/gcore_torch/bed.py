@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from gcore_language.pinned import pinned_bytes
 from torch import Tensor
 
 from gcore_core.contract.errors import ContractError, PlacementError
@@ -39,6 +40,7 @@ class Bed:
         self._file = Path(directory) / f"asleep-{role}-{rank}.bin" if directory else None
         self._on_host: list[torch.UntypedStorage] = []
         self._on_device: list[tuple[torch.UntypedStorage, int]] = []  # and their bytes
+        self._dropped = False
         self._pinned: dict[int, Tensor] = {}  # by place; kept, since pinning is slow
 
     def check_awake(self) -> None:
@@ -48,20 +50,24 @@ class Bed:
                 "this trainer sleeps.", where=f"roles.{self._role}", todo="Wake it first."
             )
 
-    def sleep(self, tensors: Iterable[Tensor]) -> None:
+    def sleep(self, tensors: Iterable[Tensor], *, drop: bool = False) -> None:
         """Moves the bytes of the tensors away and frees their memory.
+
+        drop: whether the bytes of an accelerator are dropped instead; ``wake`` then gives memory
+            with any bytes.
 
         Raises PlacementError where there is no room for them; nothing has been moved then.
         """
         if self.asleep:
             return
-        storages = _storages_of(tensors)
+        storages = storages_of(tensors)
         self._on_host = [storage for storage in storages if storage.device.type == "cpu"]
         self._on_device = [
             (storage, storage.nbytes()) for storage in storages if storage.device.type != "cpu"
         ]
         self._write(self._on_host)
-        for place, (storage, _) in enumerate(self._on_device):
+        self._dropped = drop
+        for place, (storage, _) in enumerate(self._on_device if not drop else ()):
             self._pin(place, storage)
         _wait_for_devices()
         for storage in self._on_host:
@@ -78,7 +84,9 @@ class Bed:
             return
         for place, (storage, size) in enumerate(self._on_device):
             storage.resize_(size)
-            _bytes(storage).copy_(self._pinned[place], non_blocking=True)
+            if self._dropped:
+                continue
+            bytes_of(storage).copy_(self._pinned[place], non_blocking=True)
         if self._on_host:
             path = self._path()
             with path.open("rb", buffering=0) as file:
@@ -96,9 +104,9 @@ class Bed:
     def _pin(self, place: int, storage: torch.UntypedStorage) -> None:
         kept = self._pinned.get(place)
         if kept is None or kept.numel() != storage.nbytes():
-            kept = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+            kept = pinned_bytes(storage.nbytes())
             self._pinned[place] = kept
-        kept.copy_(_bytes(storage), non_blocking=True)
+        kept.copy_(bytes_of(storage), non_blocking=True)
 
     def _write(self, storages: list[torch.UntypedStorage]) -> None:
         if not storages:
@@ -136,7 +144,7 @@ def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Returns the bytes of the pages and device memory in which this rank's rows lie."""
     return sum(
         _resident(storage) if storage.device.type == "cpu" else storage.nbytes()
-        for storage in _storages_of(tensors)
+        for storage in storages_of(tensors)
     )
 
 
@@ -146,7 +154,7 @@ def _local(tensor: Tensor) -> Tensor:
     return local
 
 
-def _storages_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+def storages_of(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """Returns the storages of this rank's rows of the tensors, each once, without empty ones."""
     storages = {}
     for tensor in tensors:
@@ -198,7 +206,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
     """Returns a device's storage as uint8[bytes]; the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 

@@ -27,6 +27,10 @@ class TorchTrainerConfig(LoraTrainerSettings):
     """Slots that share each micro-batch, for long contexts; ``context: {ulysses: 2, ring: 4}`` has
     eight of them share it. ``budget_tokens`` is then the tokens of one slot.
     """
+    compile: Literal["never", "auto"] = "never"
+    """Whether torch.compile makes kernels for the layers: auto does on CUDA. A step of a large
+    model is then faster and takes less memory; the first one takes some 20 seconds more.
+    """
     offload: OffloadSettings = field(default_factory=OffloadSettings)
     """What lies in host memory: ``offload: {state: true, activations: true}``."""
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
@@ -66,6 +70,16 @@ class TorchTrainerConfig(LoraTrainerSettings):
             _check_split(self)
         if self.sharding.experts > 1:
             _check_spread(self)
+        for name, is_on in (
+            ("context", self.context.degree > 1),
+            ("sharding", self.sharding != ShardingSettings()),
+            ("offload", self.offload.on),
+        ):
+            require(
+                self.compile == "never" or not is_on,
+                "compile",
+                f"auto does not go with {name}: that has not been tested; set it to never",
+            )
         require(
             not (self.value_head.on and self.lora.on),
             "value_head",
@@ -145,6 +159,10 @@ def _check_spread(config: TorchTrainerConfig) -> None:
 class TorchGeneratorConfig(GeneratorSettings):
     """Settings of ``roles.<generator>.config``."""
 
+    compile: Literal["never", "auto"] = "never"
+    """Whether torch.compile makes kernels for the fused decoder: auto does on CUDA. Tokens then
+    come faster; the first ones come some 20 seconds later.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of weights and cache; auto: cuda where there is one, else cpu."""
     decoder: Literal["auto", "fused", "transformers"] = "auto"

@@ -3,7 +3,8 @@
 A row is one running sample with its cached keys and values. Samples join and leave the batch at any
 call.
 
-    FusedDecoder         models of the families of ``gcore_language.flat``
+    FusedDecoder         models of the families of ``gcore_language.flat``; on a GPU it is a
+                         ``graph_decoder.GraphDecoder``
     ImageTextDecoder     those of ``gcore_language.images``
     TransformersDecoder  every other causal language model
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -128,7 +129,8 @@ class FusedDecoder:
 
     def _new_cache(self, columns: int) -> Tensor:
         """Returns a cache [layers, 2, capacity, K, columns, E]: keys, then values."""
-        shape = (len(self._layers), 2, self._capacity, self._kv_heads, columns, self._size)
+        layers = len(self._model.model.layers)
+        shape = (layers, 2, self._capacity, self._kv_heads, columns, self._size)
         # zeros, because a masked column still takes part in products, and 0 * nan is nan
         return torch.zeros(shape, device=self._device, dtype=self._dtype)
 
@@ -147,13 +149,18 @@ class FusedDecoder:
             self._cache[:, :, : self.rows, :, first + shift : last + shift] = live
         self._column += shift
         self._starts[: self.rows] += shift
-        if columns > len(self._cos):
-            positions = torch.arange(2 * columns, device=self._device)[None]
-            cos, sin = self._model.model.rotary_emb(self._cos[None], positions)
-            half = self._size // 2
-            # sin has its sign included: rotated x = x * cos + (x with its halves swapped) * sin
-            self._cos = cos[0]
-            self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+        self._make_tables(columns)
+
+    def _make_tables(self, columns: int) -> None:
+        """Makes the tables of the rotary embedding longer where they are too short."""
+        if columns <= len(self._cos):
+            return
+        positions = torch.arange(2 * columns, device=self._device)[None]
+        cos, sin = self._model.model.rotary_emb(self._cos[None], positions)
+        half = self._size // 2
+        # sin has its sign included: rotated x = x * cos + (x with its halves swapped) * sin
+        self._cos = cos[0]
+        self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
 
     @torch.no_grad()
     def prefill(
@@ -380,6 +387,27 @@ def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
 
 
+class LayerTensors(NamedTuple):
+    """The weights of one layer; matrices [outputs, inputs], norms [D] or [E].
+
+    eps: of all norms.
+    qkv: queries, keys and values, one below the other. gate_up: likewise.
+    norm_q, norm_k: None for families that do not have them.
+    """
+
+    norm_in: Tensor
+    eps: float
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    norm_q: Tensor | None
+    norm_k: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    norm_out: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
 class _FusedLayer:
     """The weights of one layer, as ``FusedDecoder`` uses them.
 
@@ -387,6 +415,7 @@ class _FusedLayer:
     """
 
     def __init__(self, layer: Any) -> None:
+        self._layer = layer
         attention = layer.self_attn
         mlp = layer.mlp
         self.qkv, self.qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -398,6 +427,25 @@ class _FusedLayer:
         normed = hasattr(attention, "q_norm")
         self.norm_q = _norm_of(attention.q_norm) if normed else None
         self.norm_k = _norm_of(attention.k_norm) if normed else None
+
+    def tensors(self) -> LayerTensors:
+        """Returns the weights as they lie in memory now."""
+        attention, mlp = self._layer.self_attn, self._layer.mlp
+        norm_in = self._layer.input_layernorm
+        normed = hasattr(attention, "q_norm")
+        return LayerTensors(
+            norm_in=norm_in.weight,
+            eps=float(norm_in.variance_epsilon),
+            qkv=self.qkv,
+            qkv_bias=self.qkv_bias,
+            norm_q=attention.q_norm.weight if normed else None,
+            norm_k=attention.k_norm.weight if normed else None,
+            output=attention.o_proj.weight,
+            output_bias=attention.o_proj.bias,
+            norm_out=self._layer.post_attention_layernorm.weight,
+            gate_up=self.gate_up,
+            down=mlp.down_proj.weight,
+        )
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Does the rest of a layer after its attention; returns [n, D].
@@ -598,7 +646,13 @@ class ImageTextDecoder(TransformersDecoder):
 
 
 @torch.no_grad()
-def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> Decoder:
+def make_decoder(
+    model: Any,
+    choice: str,
+    capacity: int,
+    tolerance: float,
+    make_fused: Callable[[Any, int], Decoder] = FusedDecoder,
+) -> Decoder:
     """Returns the decoder of a model.
 
     choice: "fused", "transformers" or "auto". "auto" takes the fused one if its logits agree with
@@ -606,6 +660,7 @@ def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> De
         only one decoder.
     capacity: most rows.
     tolerance: largest difference of a logit that counts as agreement.
+    make_fused: (model, capacity) -> the fused decoder.
     """
     if takes_images(model.config):
         return ImageTextDecoder(model)
@@ -615,10 +670,11 @@ def make_decoder(model: Any, choice: str, capacity: int, tolerance: float) -> De
     expected = model(
         input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False
     ).logits[0, 8:]
-    fused = FusedDecoder(model, max(capacity, 1))
+    fused = make_fused(model, max(capacity, 1))
     logits = [fused.prefill([ids[:9]], [1])[0]]
     for token in ids[9:]:
-        logits.append(fused.advance(torch.tensor([token], device=model.device))[0])
+        # a copy, since some decoders write the next logits into the same memory
+        logits.append(fused.advance(torch.tensor([token], device=model.device))[0].clone())
     fused.clear()
     agrees = bool((torch.stack(logits) - expected).abs().max() <= tolerance)
     return fused if agrees or choice == "fused" else TransformersDecoder(model)

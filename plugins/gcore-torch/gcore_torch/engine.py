@@ -1,7 +1,7 @@
 """Runs forward, backward and update on plain torch.
 
 A single rank holds the model as it is. Several ranks shard it by FSDP2, over gloo on CPUs and over
-NCCL on CUDA, where it has not been tested.
+NCCL on CUDA, where several ranks have not been tested.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
 from gcore_torch.bed import Bed, held_bytes
+from gcore_torch.compiling import compile_layers
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.expert_parallel import experts_of, spread_experts
 from gcore_torch.gradients import (
@@ -174,10 +175,34 @@ class TorchEngine:
             model.train()
         self._share_out(policy, rows, adapters)
         self._try(policy, adapters)
+        if config.compile == "auto" and self.device.type == "cuda":
+            self._compile(policy)
         if config.offload.activations:
             check_head(policy, self._context.role)
             offload_layers(policy, self.device)
         return policy
+
+    def _compile(self, policy: Policy) -> None:
+        """Has torch make kernels for each layer, for rows of any size, when it first runs.
+
+        Raises ConfigError for what it has not been tested with.
+        """
+        context = self._context
+        where = f"roles.{context.role}.config.compile"
+        for what, is_so in (
+            ("several slots", self.ranks.count > 1),
+            ("a deterministic run", context.deterministic),
+            ("a model that takes images", policy.takes_images),
+            ("a mixture of experts", policy.routers is not None),
+        ):
+            if is_so:
+                raise ConfigError(
+                    f"compile does not go with {what}.",
+                    where=where,
+                    why="that has not been tested",
+                    todo="Set it to never.",
+                )
+        compile_layers(policy.model, set(policy.model._no_split_modules or ()))
 
     def _divide(self, model: Any) -> None:
         """Splits a model's layers over this rank's group, or spreads its experts."""

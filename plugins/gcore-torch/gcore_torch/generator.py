@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,9 +42,10 @@ from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import Decoder, FusedDecoder, TransformersDecoder, make_decoder
+from gcore_torch.graph_decoder import GraphDecoder
 from gcore_torch.host_memory import return_free_pages, return_large_blocks
 from gcore_torch.other_heads import changed_head, heads
-from gcore_torch.sampling import choose, uniforms
+from gcore_torch.sampling import GraphSampler, choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
 from gcore_torch.steady import NEAR, SteadyScorer, can_be_steady
 from gcore_torch.steady_decoder import SteadyDecoder
@@ -205,8 +207,8 @@ class TorchGenerator:
             align(self._model)
             self._steady = SteadyScorer(self._model, self._device, context.role)
         self._held: list[Finished] = []  # finished samples that are not scored yet
-        tolerance = 1e-3 if config.dtype == "float32" else 0.5
-        self._usual = make_decoder(self._model, config.decoder, config.max_batch, tolerance)
+        self._usual = self._make_decoder()
+        self._sampler = self._make_sampler() if self._device.type == "cuda" else None
         self._exact = self._make_exact()  # decodes with the trainer's bits, short records alone
         self._decoder: Decoder = self._usual  # of the samples that run
         self._routers = Routers.of(self._model, replays=True)
@@ -234,6 +236,31 @@ class TorchGenerator:
             return None
         decoder = SteadyDecoder(self._model, max(self._config.max_batch, _TRIAL_ROWS))
         return decoder if self._steady.decodes_alike(decoder, len(self._ends)) else None
+
+    def _make_decoder(self) -> Decoder:
+        """Returns the decoder of this model here."""
+        config = self._config
+        tolerance = 1e-3 if config.dtype == "float32" else 0.5
+        in_graphs = partial(GraphDecoder, compile=config.compile == "auto")
+        make_fused = in_graphs if self._device.type == "cuda" else FusedDecoder
+        decoder: Decoder = make_decoder(
+            self._model, config.decoder, config.max_batch, tolerance, make_fused
+        )
+        return decoder
+
+    def _make_sampler(self) -> GraphSampler:
+        """Returns what draws tokens on a GPU."""
+        head = self._model.get_output_embeddings().weight
+        config = self._config
+        return GraphSampler(
+            config.max_batch,
+            len(head),
+            head.dtype,
+            self._device,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+        )
 
     @property
     def version(self) -> int:
@@ -405,6 +432,9 @@ class TorchGenerator:
         config = self._config
         uniform = uniforms(rows.seed[: rows.count], rows.length[: rows.count])
         greedy = rows.greedy[: rows.count]
+        if self._sampler is not None:
+            rows.append(*self._sampler(logits, uniform, greedy))
+            return
         temperature = config.temperature
         is_exact = self._exact is not None and self._decoder is self._exact
         if is_exact and temperature not in (0, 1):  # divided, as the trainer does
@@ -687,7 +717,9 @@ class TorchGenerator:
         self._inbox.check_idle()
         self._score_all()
         for decoder in self._decoders():
-            decoder.release(weights=self._weights.leaves)
+            decoder.release(weights=self._weights.moves_tensors)
+        if self._sampler is not None:
+            self._sampler.release()
         self._stale = self._rows.count > 0
         self._weights.sleep(self.version)
         return_free_pages()

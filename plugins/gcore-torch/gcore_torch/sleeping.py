@@ -1,23 +1,62 @@
-"""Keeps or drops the weights of a generator while it sleeps."""
+"""Keeps or drops the weights of a generator while it sleeps.
+
+Weights of an accelerator are compared, before and after, by sums that it computes itself: bringing
+all bytes to the host to hash them there would take longer than the sleep.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 import xxhash
 from gcore_language.weights import to_bytes
 from torch import Tensor
 
 from gcore_core.contract.errors import ContractError, WeightMismatch
+from gcore_torch.bed import Bed, bytes_of
+
+#: Numbers of a row of ``sums_of``.
+_ROW = 4096
+
+
+@torch.no_grad()
+def sums_of(memories: Mapping[str, Tensor]) -> dict[str, int]:
+    """Returns a digest of each memory, computed where it lies.
+
+    The bytes are read as rows of 16-bit numbers. All rows and all columns are added up, as integers
+    without rounding, and the sums are hashed (xxh3-64) on the host. Equal bytes have equal sums on
+    any device; a number that changed, or changed its place with another, changes one of them.
+
+    memories: name -> uint8[n] with an even n.
+    """
+    sums: list[Tensor] = []
+    counts: list[int] = []
+    for memory in memories.values():
+        numbers = memory.view(torch.int16)
+        whole = len(numbers) // _ROW * _ROW
+        rows = numbers[:whole].view(-1, _ROW)
+        parts = [rows.sum(0, dtype=torch.int64), rows.sum(1, dtype=torch.int64)]
+        parts.append(numbers[whole:].to(torch.int64))
+        sums += parts
+        counts.append(sum(map(len, parts)))
+    if not sums:
+        return {}
+    found = torch.cat(sums).cpu().numpy()
+    ends = np.cumsum(counts)
+    digests: dict[str, int] = {}
+    for name, end, count in zip(memories, ends.tolist(), counts, strict=True):
+        digests[name] = xxhash.xxh3_64_intdigest(found[end - count : end].data)
+    return digests
 
 
 class SleepingWeights:
     """Frees the memory of tensors for a sleep, and allocates it again afterwards.
 
-    On an accelerator ``sleep`` moves the weights to host memory. On a CPU they are there already,
-    and stay. With ``discard`` the weights are dropped instead, on either, and after the wake a push
-    must bring them again.
+    On an accelerator ``sleep`` moves the weights to pinned host memory. On a CPU they are there
+    already, and stay. With ``discard`` the weights are dropped instead, on either, and after the
+    wake a push must bring them again.
 
     asleep: whether the generator sleeps.
     lacking: whether it is awake without weights: they were discarded and not pushed yet.
@@ -45,8 +84,9 @@ class SleepingWeights:
         # version and hashes of the weights that fell asleep
         self._version = 0
         self._hashes: dict[str, int] = {}
-        # copies on the host; of discarded weights only shape and dtype (tensors on "meta")
+        # of discarded weights in host memory shape and dtype (tensors on "meta")
         self._copies: dict[str, Tensor] = {}
+        self._bed = Bed(role, 0, "")  # for an accelerator's weights
 
     def fingerprint(self) -> dict[str, int]:
         """Returns name -> xxh3-64 of the tensor's bytes."""
@@ -58,9 +98,16 @@ class SleepingWeights:
     @property
     def leaves(self) -> bool:
         """Whether a sleep moves or drops the weights."""
-        return self._discard or any(
-            tensor.device.type != "cpu" for tensor in self._tensors.values()
-        )
+        return self._discard or self._on_device
+
+    @property
+    def moves_tensors(self) -> bool:
+        """Whether tensors have other memory after a sleep, and share none any more."""
+        return self._discard and not self._on_device
+
+    @property
+    def _on_device(self) -> bool:
+        return any(tensor.device.type != "cpu" for tensor in self._tensors.values())
 
     @property
     def nbytes(self) -> int:
@@ -78,17 +125,13 @@ class SleepingWeights:
         self.asleep = True
         if not self.lacking:
             self._version = version
-            self._hashes = self.fingerprint()
-        if not self.leaves:
-            return
-        for name, tensor in self._tensors.items():
-            host = (
-                torch.empty_like(tensor, device="meta") if self._discard else tensor.detach().cpu()
-            )
-            self._copies[name] = host
-            tensor.data = tensor.data.new_empty(0)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            self._hashes = self._digests()
+        if self._on_device:
+            self._bed.sleep(self._tensors.values(), drop=self._discard)
+        elif self._discard:
+            for name, tensor in self._tensors.items():
+                self._copies[name] = torch.empty_like(tensor, device="meta")
+                tensor.data = tensor.data.new_empty(0)
 
     @torch.no_grad()
     def wake(self) -> None:
@@ -98,11 +141,10 @@ class SleepingWeights:
         """
         if not self.asleep:
             return
+        self._bed.wake()
         for name, copy in self._copies.items():
             tensor = self._tensors[name]
             tensor.data = torch.empty_like(copy, device=tensor.device)
-            if not self._discard:
-                tensor.data.copy_(copy)
         self._copies = {}
         self.asleep = False
         self.lacking = self._discard
@@ -128,13 +170,26 @@ class SleepingWeights:
                 "the weights were discarded for a sleep.", "Push them, or set config.sleep: keep."
             )
 
+    def _digests(self) -> dict[str, int]:
+        """Returns what changes with the bytes: of each tensor, or of the memory that some share."""
+        if not self._on_device:
+            return self.fingerprint()
+        first: dict[int, tuple[str, torch.UntypedStorage]] = {}
+        for name, tensor in self._tensors.items():
+            storage = tensor.untyped_storage()
+            first.setdefault(storage.data_ptr(), (name, storage))
+        digests: dict[str, int] = sums_of(
+            {name: bytes_of(storage) for name, storage in first.values()}
+        )
+        return digests
+
     def _refusal(self, what: str, todo: str) -> ContractError:
         """Returns the error for a call that needs the weights."""
         return ContractError(what, where=f"roles.{self._role}", todo=todo)
 
     def _compare(self) -> None:
         """Raises WeightMismatch when a tensor's hash is not the one it had before the sleep."""
-        hashes = self.fingerprint()
+        hashes = self._digests()
         for name, expected in self._hashes.items():
             if hashes[name] != expected:
                 raise WeightMismatch(

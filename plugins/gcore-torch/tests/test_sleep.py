@@ -9,6 +9,7 @@ import pytest
 import torch
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
+from gcore_torch.sleeping import sums_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gcore_core.contract.errors import ContractError, WeightMismatch
@@ -172,3 +173,32 @@ def tiny_logp(generator: Any) -> Any:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_generator_that_is_told_twice_to_sleep_samples_the_same_after_it(
+    opened: Any, model_dirs: dict[str, Path]
+) -> None:
+    generator, weights = opened(sleep="discard"), weights_of(model_dirs["llama"])
+    before = sampled(generator)
+    for _ in range(2):
+        generator.sleep()
+    generator.wake()
+    push(generator, weights, 1)
+    assert sampled(generator) == before
+
+
+def test_the_sums_of_a_memory_change_with_any_byte_and_with_its_place() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for nbytes in (0, 2, 8190, 8192, 20_000):
+        memory = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=draw)
+        digest = sums_of({"w": memory})
+        assert digest == sums_of({"w": memory.clone()})
+        assert set(sums_of({"w": memory, "v": memory}).values()) == set(digest.values())
+        for place in (0, nbytes // 2, nbytes - 1) if nbytes else ():
+            changed = memory.clone()
+            changed[place] += 1
+            assert sums_of({"w": changed}) != digest
+    memory = torch.arange(0, 20_000, dtype=torch.int16).view(torch.uint8)
+    swapped = memory.clone().view(torch.int16)
+    swapped[[3, 9000]] = swapped[[9000, 3]]
+    assert sums_of({"w": swapped.view(torch.uint8)}) != sums_of({"w": memory})

@@ -1,0 +1,185 @@
+"""A decoder that computes a token for each row by one replay of a CUDA graph.
+
+A graph has fixed shapes and addresses. So rows are filled up to a number for which there is a
+graph, columns to a multiple of ``_COLUMNS``, and the column that is written is a tensor. Graphs are
+made when they are first needed, and again when the cache has grown.
+
+Legend of shapes: as in ``gcore_torch.decoder``; R rows of a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gcore_language.images import Images
+from torch import Tensor
+
+from gcore_torch.compiling import compiled
+from gcore_torch.decoder import FusedDecoder, LayerTensors
+from gcore_torch.replay import Pool, Replay, rows_of_graph
+
+#: Attention reads a multiple of so many columns.
+_COLUMNS = 128
+
+
+class GraphDecoder(FusedDecoder):
+    """A ``FusedDecoder`` for GPUs.
+
+    Its cache grows with rows as well as with columns. On a CPU it computes the same without graphs,
+    which is how it is tested there.
+
+    compile: whether torch.compile makes kernels for what lies between attention and attention. It
+        takes some seconds, when the first graph is made.
+    """
+
+    def __init__(self, model: Any, capacity: int, *, compile: bool = False) -> None:
+        self._begin = compiled(begin_layer) if compile else begin_layer
+        self._end = compiled(end_layer) if compile else end_layer
+        self._graphs: dict[tuple[int, int], Replay[Tensor]] = {}
+        self._cache_rows = 0
+        super().__init__(model, capacity)
+        self._pool = Pool(self._device)
+
+    def _new_cache(self, columns: int) -> Tensor:
+        layers = len(self._model.model.layers)
+        shape = (layers, 2, self._cache_rows, self._kv_heads, columns, self._size)
+        # zeros, because a masked column takes part in products, and 0 * nan is nan
+        return torch.zeros(shape, device=self._device, dtype=self._dtype)
+
+    def _forget_graphs(self) -> None:
+        """Drops graphs that read memory which has been given up, and the pool of these graphs."""
+        self._graphs = {}
+        self._pool = Pool(self._device)
+
+    def _lay(self, shift: int, columns: int) -> None:
+        cache, tables = self._cache, self._cos
+        first = max(0, -shift)
+        last = self._column
+        target = slice(first + shift, last + shift)
+        if columns > cache.shape[4] or self._cache_rows > cache.shape[2]:
+            width = max(cache.shape[4], _COLUMNS)
+            while width < columns:
+                width *= 2
+            self._cache = self._new_cache(width)
+            self._cache[:, :, : self.rows, :, target] = cache[:, :, : self.rows, :, first:last]
+        elif shift:
+            for layer in cache:  # a layer at a time, so that the copy is small
+                layer[:, : self.rows, :, target] = layer[:, : self.rows, :, first:last].clone()
+        self._column += shift
+        self._starts[: self.rows] += shift
+        self._make_tables(self._cache.shape[4])
+        if self._cache is not cache or self._cos is not tables:
+            self._forget_graphs()
+
+    @torch.no_grad()
+    def prefill(
+        self,
+        prompts: Sequence[np.ndarray],
+        repeats: Sequence[int],
+        images: Sequence[Images | None] = (),
+    ) -> Tensor:
+        """See ``Decoder.prefill``. Raises ValueError when more than ``capacity`` rows would run."""
+        rows = min(self.rows + sum(repeats), self._capacity)
+        self._cache_rows = max(self._cache_rows, rows_of_graph(rows, self._capacity))
+        return super().prefill(prompts, repeats, images)
+
+    @torch.no_grad()
+    def advance(self, tokens: Tensor) -> Tensor:
+        """See ``Decoder.advance``. The logits change with the next call."""
+        self._lay(0, self._column + 1)
+        rows = rows_of_graph(self.rows, self._capacity)
+        columns = -(-(self._column + 1) // _COLUMNS) * _COLUMNS
+        graph = self._graphs.get((rows, columns))
+        if graph is None:
+            graph = self._make_graph(rows, columns)
+        # rows that nobody asked for begin where they end: they see nothing but their own token
+        numbers = np.full(rows + 1, self._column, np.int64)
+        numbers[1 : 1 + self.rows] = self._starts[: self.rows]
+        graph.inputs["tokens"][: self.rows].copy_(tokens)
+        graph.inputs["numbers"].copy_(torch.from_numpy(numbers))
+        logits = graph.run()[: self.rows]
+        self._column += 1
+        return logits
+
+    def _make_graph(self, rows: int, columns: int) -> Replay[Tensor]:
+        """Makes the graph of a pass over so many rows, whose attention reads so many columns.
+
+        Its inputs are tokens int64[R], and numbers int64[1 + R]: the column to write, and the first
+        column of each row.
+        """
+        inputs = {
+            "tokens": torch.zeros(rows, dtype=torch.int64, device=self._device),
+            "numbers": torch.full(
+                (rows + 1,), self._column, dtype=torch.int64, device=self._device
+            ),
+        }
+        graph = Replay(inputs, lambda given: self._pass(given, columns), self._pool)
+        self._graphs[rows, columns] = graph
+        return graph
+
+    def _pass(self, inputs: Mapping[str, Tensor], columns: int) -> Tensor:
+        """Computes one token for each row; returns logits [R, V]."""
+        tokens, numbers = inputs["tokens"], inputs["numbers"]
+        rows = len(tokens)
+        column, starts = numbers[:1], numbers[1:]
+        positions = column - starts
+        cos = self._cos.index_select(0, positions)[:, None]
+        sin = self._sin.index_select(0, positions)[:, None]
+        at = torch.arange(columns, device=self._device)
+        hidden = (at < starts[:, None]) | (at > column)
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None]
+        x = F.embedding(tokens, self._model.model.embed_tokens.weight)
+        heads = self._query_heads
+        for layer, cache in zip(self._layers, self._cache, strict=True):
+            turned = self._begin(layer.tensors(), x, cos, sin, self._kv_heads)
+            fresh = turned[:, heads:].view(rows, 2, self._kv_heads, self._size).transpose(0, 1)
+            cache[:, :rows].index_copy_(3, column, fresh[:, :, :, None])
+            keys, values = cache[:, :rows, :, :columns]
+            out = F.scaled_dot_product_attention(
+                turned[:, :heads, None], keys, values, mask, enable_gqa=True
+            )
+            x = self._end(layer.tensors(), x, out.reshape(rows, -1))
+        return self._logits(x)
+
+    def release(self, *, weights: bool) -> None:
+        super().release(weights=weights)
+        self._forget_graphs()
+
+
+def begin_layer(
+    weights: LayerTensors, x: Tensor, cos: Tensor, sin: Tensor, kv_heads: int
+) -> Tensor:
+    """Projects x [n, D] to rotated queries, rotated keys and values, [n, H + 2K, E].
+
+    It computes what ``FusedDecoder`` does, and overwrites nothing, so that it can be compiled.
+
+    cos, sin: [n, 1, E]; see ``FusedDecoder``.
+    """
+    normed = F.rms_norm(x, weights.norm_in.shape, weights.norm_in, weights.eps)
+    projected = F.linear(normed, weights.qkv, weights.qkv_bias).unflatten(-1, (-1, cos.shape[-1]))
+    split = projected.shape[1] - 2 * kv_heads
+    q, k, v = projected.split([split, kv_heads, kv_heads], 1)
+    if weights.norm_q is not None and weights.norm_k is not None:
+        q = F.rms_norm(q, weights.norm_q.shape, weights.norm_q, weights.eps)
+        k = F.rms_norm(k, weights.norm_k.shape, weights.norm_k, weights.eps)
+    turning = torch.cat([q, k], 1)
+    first, second = turning.chunk(2, -1)
+    turned = turning * cos + torch.cat([second, first], -1) * sin
+    return torch.cat([turned.to(v.dtype), v], 1)
+
+
+def end_layer(weights: LayerTensors, x: Tensor, attended: Tensor) -> Tensor:
+    """Does the rest of a layer after its attention, as ``FusedLayer.finish`` does; [n, D].
+
+    x: [n, D], the layer's input.
+    attended: [n, H E], outputs of the attention.
+    """
+    x = x + F.linear(attended, weights.output, weights.output_bias)
+    normed = F.rms_norm(x, weights.norm_out.shape, weights.norm_out, weights.eps)
+    gate, up = F.linear(normed, weights.gate_up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, weights.down)
