@@ -7,6 +7,7 @@ are shown to the driver only then.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -26,18 +27,21 @@ def pinned_bytes(nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
     if nbytes < _LARGE:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    block = mmap.mmap(-1, nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # of a system without huge pages
         block.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(block, np.uint8)
     _touch(memory)
     address = memory.ctypes.data
     failed = torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)
     if int(failed):  # such as by a limit on locked memory
+        with contextlib.suppress(RuntimeError):  # the driver's error, which the next call raises
+            torch.zeros(1, device="cuda")
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     tensor = torch.from_numpy(memory)
     # the storage holds the block; when it goes, the driver lets go of it first
-    weakref.finalize(memory, _release, address)
+    finalizer = weakref.finalize(memory, _release, address)
+    finalizer.atexit = False  # a thread may still be writing to it when the process ends
     return tensor
 
 

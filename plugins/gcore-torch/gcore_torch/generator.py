@@ -241,6 +241,13 @@ class TorchGenerator:
         """Returns the decoder of this model here."""
         config = self._config
         tolerance = 1e-3 if config.dtype == "float32" else 0.5
+        if config.compile == "auto" and self._context.deterministic:
+            raise ConfigError(
+                "compile does not go with a deterministic run.",
+                where=f"roles.{self._context.role}.config.compile",
+                why="that has not been tested",
+                todo="Set it to never.",
+            )
         in_graphs = partial(GraphDecoder, compile=config.compile == "auto")
         make_fused = in_graphs if self._device.type == "cuda" else FusedDecoder
         decoder: Decoder = make_decoder(

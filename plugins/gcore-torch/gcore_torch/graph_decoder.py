@@ -1,8 +1,8 @@
 """A decoder that computes a token for each row by one replay of a CUDA graph.
 
 A graph has fixed shapes and addresses. So rows are filled up to a number for which there is a
-graph, columns to a multiple of ``_COLUMNS``, and the column that is written is a tensor. Graphs are
-made when they are first needed, and again when the cache has grown.
+graph, columns to a multiple of ``COLUMNS``, and the column that is written is a tensor. Graphs are
+made when they are first needed, and again when the cache has grown and after every sleep.
 
 Legend of shapes: as in ``gcore_torch.decoder``; R rows of a graph.
 """
@@ -17,13 +17,20 @@ import torch
 import torch.nn.functional as F
 from gcore_language.images import Images
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gcore_torch.cache_columns import COLUMNS, cache_columns
 from gcore_torch.compiling import compiled
 from gcore_torch.decoder import FusedDecoder, LayerTensors
 from gcore_torch.replay import Pool, Replay, rows_of_graph
 
-#: Attention reads a multiple of so many columns.
-_COLUMNS = 128
+#: A deterministic run leaves out attention whose gradients do not repeat; here are no gradients.
+_ANY_ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class GraphDecoder(FusedDecoder):
@@ -33,7 +40,7 @@ class GraphDecoder(FusedDecoder):
     which is how it is tested there.
 
     compile: whether torch.compile makes kernels for what lies between attention and attention. It
-        takes some seconds, when the first graph is made.
+        takes some 20 seconds, when the first graph is made.
     """
 
     def __init__(self, model: Any, capacity: int, *, compile: bool = False) -> None:
@@ -41,6 +48,8 @@ class GraphDecoder(FusedDecoder):
         self._end = compiled(end_layer) if compile else end_layer
         self._graphs: dict[tuple[int, int], Replay[Tensor]] = {}
         self._cache_rows = 0
+        self._longest = 0  # of the prompts that are being read
+        self._logits_of_all: Tensor | None = None  # all graphs write here, [rows of the cache, V]
         super().__init__(model, capacity)
         self._pool = Pool(self._device)
 
@@ -56,15 +65,17 @@ class GraphDecoder(FusedDecoder):
         self._pool = Pool(self._device)
 
     def _lay(self, shift: int, columns: int) -> None:
+        """See ``FusedDecoder._lay``. A full cache gives up its unused columns before it grows."""
         cache, tables = self._cache, self._cos
+        if columns > cache.shape[4] and self.rows:
+            unused = int(self._starts[: self.rows].min()) + shift
+            more = max(0, min(unused, columns - 1 - self._longest))
+            shift, columns = shift - more, columns - more
         first = max(0, -shift)
         last = self._column
         target = slice(first + shift, last + shift)
         if columns > cache.shape[4] or self._cache_rows > cache.shape[2]:
-            width = max(cache.shape[4], _COLUMNS)
-            while width < columns:
-                width *= 2
-            self._cache = self._new_cache(width)
+            self._cache = self._new_cache(cache_columns(columns, cache.shape[4]))
             self._cache[:, :, : self.rows, :, target] = cache[:, :, : self.rows, :, first:last]
         elif shift:
             for layer in cache:  # a layer at a time, so that the copy is small
@@ -85,14 +96,18 @@ class GraphDecoder(FusedDecoder):
         """See ``Decoder.prefill``. Raises ValueError when more than ``capacity`` rows would run."""
         rows = min(self.rows + sum(repeats), self._capacity)
         self._cache_rows = max(self._cache_rows, rows_of_graph(rows, self._capacity))
-        return super().prefill(prompts, repeats, images)
+        self._longest = max(map(len, prompts))
+        with sdpa_kernel(_ANY_ATTENTION):
+            logits = super().prefill(prompts, repeats, images)
+        self._longest = 0
+        return logits
 
     @torch.no_grad()
     def advance(self, tokens: Tensor) -> Tensor:
         """See ``Decoder.advance``. The logits change with the next call."""
         self._lay(0, self._column + 1)
         rows = rows_of_graph(self.rows, self._capacity)
-        columns = -(-(self._column + 1) // _COLUMNS) * _COLUMNS
+        columns = -(-(self._column + 1) // COLUMNS) * COLUMNS
         graph = self._graphs.get((rows, columns))
         if graph is None:
             graph = self._make_graph(rows, columns)
@@ -117,7 +132,13 @@ class GraphDecoder(FusedDecoder):
                 (rows + 1,), self._column, dtype=torch.int64, device=self._device
             ),
         }
-        graph = Replay(inputs, lambda given: self._pass(given, columns), self._pool)
+        if self._logits_of_all is None or len(self._logits_of_all) < rows:
+            head = self._model.lm_head.weight
+            shape = (self._cache_rows, len(head))
+            self._logits_of_all = torch.empty(shape, dtype=head.dtype, device=self._device)
+            self._forget_graphs()
+        with sdpa_kernel(_ANY_ATTENTION):
+            graph = Replay(inputs, lambda given: self._pass(given, columns), self._pool)
         self._graphs[rows, columns] = graph
         return graph
 
@@ -144,10 +165,12 @@ class GraphDecoder(FusedDecoder):
                 turned[:, :heads, None], keys, values, mask, enable_gqa=True
             )
             x = self._end(layer.tensors(), x, out.reshape(rows, -1))
-        return self._logits(x)
+        assert self._logits_of_all is not None
+        return self._logits_of_all[:rows].copy_(self._logits(x))
 
     def release(self, *, weights: bool) -> None:
         super().release(weights=weights)
+        self._logits_of_all = None
         self._forget_graphs()
 
 

@@ -27,6 +27,7 @@ from gcore_language.memory import (
 )
 
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
+from gcore_torch.cache_columns import cache_columns
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.sharding_settings import ShardingSettings
 
@@ -209,7 +210,7 @@ def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Itera
     weights = size * model.parameters
     narrow = "" if size == 2 else "config.dtype=bfloat16"
     yield from in_every_phase("weights", weights, setting=narrow, note=config.dtype)
-    cache = _cache(model, config)
+    cache = _cache(model, config, on_gpu=worker.device != "cpu")
     for phase in PHASES:  # the cache is kept for the next rollout
         yield replace(cache, phase=phase)
     run = Pass(tokens=_PREFILL_TOKENS, actions=config.max_batch, dtype=config.dtype)
@@ -232,10 +233,19 @@ def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Itera
     yield MemoryNeed(phase=ASLEEP, what="weights", nbytes=kept, on="host", note=config.sleep)
 
 
-def _cache(model: Architecture, config: TorchGeneratorConfig) -> MemoryNeed:
-    """Returns the key-value cache of ``max_batch`` rows, which grows by half when it is full."""
+def _cache(model: Architecture, config: TorchGeneratorConfig, *, on_gpu: bool) -> MemoryNeed:
+    """Returns the key-value cache of ``max_batch`` rows.
+
+    On a CPU it grows by half when it is full; on a GPU it doubles, and the former one is there
+    until it is copied.
+    """
     length = config.context_length or config.max_new_tokens
-    columns = -(-length * 3 // 2 // 16) * 16
+    if on_gpu:
+        columns = cache_columns(length) * 3 // 2
+        grown = "a power of two, and the former cache while it grows"
+    else:
+        columns = -(-length * 3 // 2 // 16) * 16
+        grown = "half as much to grow"
     prompts = "" if config.context_length else "; prompts are not counted, set context_length"
     return MemoryNeed(
         phase="rollout",
@@ -243,5 +253,5 @@ def _cache(model: Architecture, config: TorchGeneratorConfig) -> MemoryNeed:
         nbytes=NBYTES[config.dtype] * model.cached_numbers * config.max_batch * columns,
         at_most=True,
         setting=f"config.max_batch={max(1, config.max_batch // 2)}",
-        note=f"{config.max_batch} samples of {length} tokens and half as much to grow{prompts}",
+        note=f"{config.max_batch} samples of {length} tokens and {grown}{prompts}",
     )

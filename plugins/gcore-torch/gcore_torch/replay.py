@@ -19,13 +19,13 @@ _FEW_ROWS = (1, 2, 4, 8, 16, 24, 32)
 
 
 def rows_of_graph(rows: int, capacity: int) -> int:
-    """Returns for how many rows the graph is made that serves so many; at most ``capacity``."""
+    """Returns the rows of the graph that serves so many; at most ``capacity``."""
     fitting = next((few for few in _FEW_ROWS if few >= rows), -(-rows // 32) * 32)
     return min(fitting, capacity)
 
 
 class Pool:
-    """Memory that graphs share, of which one at a time is in use: none may outlive the next replay.
+    """Memory that graphs share. What a graph leaves there is lost when another one is replayed.
 
     device: where the graphs run.
     """

@@ -121,7 +121,8 @@ def choose_by_blocks(
     last = sums.shape[1] - 1
     chosen = torch.searchsorted(ends, threshold, right=True).clamp_(max=last)
     block = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).squeeze(1)
-    inner = block.cumsum(-1, dtype=torch.float64) + (ends - sums).gather(1, chosen)
+    before = F.pad(ends[:, :-1], (1, 0))
+    inner = block.cumsum(-1, dtype=torch.float64) + before.gather(1, chosen)
     within = torch.searchsorted(inner, threshold, right=True)
     # rounding may leave the threshold behind the block's end: its last token of any weight is drawn
     places = torch.arange(_BLOCK, device=logits.device)
@@ -166,7 +167,8 @@ class GraphSampler:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns (tokens int64[B], log-probs float64[B]); arguments are those of ``choose``."""
         rows = len(logits)
-        width = rows_of_graph(rows, self._capacity)
+        # of a single row torch adds up in an order that changes from call to call
+        width = max(2, rows_of_graph(rows, self._capacity))
         graph = self._graphs.get(width)
         if graph is None:
             graph = self._graphs[width] = Replay(self._inputs(width), self._draw, self._pool)
@@ -196,14 +198,15 @@ class GraphSampler:
         """Returns float64[2, R]: tokens and log-probs, so that one copy brings both to the host."""
         uniform, greedy = inputs["numbers"].unbind()
         is_strict = torch.are_deterministic_algorithms_enabled()
-        # torch refuses every cumsum on a GPU then; of rows as short as here it repeats
+        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        # torch refuses every cumsum on a GPU then; of several rows at once it repeats
         torch.use_deterministic_algorithms(False)
         try:
             tokens, logp = choose_by_blocks(
                 inputs["logits"], uniform, self._temperature, greedy > 0, **self._narrowed
             )
         finally:
-            torch.use_deterministic_algorithms(is_strict)
+            torch.use_deterministic_algorithms(is_strict, warn_only=only_warns)
         return torch.stack([tokens.double(), logp.double()])
 
 

@@ -27,18 +27,19 @@ def sums_of(memories: Mapping[str, Tensor]) -> dict[str, int]:
 
     The bytes are read as rows of 16-bit numbers. All rows and all columns are added up, as integers
     without rounding, and the sums are hashed (xxh3-64) on the host. Equal bytes have equal sums on
-    any device; a number that changed, or changed its place with another, changes one of them.
+    any device. One number that changed, or two that changed places, change the sums; changes that
+    cancel each other in every row and every column do not.
 
-    memories: name -> uint8[n] with an even n.
+    memories: name -> uint8[n].
     """
     sums: list[Tensor] = []
     counts: list[int] = []
     for memory in memories.values():
-        numbers = memory.view(torch.int16)
+        numbers = memory[: len(memory) // 2 * 2].view(torch.int16)
         whole = len(numbers) // _ROW * _ROW
         rows = numbers[:whole].view(-1, _ROW)
         parts = [rows.sum(0, dtype=torch.int64), rows.sum(1, dtype=torch.int64)]
-        parts.append(numbers[whole:].to(torch.int64))
+        parts += [numbers[whole:].to(torch.int64), memory[2 * len(numbers) :].to(torch.int64)]
         sums += parts
         counts.append(sum(map(len, parts)))
     if not sums:

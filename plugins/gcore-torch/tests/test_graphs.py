@@ -55,6 +55,24 @@ def test_its_logits_are_those_of_the_fused_decoder_while_rows_come_and_go(
         alike([d.advance(tokens[:2]) for d in decoders])
 
 
+def test_a_full_cache_gives_up_unused_columns_before_it_grows(model_dirs: dict[str, Path]) -> None:
+    """Rows of at most 120 tokens come and go for ever in a cache of 128 columns."""
+    model = load_model(str(model_dirs["llama"]), dtype="float32")
+    decoders = [FusedDecoder(model, 4), GraphDecoder(model, 4)]
+    for decoder in decoders:
+        decoder.prefill(prompts_of(20), [1])
+    for turn in range(8):
+        for decoder in decoders:
+            decoder.prefill(prompts_of(20 + turn), [1])
+        for _ in range(40):
+            logits = [d.advance(torch.arange(3, 3 + d.rows)) for d in decoders]
+            np.testing.assert_allclose(logits[0], logits[1], atol=2e-5)
+        for decoder in decoders:
+            if decoder.rows == 2:
+                decoder.drop(np.array([True, False]))  # the older one
+    assert decoders[1]._cache.shape[4] == 128
+
+
 def test_it_goes_on_after_it_was_released(model_dirs: dict[str, Path]) -> None:
     model = load_model(str(model_dirs["qwen3"]), dtype="float32")
     decoder = make_decoder(model, "auto", 4, 1e-3, GraphDecoder)

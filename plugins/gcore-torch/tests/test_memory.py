@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,4 +205,10 @@ def test_the_cache_has_keys_and_values_of_each_layer_for_each_token_of_each_samp
     config = TorchGeneratorConfig(max_batch=4, context_length=1024, dtype="bfloat16")
     needs = list(generator_memory(config, worker(path)))
     # 24 layers, 2 key-value heads of 64, keys and values, 2 bytes; grown by half
-    assert of(needs, "key-value cache", "rollout") == 24 * 2 * 64 * 2 * 2 * 4 * 1536
+    one = 24 * 2 * 64 * 2 * 2 * 4
+    assert of(needs, "key-value cache", "rollout") == one * 1536
+    needs = list(
+        generator_memory(replace(config, context_length=1025), worker(path, device="cuda"))
+    )
+    # a cache of 2,048 columns, and that of 1,024 while it grows
+    assert of(needs, "key-value cache", "rollout") == one * (2048 + 1024)
