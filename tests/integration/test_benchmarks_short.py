@@ -493,7 +493,6 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 #: benchmarks without a committed result
 NOT_MEASURED_YET = {
-    "asynchronous_emulated",
     "asynchronous_quickstart",
     "large_context",
     "machines",
@@ -505,6 +504,7 @@ NOT_MEASURED_YET = {
 ELSEWHERE = {
     "controllers_readers": "tests/unit/test_verl_rival.py",
     "controllers_saturation": "tests/integration/test_benchmarks_short.py",
+    "gpu": "tests/integration/test_gpu_benchmark.py",
     "house": "tests/unit/test_house.py",
     "machines_ray": "plugins/gcore-ray/tests/test_benchmark.py",
     "placement_real": "tests/integration/test_placement_real.py",
