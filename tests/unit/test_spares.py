@@ -342,6 +342,25 @@ def test_threads_of_an_import_run_at_the_priority_that_the_process_has() -> None
     assert done.returncode == 0, done.stderr
 
 
+def test_pyarrow_starts_no_thread_in_a_worker_and_the_user_may_have_it_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process with a thread cannot be forked, so a fault costs the import of every engine."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
+    program = "import os, pyarrow; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=spares.environment_of(sys.executable) | {"OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "1"
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "mine")
+    assert spares.environment_of(sys.executable)["JE_ARROW_MALLOC_CONF"] == "mine"
+
+
 def test_the_memory_of_a_container_bounds_what_is_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")

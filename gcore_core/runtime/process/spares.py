@@ -47,6 +47,10 @@ ROOM = 4
 PAYS_AFTER_S = 60.0
 _ANSWER_S = 10.0  # a fork has so long, on a machine that is loaded
 _SHELL = "gcore_core.runtime.shells"
+#: What keeps libraries from starting a thread when they are imported, since a process with threads
+#: cannot be forked: the allocator that pyarrow brings has one that gives memory back.
+_WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+
 #: Kind of worker -> the core's own modules that it imports when it is built.
 _CORE_MODULES = {
     "generator": ("gcore_core.runtime.push", f"{_SHELL}.generator"),
@@ -432,7 +436,7 @@ def environment_of(python: str) -> dict[str, str]:
 
     Another interpreter must not find this one's modules.
     """
-    environment = dict(os.environ)
+    environment = _WITHOUT_THREADS | dict(os.environ)
     if python not in ("", sys.executable):
         environment.pop("PYTHONPATH", None)
         environment.pop("PYTHONHOME", None)
