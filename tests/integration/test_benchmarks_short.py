@@ -229,8 +229,7 @@ SMALL = (
             slow=True,
         ),
         short(
-            "proved_engines",
-            *("--parts", "engines", "--engines", "torch", "--steps", "2", "--set", *SMALL),
+                    *("--parts", "engines", "--engines", "torch", "--steps", "2", "--set", *SMALL),
             fact=lambda values: (
                 values["torch_generator_on_same_in_a_batch"] == 1
                 and values["torch_generator_on_same_in_another_place"] == 1
@@ -497,7 +496,6 @@ NOT_MEASURED_YET = {
     "large_context",
     "machines",
     "protocol_async",
-    "proved_engines",
 }
 
 #: benchmarks whose short form is elsewhere, and where
