@@ -229,7 +229,7 @@ SMALL = (
             slow=True,
         ),
         short(
-                    *("--parts", "engines", "--engines", "torch", "--steps", "2", "--set", *SMALL),
+            *("--parts", "engines", "--engines", "torch", "--steps", "2", "--set", *SMALL),
             fact=lambda values: (
                 values["torch_generator_on_same_in_a_batch"] == 1
                 and values["torch_generator_on_same_in_another_place"] == 1
