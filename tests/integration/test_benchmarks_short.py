@@ -229,6 +229,7 @@ SMALL = (
             slow=True,
         ),
         short(
+            "proved_engines",
             *("--parts", "engines", "--engines", "torch", "--steps", "2", "--set", *SMALL),
             fact=lambda values: (
                 values["torch_generator_on_same_in_a_batch"] == 1
