@@ -13,23 +13,9 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.gpu_benchmark import MODULES, PARTS
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NAMES = ("gpu", "gpu_large", "report", "swap", "engine_overhead", "engine_pairs")
-PARTS = (
-    *("learns", "bfloat16", "ipc", "sleep", "busy", "tokens", "vllm"),
-    *(
-        "step",
-        "step_64k",
-        "lora",
-        "lora_64k",
-        "decode",
-        "decode_compiled",
-        "naps",
-        "save",
-        "repeat",
-        "offload",
-    ),
-)
 pytestmark = pytest.mark.gpu
 
 
@@ -38,7 +24,7 @@ def gpu() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(BENCHMARKS)  # it imports what lies beside it
         yield importlib.import_module("gpu")
-        for name in NAMES:
+        for name in MODULES:
             sys.modules.pop(name, None)
 
 

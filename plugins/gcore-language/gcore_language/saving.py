@@ -194,8 +194,11 @@ class Staging:
         for name, tensor in tensors.items():
             copy = former.get(name)
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
-                copy = pinned_like(tensor) if tensor.is_cuda else fresh
+                copy = (
+                    pinned_like(tensor)
+                    if tensor.is_cuda
+                    else torch.empty(tensor.shape, dtype=tensor.dtype)
+                )
             self._copies[name] = copy.copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.synchronize(device)

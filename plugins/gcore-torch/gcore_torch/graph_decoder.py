@@ -65,7 +65,11 @@ class GraphDecoder(FusedDecoder):
         self._pool = Pool(self._device)
 
     def _lay(self, shift: int, columns: int) -> None:
-        """See ``FusedDecoder._lay``. A full cache gives up its unused columns before it grows."""
+        """Moves the cached columns and makes room, see ``FusedDecoder._lay``.
+
+        Columns left of the first one of every row are unused. A full cache drops them before it
+        grows. As many columns stay as the longest prompt that is being read needs.
+        """
         cache, tables = self._cache, self._cos
         if columns > cache.shape[4] and self.rows:
             unused = int(self._starts[: self.rows].min()) + shift
@@ -157,14 +161,15 @@ class GraphDecoder(FusedDecoder):
         x = F.embedding(tokens, self._model.model.embed_tokens.weight)
         heads = self._query_heads
         for layer, cache in zip(self._layers, self._cache, strict=True):
-            turned = self._begin(layer.tensors(), x, cos, sin, self._kv_heads)
+            weights = layer.tensors()
+            turned = self._begin(weights, x, cos, sin, self._kv_heads)
             fresh = turned[:, heads:].view(rows, 2, self._kv_heads, self._size).transpose(0, 1)
             cache[:, :rows].index_copy_(3, column, fresh[:, :, :, None])
             keys, values = cache[:, :rows, :, :columns]
             out = F.scaled_dot_product_attention(
                 turned[:, :heads, None], keys, values, mask, enable_gqa=True
             )
-            x = self._end(layer.tensors(), x, out.reshape(rows, -1))
+            x = self._end(weights, x, out.reshape(rows, -1))
         assert self._logits_of_all is not None
         return self._logits_of_all[:rows].copy_(self._logits(x))
 

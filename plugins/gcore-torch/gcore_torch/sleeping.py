@@ -23,12 +23,15 @@ _ROW = 4096
 
 @torch.no_grad()
 def sums_of(memories: Mapping[str, Tensor]) -> dict[str, int]:
-    """Returns a digest of each memory, computed where it lies.
+    """Returns a digest of each memory. The device on which it lies adds it up.
 
-    The bytes are read as rows of 16-bit numbers. All rows and all columns are added up, as integers
-    without rounding, and the sums are hashed (xxh3-64) on the host. Equal bytes have equal sums on
-    any device. One number that changed, or two that changed places, change the sums; changes that
-    cancel each other in every row and every column do not.
+    The bytes are read as a table of 16-bit integers.
+    Every row and every column of the table is added up, without rounding.
+    The sums are copied to the host, and their hash (xxh3-64) is the digest.
+
+    Equal bytes have equal digests on any device.
+    One number that changes, or two that trade places, give another digest.
+    Changes that cancel out in every row and every column do not.
 
     memories: name -> uint8[n].
     """
