@@ -14,13 +14,20 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # where it is run as a script
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # where it is run as a script
+
+from measured import BENCHMARKS  # noqa: E402
 
 from tests import parts  # noqa: E402
 from tests.engines import every_test  # noqa: E402
-from tests.parts import CODE, Part  # noqa: E402
+from tests.parts import CODE, Part, code_of  # noqa: E402
 
-RECIPES = ("quickstart", "judge", "digits")
+#: The distributions that each recipe's run is made of.
+RECIPES = {
+    "quickstart": ("algorithms", "sentinel", "torch"),
+    "judge": ("algorithms", "balance", "genrm", "placement", "queueing", "sentinel", "torch"),
+    "digits": ("algorithms", "diffusion", "rewards"),
+}
 SEEDS = (0, 1, 2)
 FAULTS = (
     "tests/integration/test_faults.py::"
@@ -30,9 +37,9 @@ KILLS_AHEAD = (
     "plugins/gcore-async/tests/test_runs.py::test_thirty_kills_lose_nothing_and_double_nothing"
 )
 STOPS = "tests/integration/test_resume.py::test_a_run_stopped_repeatedly_gives_the_same_weights"
-#: What most parts run.
-INTEGRATION = (*CODE, "tests/integration")
-PROVED = (*CODE, "benchmarks/proved.py")
+#: What tests of whole runs need.
+INTEGRATION = (*code_of("algorithms", "sentinel", "torch"), "tests/integration")
+MEASURED = {benchmark.name: benchmark.paths for benchmark in BENCHMARKS}
 
 PARTS = (
     *(
@@ -40,9 +47,13 @@ PARTS = (
             name=f"learns-{recipe}-{seed}",
             budget_min=5,
             command=f"{{python}} tests/learning.py {recipe} --seed {seed}",
-            runs=(*CODE, "tests/learning.py"),
+            runs=(
+                *code_of(*names, recipes=(f"recipes/{recipe}", f"recipes/{recipe}.yaml")),
+                "recipes/quickstart",
+                "tests/learning.py",
+            ),
         )
-        for recipe in RECIPES
+        for recipe, names in RECIPES.items()
         for seed in SEEDS
     ),
     Part(
@@ -61,19 +72,19 @@ PARTS = (
         name="kills-async",
         budget_min=15,
         command=f"{{python}} -m pytest -q {KILLS_AHEAD}",
-        runs=(*CODE, "plugins/gcore-async"),
+        runs=(*code_of("algorithms", "async", "sentinel", "torch"), "plugins/gcore-async/tests"),
     ),
     Part(
         name="same-hash",
         budget_min=60,
         command="{python} benchmarks/proved.py --parts hashes --check",
-        runs=PROVED,
+        runs=MEASURED["proved_hashes"],
     ),
     Part(
         name="museum",
         budget_min=5,
         command="{python} benchmarks/proved.py --parts museum --check",
-        runs=PROVED,
+        runs=MEASURED["proved_museum"],
     ),
     Part(
         name="stops",

@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +29,36 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # where it is run as a script
 
 import report  # noqa: E402
-from measured import RESULTS, digest  # noqa: E402
+from measured import CORE, RESULTS, digest  # noqa: E402
 
 from tests.stages import PATIENCE, minutes, run_command  # noqa: E402
 
 #: Lies beside the results of benchmarks.
 RESULT = RESULTS / "long_tests.json"
-#: What most parts run beside their tests: all distributions, recipes, pins, what tests share.
+#: What parts run that name no distributions: all of them, recipes, pins, what tests share.
 CODE = ("gcore_core", "plugins/*/gcore_*", "recipes", "constraints.txt", "tests/support")
+#: What every part of a run needs: the core without its other commands, pins, what tests share.
+SHARED = (*CORE, "gcore_core/testing", "constraints.txt", "tests/support")
+QUICKSTART = ("recipes/quickstart", "recipes/quickstart.yaml")
+
+
+def code_of(*names: str, recipes: tuple[str, ...] = QUICKSTART) -> tuple[str, ...]:
+    """Returns the files that runs of some distributions need, those that these require included.
+
+    names: of distributions in ``plugins/``, without "gcore-". recipes: files and folders.
+    """
+    needed: set[str] = set()
+    waiting = [f"gcore-{name}" for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name in needed or name == "gcore-core":
+            continue
+        needed.add(name)
+        project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text())["project"]
+        requirements = [re.match(r"[\w-]+", line) for line in project["dependencies"]]
+        waiting += [found[0] for found in requirements if found and found[0].startswith("gcore-")]
+    packages = (f"plugins/{name}/{name.replace('-', '_')}" for name in sorted(needed))
+    return (*SHARED, *recipes, *packages)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # where it is run as a script
 
 from tests import parts  # noqa: E402
-from tests.engines.suites import ENGINES  # noqa: E402
-from tests.parts import CODE, Part  # noqa: E402
+from tests.engines.suites import BESIDE, BESIDE_OF, ENGINES  # noqa: E402
+from tests.parts import Part, code_of  # noqa: E402
 
 #: Minutes of a file where they are more than those of most.
 BUDGETS = {"elastic": 60, "split": 20, "cluster": 20, "images": 15, "contract": 15}
@@ -38,13 +38,15 @@ def test_files(engine: str) -> list[str]:
 def suites() -> Iterator[Part]:
     """Yields a part for each file of each engine's tests."""
     for engine in ENGINES:
+        beside = (name.removeprefix("gcore-") for name in (*BESIDE, *BESIDE_OF.get(engine, ())))
+        code = code_of(engine, *beside)
         for file in test_files(engine):
             topic = Path(file).stem.removeprefix("test_")
             yield Part(
                 name=f"{engine}-{topic}",
                 budget_min=BUDGETS.get(topic, USUAL_MIN),
                 command=f"{{python}} {SUITES} --engines {engine} --slow --files {file}",
-                runs=(*CODE, SUITES, f"plugins/gcore-{engine}/tests"),
+                runs=(*code, SUITES, f"plugins/gcore-{engine}/tests"),
             )
 
 
@@ -53,7 +55,11 @@ PAIRS = tuple(
         name=f"pair-{pair.replace(':', '-')}",
         budget_min=3,
         command=f"{{python}} benchmarks/engine_pairs.py --check --pairs {pair}",
-        runs=(*CODE, "benchmarks/engine_pairs.py", SUITES),
+        runs=(
+            *code_of("algorithms", *(side.partition("-")[0] for side in pair.split(":"))),
+            "benchmarks/engine_pairs.py",
+            SUITES,
+        ),
     )
     for pair in (
         "torch:torch",

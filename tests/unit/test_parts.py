@@ -135,6 +135,12 @@ def test_what_a_part_runs_is_in_the_checkout(long: tuple[Part, ...]) -> None:
         assert found.stdout, pattern
 
 
+def test_what_a_part_runs_holds_what_its_distributions_require_and_no_others() -> None:
+    folders = {path for path in parts.code_of("torch") if path.startswith("plugins/")}
+    names = ("gcore-torch", "gcore-context", "gcore-language")
+    assert folders == {f"plugins/{name}/{name.replace('-', '_')}" for name in names}
+
+
 def test_all_pairs_all_recipes_and_all_files_of_commands_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
