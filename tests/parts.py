@@ -37,8 +37,15 @@ from tests.stages import PATIENCE, minutes, run_command  # noqa: E402
 RESULT = RESULTS / "long_tests.json"
 #: What parts run that name no distributions: all of them, recipes, pins, what tests share.
 CODE = ("gcore_core", "plugins/*/gcore_*", "recipes", "constraints.txt", "tests/support")
-#: What every part of a run needs: the core without its other commands, pins, what tests share.
-SHARED = (*CORE, "gcore_core/testing", "constraints.txt", "tests/support")
+#: What every part needs: the core without its other commands, contracts, pins, what tests share.
+SHARED = (
+    *CORE,
+    "gcore_core/testing/contracts",
+    "gcore_core/testing/conformance.py",
+    "gcore_core/testing/pytest_plugin.py",
+    "constraints.txt",
+    "tests/support",
+)
 QUICKSTART = ("recipes/quickstart", "recipes/quickstart.yaml")
 
 
