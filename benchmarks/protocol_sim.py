@@ -1,6 +1,6 @@
 """Runs the real step program, ledger and shells on virtual time, with faults, then planted bugs.
 
-    python benchmarks/protocol_sim.py [--json] [--check] [--seeds 0:10000] [--mutant-seeds 100]
+    python benchmarks/protocol_sim.py [--json] [--check] [--seeds 0:10000] [--mutant-seeds 250]
     [--processes 2]
 
 A run has 4 shards, 2 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes
@@ -198,7 +198,7 @@ def main() -> int:
     )
     add_options(parser)
     parser.add_argument("--seeds", default="0:10000", help="first and behind the last")
-    parser.add_argument("--mutant-seeds", type=int, default=100)
+    parser.add_argument("--mutant-seeds", type=int, default=250)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     tally = Tally()
