@@ -1,17 +1,20 @@
 """Says which benchmarks there are, how each is run, and which files it measures.
 
-A result is stale when one of these files is no longer as it was when the result was measured. The
-digest of the files says so, and not the commit alone: it is the same after a rebase, in a clone
-without history, and it changes with a file that is not committed yet.
+A result is stale when one of these files is no longer as it was when the result was measured, but
+for comments and docstrings. The digest of the files says so, and not the commit alone: it is the
+same after a rebase, in a clone without history, and it changes with a file that is not committed
+yet.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -548,31 +551,46 @@ BENCHMARKS = (
 
 
 def digest(paths: Iterable[str], root: Path = ROOT) -> str:
-    """Returns what the tracked files under ``paths`` hash to, names included, as they lie there."""
+    """Returns what the tracked files under ``paths`` hash to, names included, as they lie there.
+
+    Of Python only what runs is hashed: another comment, docstring or line break changes nothing.
+    """
     listing = _git(root, "ls-files", "-z", "--", *paths)
     names = sorted(name for name in listing.split("\0") if name and (root / name).is_file())
     total = hashlib.sha256()
     for name in names:
-        blob = (root / name).read_bytes()
-        total.update(hashlib.sha256(blob).digest())
+        content = (root / name).read_bytes()
+        hashed = what_runs(content) if name.endswith(".py") else content
+        total.update(hashlib.sha256(hashed).digest())
         total.update(name.encode() + b"\0")
     return total.hexdigest()[:16]
 
 
-def digest_at(commit: str, paths: Iterable[str], root: Path = ROOT) -> str:
-    """Returns the digest that ``paths`` had at a commit; "" where the commit is not known."""
+@lru_cache(maxsize=4096)
+def what_runs(source: bytes) -> bytes:
+    """Returns Python's source without comments, docstrings and layout; as it is if it has none.
+
+    A string that stands alone in a statement runs nothing; where it was all of a block, ``pass``
+    stands for it.
+    """
     try:
-        listing = _git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", *paths)
-    except subprocess.CalledProcessError:
-        return ""
-    total = hashlib.sha256()
-    for name in sorted(name for name in listing.split("\0") if name):
-        blob = subprocess.run(
-            ["git", "show", f"{commit}:{name}"], cwd=root, capture_output=True, check=True
-        ).stdout
-        total.update(hashlib.sha256(blob).digest())
-        total.update(name.encode() + b"\0")
-    return total.hexdigest()[:16]
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)] or [ast.Pass()]
+    return ast.unparse(tree).encode()
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a string and nothing else."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def uncommitted(paths: Iterable[str], root: Path = ROOT) -> list[str]:

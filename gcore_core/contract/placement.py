@@ -1,7 +1,7 @@
 """Defines the types of placement: devices, where roles are on them, and the policy that decides.
 
-What a policy sees of past steps (``Requests``, ``Profile`` and ``Outcome``) is defined in
-``gcore_core.contract.measurements``.
+What a policy sees of past steps is defined beside it: ``Requests`` and ``Outcome`` in
+``gcore_core.contract.measurements``, ``Profile`` in ``gcore_core.contract.engine_profiles``.
 """
 
 from __future__ import annotations

@@ -77,6 +77,28 @@ def test_a_result_is_kept_until_a_file_that_it_measures_changes(
     assert not run_all.is_fresh(benchmark, checkout)
 
 
+def test_a_comment_or_a_docstring_makes_no_result_stale(
+    scripts: Scripts, checkout: Path, benchmark: Any
+) -> None:
+    assert scripts.run_all.run_benchmark(benchmark, checkout) == ""
+    (checkout / "code.py").write_text('"""Says how fast."""\n\n# in rows\nspeed = (\n    1\n)\n')
+    assert scripts.run_all.is_fresh(benchmark, checkout)
+    (checkout / "code.py").write_text('"""Says how fast."""\n\nspeed = "1"\n')
+    assert not scripts.run_all.is_fresh(benchmark, checkout)
+
+
+def test_what_runs_is_all_of_a_source_but_its_texts(scripts: Scripts) -> None:
+    def what_runs(source: str) -> str:
+        return str(scripts.measured.what_runs(source.encode()).decode())
+
+    assert what_runs('def f():\n    """Nothing."""\n') == "def f():\n    pass"
+    assert (
+        what_runs('if a:\n    "b"\nelse:\n    c = "d"\n') == "if a:\n    pass\nelse:\n    c = 'd'"
+    )
+    assert what_runs("lambda: 'kept'") == "lambda: 'kept'"
+    assert what_runs("no python (") == "no python ("
+
+
 def test_what_is_not_committed_is_not_measured(
     scripts: Scripts, checkout: Path, benchmark: Any
 ) -> None:
@@ -96,14 +118,6 @@ def test_a_benchmark_that_fails_keeps_its_old_result(
     reason = scripts.run_all.run_benchmark(benchmark, checkout)
     assert reason.startswith("exit code 3")
     assert benchmark.result.read_text() == before
-
-
-def test_the_digest_of_a_commit_is_that_of_the_files_it_left(
-    scripts: Scripts, checkout: Path
-) -> None:
-    at_commit = scripts.measured.digest_at("HEAD", ("code.py", "benchmarks"), checkout)
-    assert at_commit == scripts.measured.digest(("code.py", "benchmarks"), checkout)
-    assert scripts.measured.digest_at("0" * 40, ("code.py",), checkout) == ""
 
 
 def test_others_go_on_when_one_fails_and_the_exit_code_tells(
