@@ -462,6 +462,10 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
             "rewards.length.worker=policy",
             "rewards.length.worker: 'policy' cannot name a worker; use letters",
         ),
+        (
+            "rewards.length.weight=.nan",
+            "rewards.length.weight: must be a finite number, not nan.",
+        ),
         ("run.epochs=0", "run.epochs: must be greater than 0, not 0.0."),
         ("rewards.length.workers=0", "rewards.length.workers: must be at least 1, not 0."),
         (

@@ -1,0 +1,24 @@
+"""Settings of a trainer are within their limits, or refused by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gcore_language.settings import TrainerSettings
+
+from gcore_core.contract.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate: must not be negative, is -1.0"),
+        ({"learning_rate": float("nan")}, "learning_rate: must not be negative, is nan"),
+        ({"warmup_updates": -1}, "warmup_updates: must not be negative, is -1"),
+        ({"final_fraction": 1.5}, r"final_fraction: must be in 0\.\.1, is 1\.5"),
+    ],
+)
+def test_a_setting_beyond_its_limit_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainerSettings(**settings)
