@@ -17,11 +17,13 @@ sys.path.insert(0, str(ROOT))  # where it is run as a script
 
 from tests import parts  # noqa: E402
 from tests.engines.suites import BESIDE, BESIDE_OF, ENGINES  # noqa: E402
-from tests.parts import Part, code_of  # noqa: E402
+from tests.parts import KIT, Part, code_of  # noqa: E402
 
 #: Minutes of a file where they are more than those of most.
 BUDGETS = {"elastic": 60, "split": 20, "cluster": 20, "images": 15, "contract": 15}
 USUAL_MIN = 10
+#: Files that run contracts of the kit.
+CONTRACTS = ("contract", "cluster")
 SUITES = "tests/engines/suites.py"
 #: What decides what is installed.
 PINS = (SUITES, "constraints.txt", "plugins/*/gcore_*/*.txt", "plugins/gcore-venv/gcore_venv")
@@ -46,7 +48,12 @@ def suites() -> Iterator[Part]:
                 name=f"{engine}-{topic}",
                 budget_min=BUDGETS.get(topic, USUAL_MIN),
                 command=f"{{python}} {SUITES} --engines {engine} --slow --files {file}",
-                runs=(*code, SUITES, f"plugins/gcore-{engine}/tests"),
+                runs=(
+                    *code,
+                    *((KIT,) if topic in CONTRACTS else ()),
+                    SUITES,
+                    f"plugins/gcore-{engine}/tests",
+                ),
             )
 
 

@@ -50,8 +50,8 @@ class MidwayTests(Contract):
         push(generator, perturbed(weights), before + 1)
         later = self.drain(generator, requests, ended)
         cut = [record for record in later if record.versions == (before, before + 1)]
-        cut = without_media(cut)
         assert cut, "no sample went on through the push: let samples be longer"
+        cut = without_media(cut)
         new = _scored(generator, cut)
         push(generator, weights, before + 2)
         self._check(cut, [_scored(generator, cut), new])
@@ -69,8 +69,8 @@ class MidwayTests(Contract):
         push(generator, weights, before + 2)
         later = self.drain(generator, requests, ended)
         cut = [record for record in later if record.versions == (before, before + 2)]
-        cut = without_media(cut)
         assert cut, "no sample went on through both pushes: let samples be longer"
+        cut = without_media(cut)
         old = _scored(generator, cut)
         push(generator, perturbed(weights), before + 3)
         self._check(cut, [old, _scored(generator, cut), old])
@@ -108,7 +108,8 @@ class MidwayTests(Contract):
 def without_media(records: Iterable[Finished]) -> list[Finished]:
     """Returns the records whose columns hold all that the model has read.
 
-    Only of these can log-probs be asked for: an image is no column, but media of its record.
+    Only of these can log-probs be asked for: an image is no column, but media of its record. Where
+    every sample that was cut shows an image, a test holds their versions alone.
     """
     return [record for record in records if not record.media]
 
