@@ -37,8 +37,8 @@ from tests.stages import PATIENCE, minutes, run_command  # noqa: E402
 RESULT = RESULTS / "long_tests.json"
 #: What parts run that name no distributions: all of them, recipes, pins, what tests share.
 CODE = ("gcore_core", "plugins/*/gcore_*", "recipes", "constraints.txt", "tests/support")
-#: What every part needs: the core without its other commands, what tests take of the kit, pins, what
-#: tests share. Those that run contracts need the whole kit.
+#: What every part needs: the core without its other commands, what tests take of the kit, pins,
+#: what tests share. Those that run contracts need the whole kit.
 KIT = "gcore_core/testing"
 SHARED = (
     *CORE,
