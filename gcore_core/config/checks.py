@@ -518,9 +518,10 @@ def _columns(
 def _widths(
     settings: JobSettings, roles: Mapping[str, RoleProvider], objects: Mapping[str, Any]
 ) -> Iterator[str]:
-    """A backend says widths, each at least 1, of the wide columns of its role alone.
+    """A backend says widths of wide columns that some role gives, and none is negative.
 
-    A backend may serve several roles, so what another role's columns are is no concern of it.
+    The column may be another role's, since a backend may serve several roles. A width of 0 says
+    that the column is not given.
     """
     known = {column.name: column for role in roles.values() for column in role.column_specs}
     for name in settings.roles:
@@ -697,7 +698,9 @@ def _own_columns(
     objects: Mapping[str, Any],
     columns: Mapping[str, Sequence[ColumnSpec]],
 ) -> Iterator[str]:
-    """Columns that a trainer computes for its own advantage are the policy's, and are required.
+    """Only the policy's trainer computes columns for an advantage of its own.
+
+    The advantage then requires at least one of them, and no role gives any of them as well.
 
     columns: role of this run -> what it gives.
     """

@@ -101,7 +101,10 @@ class ControllerContext:
 
     @property
     def advantage_code(self) -> PluginCode:
-        """Calls the advantage's code and names its plugin in errors; so do the next two."""
+        """Calls the advantage's code, and names its plugin in errors.
+
+        The next three do the same for filter, sampling program and balancer.
+        """
         return advantage_code(self.advantage, self.facts.providers.get("advantage", ""))
 
     @property

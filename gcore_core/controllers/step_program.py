@@ -129,7 +129,10 @@ class StepProgram(ABC):
     ) -> bool:
         """Pushes the new weights, then saves, evaluates and reports; whether the run ends here.
 
-        No sample may be in flight when it is called. trained: what ``train`` returned.
+        No sample may be in flight when it is called, unless it may have several versions (see
+        ``Publishing``).
+
+        trained: what ``train`` returned.
 
         Raises Stopped in all shards when the run is to end with this step, which is not its last.
         """

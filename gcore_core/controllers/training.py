@@ -348,9 +348,10 @@ class Training:
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
         """Measures how even the ranks' work was planned, and how even it was.
 
-        A balancer that learns gets the seconds too. Returns metrics; empty except in the lead.
+        A balancer that learns gets the seconds too, unless the run is to repeat. Returns metrics;
+        empty except in the lead.
 
-        busy_s: float64[ranks], seconds of processor time.
+        busy_s: float64[ranks], seconds of each rank's own work (``TrainReply.busy_s``).
         """
         drawn_plan = self._drawn_plan
         balancer = self._context.balancer

@@ -9,7 +9,9 @@ with ``guarded`` and runs it with ``serve``. Then:
 - A request whose ``Host`` is neither 127.0.0.1 nor localhost is refused: a site elsewhere may have
   its own name lead here (DNS rebinding).
 - A request that changes something is refused where its ``Origin`` is another page's.
-- Every answer has headers that forbid to keep it, to frame it and to guess its type.
+- Every answer has headers that forbid to keep it, to frame it and to guess its type. Two that show
+  nothing of the page have none: the refusal of a wrong ``Host``, and the bare words after an error
+  of the application.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ __all__ = ["HEADERS", "HOSTS", "Door", "guarded", "serve", "set_cookie"]
 
 #: Names by which a browser on this machine, or at the end of a tunnel to it, reaches a page.
 HOSTS = ("127.0.0.1", "localhost")
-#: Headers of every answer, unless the answer has its own.
+#: Headers of every answer that passes ``_Guard``, unless the answer has its own.
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
     # With "no-referrer" browsers send "Origin: null" with a form, and it could not be checked.

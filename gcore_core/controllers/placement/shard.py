@@ -33,8 +33,9 @@ class PlacementShard:
 
     A step program calls ``rest`` when a rollout is over and ``decide`` before each push. ``Window``
     and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``. A program
-    that generates ahead of training does not call ``rest``, since its generators never rest. No
-    rollout may be in flight at ``decide``.
+    that generates ahead of training does not call ``rest``, since its generators never rest.
+
+    Where a placement policy moves devices, no rollout may be in flight at ``decide``.
 
     awake: who is awake now; the one place to read it.
     """

@@ -32,6 +32,7 @@ from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 class Told(msgspec.Struct, array_like=True, frozen=True):
     """Says of a group that it is complete.
 
+    ordinal: of the group.
     teaches: whether a step may train on it.
     unusable: whether it failed.
     first: the oldest version of the weights that began one of its records.
@@ -92,8 +93,11 @@ class Deadlines:
     front: the next ordinal that is begun for the first time.
     version: of the weights that every shard has seen published.
     wanted: the step whose groups every shard wants.
-    issued: groups begun since a step took some; ``rounds``: how often.
-    unusable, complete: groups that have ended since then, and of these those that failed.
+    issued: groups begun since a step took some.
+    rounds: in how many rounds these were begun.
+    complete: groups that have become complete since then.
+    unusable: of the ``complete``, those that have failed.
+    belief: the belief about the keep rate, from the steps before.
     """
 
     bounds: Bounds
@@ -301,7 +305,11 @@ class Deadlines:
         return self.bounds.limit + self.bounds.ahead * self.bounds.prompts
 
     def _alive(self) -> list[int]:
-        """Returns ordinals of groups that teach or may teach, those begun first before others."""
+        """Returns ordinals of groups that teach or may still teach.
+
+        They are ordered by the version that began them, then by ordinal; in an ``exact`` run by
+        ordinal alone.
+        """
         alive = [o for o in self._begun if o not in self._told or self._told[o].teaches]
         if self.bounds.exact:
             return sorted(alive)

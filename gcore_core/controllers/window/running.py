@@ -44,8 +44,7 @@ class Look(msgspec.Struct, array_like=True):
 
     version: of the weights that it has seen published; of all shards the oldest.
     wanted: the step whose groups it wants; of all shards the lowest.
-    drawn: whether all its records are drawn.
-    told: groups that have ended since its last look.
+    told: its groups that have become complete since its last look; of all shards all, by ordinal.
     """
 
     version: int

@@ -19,7 +19,8 @@ from gcore_core.runtime.rpc.retry import insist_anew
 # Seconds for which a request waits for further records, unless the event loop rests for longer and
 # so gets them together. Sending a request costs as much as the work for twenty records.
 WAIT_S = 0.005
-# The most records in one request. A reward's time limit counts for all of them together.
+# A request that waits takes further records only up to this many in all. More that have come at
+# once still go together. A reward's time limit counts for all records of a request together.
 MOST = 64
 
 
