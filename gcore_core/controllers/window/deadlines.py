@@ -12,6 +12,7 @@ needs, and at most so many are due at any step: groups are only begun while
 
     groups that were begun and not taken  <=  needed by the steps up to v + age
 
+where groups that are known to teach nothing do not count.
 So a step that takes the groups that are due, before all others, never has more of them than it
 needs. Nothing has to be thrown away for its age, and no age exceeds the bound, whatever takes how
 long. Versions that records report are not needed for it.
@@ -115,9 +116,10 @@ class Deadlines:
     _told: dict[int, Told] = field(default_factory=dict)
     _above: set[int] = field(default_factory=set)  # consumed ordinals above ``base``
     _again: list[int] = field(default_factory=list)  # to be begun again, sorted
-    _kept_flags: list[bool] = field(default_factory=list)  # of groups, as they ended
-    _counted: set[int] = field(default_factory=set)  # ended before the run was resumed
-    _drops: bool = False  # whether any group has ever been passed over
+    # Whether each group teaches, in the order in which they became complete; of this step.
+    _kept_flags: list[bool] = field(default_factory=list)
+    _counted: set[int] = field(default_factory=set)  # complete before the run was resumed
+    _drops: bool = False  # whether any group of the run has ever taught nothing
 
     # -- what happens ------------------------------------------------------------------------------
 

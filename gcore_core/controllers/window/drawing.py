@@ -25,10 +25,11 @@ from gcore_core.runtime.rpc.retry import PATIENT, gone, is_gone
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Says what leases are drawn for.
+    """Says what leases are drawn for. A round is what a step or an evaluation issues at once.
 
-    step: the step that will use the records; their memory is held for it.
-    number: counts the rounds of a step.
+    step: the step that will use the records; their memory is held for it. ``RunningWindow`` does
+        not know that step yet: it gives the version that begins them, by which it releases them.
+    number: counts the rounds of a step. ``Drawing`` gives each wave of a round its own number.
     purpose: TRAIN, GREEDY or SAMPLED.
     least: the oldest version of the weights that may begin a sample; in a deterministic run the
         only one that may draw it.
@@ -223,11 +224,11 @@ class Drawing:
 
 
 def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:
-    """Raises WeightMismatch when a record says that older weights ended it than it was asked of.
+    """Raises WeightMismatch when a record claims a last version older than ``Round.least``.
 
-    A generator that is behind takes a push before it begins, so its label is wrong. Such a record
-    would pass for an old one, whose log-probs are compared by nothing. Generators that no push has
-    reached are left out.
+    A generator that is behind takes a push before it begins, so it held newer weights and the
+    version that it claims is wrong. Such a record would pass for a stale one, whose log-probs
+    nothing compares. Generators that no push has reached are left out.
     """
     for header in headers:
         if header.stamp == UNSEALED or header.versions[1] >= round_.least:

@@ -40,7 +40,7 @@ class _Group:
     turn: which pass over the dataset.
     due: how many of its records may be drawn by now, the first ones; a wave makes more due.
     drafts: sample -> the record that it is made from.
-    attempt: how often draws of it were lost with their replica.
+    attempt: how often draws of it were lost, with their replica or its machine.
     records: sample -> its finished record.
     scored: the samples that need no further score.
     carried: whether the step before drew it.
@@ -64,6 +64,7 @@ def has_failed_reward(header: Header) -> bool:
 class Ledger:
     """Keeps one shard's groups from their lease to the end of their step.
 
+    shard: the number of this shard, of ``shards``.
     rows: size of the dataset.
     seed: of the run; it gives the order of the rows.
     samples: records that a group has.
@@ -228,6 +229,8 @@ class Ledger:
         header = group.records[score.sample]
         if score.reason and not has_failed_reward(header):
             header.reason = score.reason  # it says more than why the record ended
+        # A reward may come twice: its whole group is scored again when a record of it was lost with
+        # its machine and is drawn again. The later value replaces the earlier, in the receipt too.
         header.receipt = add_receipts(header.receipt, score.receipt)
         if replaced := {name: v for name, v in header.rewards.items() if name in score.values}:
             header.receipt = add_receipts(header.receipt, -receipt_of(header.seal, replaced))

@@ -25,6 +25,7 @@ class ReplayedDeadlines(Deadlines):
 
     lines: Sequence[StepMembership] = ()
     source: str = ""
+    # What is still to be repeated, in order: the rounds before a step, then the step itself.
     _ahead: deque[Begun | StepMembership] = field(default_factory=deque)
 
     def __post_init__(self) -> None:

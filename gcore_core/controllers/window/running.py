@@ -120,9 +120,9 @@ class RunningWindow(Window):
         )
         self._ledger = self._subsets
         self._numbered = -1  # the version whose rounds are numbered now
-        self._numbers = 0
-        self._version = start
-        self._wanted = start - 1
+        self._numbers = 0  # how many of its rounds have a number
+        self._version = start  # of the weights that this shard has seen published
+        self._wanted = start - 1  # the step whose groups this shard wants
         self._settled = dict[int, Settled]()  # own groups that no step has taken
         self._latest = list[Settled]()  # of these, those that no look has told
         self._draws = set[asyncio.Task[None]]()
@@ -149,6 +149,7 @@ class RunningWindow(Window):
         return replayed.end if isinstance(replayed, ReplayedDeadlines) else None
 
     def _restore(self) -> None:
+        """Takes over the groups that a checkpoint holds; a new run has none."""
         facts = self._context.facts
         ordinals = {header.ordinal for header in facts.carried}
         taken_over = self._deadlines.restore(facts.state.get("window", {}), ordinals)
@@ -188,7 +189,8 @@ class RunningWindow(Window):
     def seal(self, taken: Taken) -> Taken:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
 
-        That are all finished records of the window. The others are drawn again.
+        It holds the records of all groups that are complete and not taken, but of those that cannot
+        be used. A run that goes on from it draws all others again.
         """
         deadlines = self._deadlines
         self._metrics |= {
@@ -227,6 +229,10 @@ class RunningWindow(Window):
     # -- the loop ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        """Looks, closes a step, begins groups and rests, over and over, until it is cancelled.
+
+        Raises what failed in drawing, and TrainingError when too many groups cannot be used.
+        """
         while True:
             await self._look()
             self._take_if_there()
@@ -271,6 +277,7 @@ class RunningWindow(Window):
             raise too_many_failures(unusable, deadlines.unusable, deadlines.complete, logs)
 
     def _take_if_there(self) -> None:
+        """Closes the next step, for ``take`` to return, if all shards want it and it is there."""
         deadlines = self._deadlines
         if self._taken is not None or self._has_taken.is_set():
             return
@@ -284,6 +291,12 @@ class RunningWindow(Window):
         self._has_taken.set()
 
     def _close_step(self, membership: Membership, counts: Counter[str], first: int) -> Taken:
+        """Makes this shard's part of a step, and gives up the groups that the step consumes.
+
+        membership: of the step, over all shards.
+        counts: ``Taken.counts`` so far.
+        first: ``Taken.first_ordinal``.
+        """
         deadlines = self._deadlines
         step = deadlines.step - 1
         self._subsets.close_these(membership.consumed)
@@ -391,7 +404,10 @@ class RunningWindow(Window):
     # -- what wakes it -----------------------------------------------------------------------------
 
     def _group_has_ended(self) -> None:
-        """A group of this shard is complete: it looks when its part of the next step is."""
+        """Wakes the loop if all of this shard's part of the wanted step is complete.
+
+        It is called whenever a group of this shard has become complete.
+        """
         if self._deadlines.wanted < self._deadlines.step:
             return
         for ordinal in self._deadlines.next_part():
@@ -401,6 +417,7 @@ class RunningWindow(Window):
         self._wake.set()
 
     def _draw_has_ended(self, task: asyncio.Task[None]) -> None:
+        """Wakes the loop if the draw has failed, or was the last one of this shard."""
         self._draws.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failed = task.exception()
@@ -435,6 +452,7 @@ class RunningWindow(Window):
 
 
 def _told(one: Settled) -> Told:
+    """Returns what all shards are told of a group that has its verdict."""
     digests = [digest for header in one.group for digest in _digests_of(header)]
     firsts = [header.versions[0] for header in one.group]
     spanning = [header.versions[0] != header.versions[1] for header in one.group]

@@ -77,6 +77,10 @@ class Scoring:
             task.cancel()
 
     async def _score(self, headers: list[Header]) -> None:
+        """Waits for further records, then has these and the groups that they complete scored.
+
+        headers: a list that ``add`` may still add to while this waits.
+        """
         # In an event loop that rests, what came in a rest is taken in one turn, and that turn ends
         # here: a timer would only wake the loop once more.
         await asyncio.sleep(0 if present_rest_s() > WAIT_S else WAIT_S)
