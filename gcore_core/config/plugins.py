@@ -96,6 +96,9 @@ class Plugins:
     def load(self, plugin: Installed, *, where: str = "") -> None:
         """Imports and validates one plugin. A second call for the same name does nothing.
 
+        Raises PluginBroken when its import or one of its provider hooks fails, ContractError when
+        a hook or a description is not as the contract says.
+
         where: the config key that names the plugin.
         """
         if plugin.name in self._loaded:

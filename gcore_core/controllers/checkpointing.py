@@ -71,8 +71,9 @@ class Checkpointing:
         metrics: those of the step; retention may choose the best checkpoint by them.
         last: whether the run ends with this step.
 
-        Returns the metric "seconds/checkpoint": the time for which saving held the run up; empty
-        where nothing was due to be saved.
+        Returns in the lead the metric "seconds/checkpoint", the time for which saving held the run
+        up. It is empty in other shards, and in a run without ``checkpoint.every`` unless a save was
+        begun or finished.
         """
         every = self._context.facts.checkpoint.every
         stopping = self._context.stopping.is_set()

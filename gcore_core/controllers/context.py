@@ -55,7 +55,8 @@ class ControllerContext:
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
     saving: set in the lead when somebody has asked for a checkpoint.
-    lost: which machines of generators are lost, in this attempt.
+    lost: which machines of generators are lost, since the run has begun, or begun again from a
+        checkpoint.
     keepers: agents of the nodes that keep records of machines that may be lost; none where no
         machine may.
     newcomers: the generators that have come within the run; None: none may.

@@ -459,8 +459,9 @@ def draw_plan(
 ) -> Drawn:
     """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
-    The seed draws the minibatches, from whole groups, so that a prompt is encoded once. Inside a
-    minibatch the balancer chooses the ranks. Minibatches are never chosen by length: a length that
+    The seed draws the minibatches, from whole groups, so that records of one prompt may train
+    together and share its encoding. Inside a minibatch the balancer chooses the ranks. Minibatches
+    are never chosen by length: a length that
     decides the update in which a record takes part would bias the gradient. So a balancer is asked
     about one minibatch at a time, and cannot move a record to another.
 
@@ -493,6 +494,7 @@ def draw_plan(
         costs = costs_of(code, balancer, work.take(members))
         minibatch_of[members] = minibatch
         if tiles is None and whole_groups:
+            # A group is dealt as a tile would be: this is the number of each record's group.
             place = np.unique(work.group[members], return_inverse=True)[1]
             rank_of[members] = deal_tiles(place, costs, ranks)
         elif tiles is None:

@@ -37,7 +37,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.rpc.retry import insist
 
-Evidence = dict[Source, np.ndarray]
+Evidence = dict[Source, np.ndarray]  # (replica, version) -> what ``Sentinel.weigh`` gave, summed
 GAP_MAX = "logprob_gap_max"
 GAP_MEAN = "logprob_gap_mean"
 #: What a trainer says of the log-probs of generators beside its own.

@@ -13,6 +13,7 @@ needs, and at most so many are due at any step: groups are only begun while
     groups that were begun and not taken  <=  needed by the steps up to v + age
 
 where groups that are known to teach nothing do not count.
+
 So a step that takes the groups that are due, before all others, never has more of them than it
 needs. Nothing has to be thrown away for its age, and no age exceeds the bound, whatever takes how
 long. Versions that records report are not needed for it.

@@ -102,6 +102,7 @@ class Drawing:
         fixed: bool,
     ) -> None:
         """Works off all lanes at once; the first failure ends all."""
+        # Each queue once, since lanes may share one.
         queues = {id(waiting): waiting for _, waiting in lanes}.values()
         parts = [leases for waiting in queues for leases in waiting]
         pace = Pace(sum(len(lease.samples) for leases in parts for lease in leases))
