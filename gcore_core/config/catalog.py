@@ -156,6 +156,7 @@ class Catalog:
         return plugin
 
     def _with_state(self, row: _Found) -> Installed:
+        """Returns the plugin with its state: disabled, else a clash, else what its versions say."""
         if row.requires is None:
             state = "ok"
             reason = ""

@@ -50,7 +50,8 @@ _FROM_VALUES = {
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-#: Kind of a role -> the config paths whose objects its workers build beside their backend.
+#: Kind of a role -> config paths of what its workers build beside their backend, so that the role's
+#: interpreter must have the plugins that are chosen there.
 _BUILT_BESIDE = {
     "trainer": ("objective", "sentinel"),
     "generator": ("data", "evaluation.data"),
@@ -645,6 +646,10 @@ def _learners(
 def _learner(
     name: str, provided: Mapping[str, Provided], role: RoleProvider, required: frozenset[str]
 ) -> Iterator[str]:
+    """A trainer besides the policy has an objective and, where its role gives columns, a use.
+
+    required: columns that the advantage requires, or the objective of another role.
+    """
     path = f"roles.{name}"
     if f"{path}.objective" not in provided:
         yield f"{path}.objective: nothing says what this role trains; set objective.use."

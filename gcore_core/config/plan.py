@@ -122,6 +122,7 @@ class Plan:
         return {leaf: self._origin(leaf) for leaf in yaml_source.flat(self.config)}
 
     def _origin(self, leaf: str) -> str:
+        """Returns where the value at a dotted key was set, or whose default it is."""
         if leaf in self.origins:
             return self.origins[leaf]
         for path, item in self.provided.items():

@@ -179,6 +179,10 @@ class Plugins:
         return self._problems("gcore_check_files", config, {"here": here})
 
     def _problems(self, hook: str, config: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
+        """Returns what one hook reports, of all plugins. That it raises is a problem like others.
+
+        more: the hook's arguments besides ``plan``. Of that each plugin gets a copy of its own.
+        """
         problems = []
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
             try:
@@ -275,6 +279,7 @@ def observer_failure(plugin: str, hook: str, error: BaseException, todo: str) ->
 
 
 def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+    """Calls a plugin's hook with those of the arguments that it has named."""
     return impl.function(*(arguments[name] for name in impl.argnames))
 
 
@@ -333,6 +338,11 @@ def _check_arguments(plugin: Installed, module: ModuleType) -> None:
 
 
 def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy.HookImpl]) -> None:
+    """Raises ContractError for an unknown hook, a default, or a mark that orders the calls.
+
+    caller: pluggy's name for one hook with all its implementations.
+    impls: those of the plugin.
+    """
     if not caller.has_spec():
         hooks = [name for name in dir(hookspecs) if name.startswith("gcore_")]
         raise ContractError(

@@ -111,6 +111,7 @@ class Checkpointing:
                 await self._finish()
 
     async def _begin(self) -> None:
+        """Has the ranks begin to save what they hold, if the supervisor has a place for it."""
         step = self._saved = self._newest.step
         place = await self._send_to_supervisor(OPEN_CHECKPOINT, OpenCheckpoint(step))
         # Without a path the supervisor cannot write a checkpoint now, and has already said why.
@@ -122,6 +123,7 @@ class Checkpointing:
             await self._send_to_supervisor(BEGIN_CHECKPOINT, self._begun)
 
     async def _finish(self) -> None:
+        """Waits until the save that runs is whole, if one does, and has it committed."""
         if self._begun is None:
             return
         urgent = self._context.stopping.is_set()

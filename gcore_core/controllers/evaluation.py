@@ -86,6 +86,7 @@ class Evaluation:
         return evaluated
 
     async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
+        """Has one record of each row drawn and scored, and adds them to ``evaluated``."""
         facts = self._context.facts
         # Ordinals below zero: no record of an evaluation can be taken for one of the run.
         leases = [Lease(-(2 * row + 1 + round_.number), row, 0, (0,)) for row in rows]

@@ -94,6 +94,7 @@ class Publishing:
         await insist(self._context.supervisor, PUBLISHED, Published(version, names))
 
     async def _push_once(self, version: int, release_before: int, first: int, tried: int) -> None:
+        """Makes one attempt of a push, whose number is ``first`` + ``tried``."""
         attempt = first + tried
         ranks = self._context.trainers
         replicas = self._placement.replicas
@@ -145,6 +146,7 @@ class Releasing(Publishing):
     """
 
     async def _push_until_whole(self, version: int, release_before: int) -> None:
+        """Pushes nothing: tells annotators, keepers and generators what nobody needs any more."""
         await release_annotations(self._context, release_before)
         await release_kept(self._context, release_before)
         request = ReleaseSteps(release_before)

@@ -117,6 +117,7 @@ class StepProgram(ABC):
         return metrics
 
     async def _skip(self, step: int, watch: Stopwatch) -> dict[str, float]:
+        """Ends a step without a group to train on, in place of ``train``."""
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped

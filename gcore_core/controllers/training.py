@@ -249,6 +249,7 @@ class Training:
         return by_key(groups, advantages_of(code, advantage, scalars_of_groups, shared))
 
     def _check_records(self, groups: list[list[Header]]) -> None:
+        """Raises RecordMismatch for a record of a wrong row, or with rewards that nobody gave."""
         facts = self._context.facts
         for header in (header for group in groups for header in group):
             source = f"replica {header.replica} with version {header.versions[0]}"
@@ -263,6 +264,11 @@ class Training:
         names: list[str],
         scalars: Mapping[Key, list[float]],
     ) -> GroupScalars:
+        """Returns the group's numbers with the scalars that the ranks gave.
+
+        names: of the scalars, in the order of each row.
+        scalars: what ``prepare`` returned.
+        """
         rows = np.array([scalars[header.key] for header in group], np.float64).reshape(
             len(group), len(names)
         )
@@ -335,6 +341,7 @@ class Training:
         return metrics
 
     async def _skip(self, workers: Sequence[Peer], step: int) -> None:
+        """Tells workers that they do not train in this step; the lead does it."""
         if self._context.agree.lead:
             await asyncio.gather(*(insist(peer, SKIP_STEP, SkipStep(step)) for peer in workers))
 

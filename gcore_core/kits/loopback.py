@@ -217,6 +217,7 @@ def _refused(why: str) -> Response:
 
 
 def _listening(port: int) -> socket.socket:
+    """Returns a socket that listens on loopback. Raises AddressError for a port it cannot have."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -67,7 +67,7 @@ def fit_engine(
         return before or EngineFit(profile=prior)
     most = _most_at_once(requests)
     seen = max(most, known.max_running if known else 1)
-    # A replica that never had more requests than it was known to run tells nothing about places.
+    # Replicas that never had as many requests as they are known to run tell nothing about places.
     places = _choose_places(requests, most, known) if most == seen else seen
     running = replace(requests, start_s=_begin_of(requests, places))
     running = running.take(running.end_s > running.start_s)

@@ -101,6 +101,11 @@ def unpack_requests(
 def _requests(
     step: int, rows: np.ndarray, group: np.ndarray, arrival_s: np.ndarray, parent: np.ndarray
 ) -> Requests:
+    """Makes the requests of one role.
+
+    rows: of ``SAMPLED`` or ``ANSWERED``.
+    group, arrival_s, parent: as of ``Requests``, which the rows do not have.
+    """
     times = {name: rows[name].astype(float) for name in ("start_s", "end_s")}
     counts = {name: rows[name].astype(np.int64) for name in ("prompt", "actions", "replica")}
     return Requests(

@@ -247,6 +247,7 @@ class PlacementShard:
         await self._turn(True)
 
     async def _turn(self, judging: bool) -> None:
+        """In turns, gives the cells to the judges or to the policy, unless these have them."""
         # After the first barrier no shard uses the replicas that are put to sleep. The second keeps
         # every shard from asking replicas that are not awake yet.
         if self.awake.in_turns and judging != self._judging:

@@ -305,6 +305,7 @@ class Deadlines:
 
     @property
     def _most_issued(self) -> int:
+        """The most groups that are begun from when a step takes its groups until the next does."""
         return self.bounds.limit + self.bounds.ahead * self.bounds.prompts
 
     def _alive(self) -> list[int]:

@@ -240,6 +240,7 @@ class Ledger:
             self._has_score(score.ordinal, group, score.sample)
 
     def _has_score(self, ordinal: int, group: _Group, sample: int) -> None:
+        """Notes that a sample needs no further score; its group may be complete by that."""
         if sample not in group.scored:
             group.scored.add(sample)
             if len(group.scored) == self._samples:

@@ -263,6 +263,7 @@ class RunningWindow(Window):
         self._latest = []
 
     def _settle_latest(self) -> None:
+        """Gives a verdict to every group of this shard that has become complete."""
         for one in map(self._verdict, self._ledger.complete()):
             self._ledger.settle(one.ordinal, one.verdict, one.reason)
             self._settled[one.ordinal] = one
@@ -332,6 +333,7 @@ class RunningWindow(Window):
             self._begin(ordinals)
 
     def _begin(self, ordinals: list[int]) -> None:
+        """Begins one round: has this shard's part of it drawn, under the weights published last."""
         version = self._deadlines.version
         self._journal.begins(version, ordinals)
         leases = self._subsets.lease_these(ordinals)

@@ -132,6 +132,7 @@ class Scoring:
         return usable
 
     async def _score_on(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
+        """Has one scorer give these rewards of the records, and gives the scores to the ledger."""
         names = sorted(rewards)
         sees_groups = not self._of_groups.isdisjoint(rewards)
 

@@ -388,6 +388,7 @@ def _waves(context: ControllerContext) -> list[int] | None:
 
 
 def _digests(taken: Sequence[Settled]) -> dict[str, int]:
+    """Returns ``Taken.digests`` of these groups."""
     headers = [header for one in taken for header in one.group]
     return {
         "generation": sum_of(map(generation_digest, headers)),
