@@ -1,7 +1,7 @@
 """Checks what must hold between the values of a resolved configuration.
 
 All problems are reported in one error. A function that returns ``Iterator[str]`` yields one
-problem at a time, each beginning with its config path.
+problem at a time, each beginning with its config path; its docstring says what must hold.
 """
 
 from __future__ import annotations

@@ -396,7 +396,7 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
 
 
 def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
-    """Returns the parts that the job may do without, which only the plugins' settings can tell.
+    """Returns the parts of which only a plugin's settings can tell whether the job needs them.
 
     Those settings are not read yet; ``checks.run`` asks them.
     """

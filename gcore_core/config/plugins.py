@@ -284,6 +284,7 @@ def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
 
 
 def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
+    """Returns what a provider hook describes. Raises PluginBroken when the hook fails."""
     try:
         descriptions: Any = impl.function()
         return list(descriptions)
@@ -369,6 +370,7 @@ def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy
 
 
 def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[Provider]) -> None:
+    """Raises ContractError for a description of another class, or one that has problems."""
     if not isinstance(spec, expected):
         raise ContractError(
             f"{_who(plugin)}: {hook} must yield {expected.__name__}, not {type(spec).__name__}.",

@@ -88,7 +88,8 @@ class Evaluation:
     async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
         """Has one record of each row drawn and scored, and adds them to ``evaluated``."""
         facts = self._context.facts
-        # Ordinals below zero: no record of an evaluation can be taken for one of the run.
+        # Ordinals below zero: no record of an evaluation can be taken for one of the run. Row 0 has
+        # -1 in the greedy round and -2 in the sampled one, row 1 has -3 and -4, and so on.
         leases = [Lease(-(2 * row + 1 + round_.number), row, 0, (0,)) for row in rows]
         ledger = Ledger(
             shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.run.seed, samples=1

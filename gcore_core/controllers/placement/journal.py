@@ -52,8 +52,8 @@ def profiles_of_earlier_run(directory: Path) -> dict[str, Profile]:
     """Returns role -> the last profile that an earlier run of the same name has fitted.
 
     That run is the latest of those beside this one (``runs/<name>/<NNN>``) that have fitted any.
-    Returns {} where there is none, and for a directory that is not numbered, beside which are
-    strangers.
+    Returns {} where there is none, and for a directory that is not numbered: what lies beside that
+    are not runs of this name.
 
     directory: that of this run.
     """

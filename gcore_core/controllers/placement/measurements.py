@@ -51,6 +51,7 @@ def pack_requests(
     Returns the bytes of two arrays: ``SAMPLED``, a row for each record, and ``ANSWERED``, a row for
     each question.
 
+    records: those of this shard's latest rollout, with what their rewards asked.
     roles: the judges, in the order that ``ANSWERED`` counts them in.
     since_s: start of this shard's rollout; times are packed in seconds since then.
     """
