@@ -4,7 +4,7 @@ It imports no plugin, and neither pluggy nor omegaconf. A plugin is an entry poi
 in the group ``gcore``. Its state is one of
 
     ok            may be used
-    undeclared    may be used, but its metadata has no requirement on gcore-core, so nobody promised that it fits
+    undeclared    may be used, but its metadata has no readable requirement on gcore-core, so nobody promised that it fits
     incompatible  its requirement on gcore-core does not admit this version
     clash         another distribution provides a plugin of the same name
     disabled      ``G_CORE_PLUGINS=off`` leaves only ``core``

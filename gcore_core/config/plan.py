@@ -545,7 +545,7 @@ def _drop_of_others(item: Provided, settings: Any, path: str, origins: Mapping[s
     """Deletes from ``settings`` those that were meant for a provider that an override replaced.
 
     A key goes when the new provider has no such field. A key that is itself set by an override
-    stays, so that the user hears of the error in it.
+    stays, so that it is reported as an error.
     """
     known_keys = (
         {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()

@@ -24,7 +24,7 @@ Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is thei
 class Evaluated:
     """Holds one shard's part of an evaluation.
 
-    sums: of rewards and lengths, by purpose and name.
+    sums: of what was evaluated, such as ``greedy/length`` and ``sampled/REWARD``.
     samples: a few records to show, by reference.
     """
 

@@ -195,7 +195,10 @@ class _Guard:
         await app(scope, receive, send_with_headers)
 
     def _answer(self, request: Request) -> Response | None:
-        """Returns the answer to who is not let in; None for whoever is."""
+        """Returns the answer that the application does not give; None for a request that it gets.
+
+        That is a refusal or, after the right token in the address, the cookie and a redirection.
+        """
         door = self._door
         given = request.query_params.get("token")
         if request.method == "GET" and request.url.path == "/" and given is not None:

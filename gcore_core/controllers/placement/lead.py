@@ -89,7 +89,7 @@ class Mover:
     policy and the judges, and ``rescue`` helps a judge whose replicas do not answer. Both change
     who is awake without asking the policy for a new step.
 
-    metrics: those of the decision that came to its end last.
+    metrics: those of the latest decision whose rollout is over.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ from gcore_core.runtime.rpc.retry import insist
 class PlacementShard:
     """Says which replicas are awake, on one shard.
 
-    In a run whose policy moves nothing, every replica is awake in every rollout, but those of
-    machines that leave.
+    In a run whose policy moves nothing, every replica is awake in every rollout, except on machines
+    that are about to leave.
 
     A step program calls ``rest`` when a rollout is over and ``decide`` before each push. ``Window``
     and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``. A program

@@ -8,7 +8,7 @@ Two numbers bound how far generation runs before training:
     age    the most versions between the weights that began a record and the step that trains on it
 
 A group that was begun under version v is *due* at step v + age. A step takes as many groups as it
-needs, and at most so many are due at any step: groups are only begun while
+needs, and never are more than that due at one step: groups are only begun while
 
     groups that were begun and not taken  <=  needed by the steps up to v + age
 

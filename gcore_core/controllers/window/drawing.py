@@ -52,7 +52,7 @@ class Drawing:
         """Has the leases drawn and scored; returns when every record is finished and scored.
 
         Where a group is drawn in waves, the next wave begins when all of these groups have been
-        scored so far. Every shard makes as many waves, with or without records in them.
+        scored so far. Every shard makes the same number of waves, with or without records in them.
         """
         count = len(ledger.waves)
         for wave in range(count):

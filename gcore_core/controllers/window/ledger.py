@@ -240,7 +240,7 @@ class Ledger:
             self._has_score(score.ordinal, group, score.sample)
 
     def _has_score(self, ordinal: int, group: _Group, sample: int) -> None:
-        """Notes that a sample needs no further score; its group may be complete by that."""
+        """Notes that a sample needs no further score; with the last one its group is complete."""
         if sample not in group.scored:
             group.scored.add(sample)
             if len(group.scored) == self._samples:
@@ -254,7 +254,7 @@ class Ledger:
         return [group.records[sample] for sample in range(self._samples)]
 
     def has(self, group: Sequence[Header]) -> bool:
-        """Whether just these records are those of an open group, which is complete."""
+        """Whether these very records are those of a complete group that has no verdict yet."""
         complete = self._open.get(group[0].ordinal)
         if complete is None or len(complete.scored) < self._samples:
             return False

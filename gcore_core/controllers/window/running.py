@@ -44,7 +44,8 @@ class Look(msgspec.Struct, array_like=True):
 
     version: of the weights that it has seen published; of all shards the oldest.
     wanted: the step whose groups it wants; of all shards the lowest.
-    told: its groups that have become complete since its last look; of all shards all, by ordinal.
+    told: its groups that have become complete since its last look; those of all shards are joined,
+        by ordinal.
     """
 
     version: int
@@ -189,8 +190,8 @@ class RunningWindow(Window):
     def seal(self, taken: Taken) -> Taken:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
 
-        It holds the records of all groups that are complete and not taken, but of those that cannot
-        be used. A run that goes on from it draws all others again.
+        It holds the records of all groups that are complete, can be used, and are not taken. A run
+        that goes on from it draws all others again.
         """
         deadlines = self._deadlines
         self._metrics |= {
