@@ -229,8 +229,8 @@ class Ledger:
         header = group.records[score.sample]
         if score.reason and not has_failed_reward(header):
             header.reason = score.reason  # it says more than why the record ended
-        # A reward may come twice: its whole group is scored again when a record of it was lost with
-        # its machine and is drawn again. The later value replaces the earlier, in the receipt too.
+        # A reward may come twice, as when its whole group is scored again since a record of it was
+        # lost with its machine. The later value replaces the earlier, in the receipt too.
         header.receipt = add_receipts(header.receipt, score.receipt)
         if replaced := {name: v for name, v in header.rewards.items() if name in score.values}:
             header.receipt = add_receipts(header.receipt, -receipt_of(header.seal, replaced))
