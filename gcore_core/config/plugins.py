@@ -179,9 +179,10 @@ class Plugins:
         return self._problems("gcore_check_files", config, {"here": here})
 
     def _problems(self, hook: str, config: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
-        """Returns what one hook reports, of all plugins. That it raises is a problem like others.
+        """Returns the problems that one hook reports, of all plugins. One that raises has one, too.
 
-        more: the hook's arguments besides ``plan``. Of that each plugin gets a copy of its own.
+        config: the resolved configuration, of which every plugin gets a copy, as ``plan``.
+        more: the hook's other arguments.
         """
         problems = []
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
@@ -279,7 +280,7 @@ def observer_failure(plugin: str, hook: str, error: BaseException, todo: str) ->
 
 
 def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
-    """Calls a plugin's hook with those of the arguments that it has named."""
+    """Calls a plugin's hook with the arguments that it names."""
     return impl.function(*(arguments[name] for name in impl.argnames))
 
 
@@ -339,7 +340,7 @@ def _check_arguments(plugin: Installed, module: ModuleType) -> None:
 
 
 def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy.HookImpl]) -> None:
-    """Raises ContractError for an unknown hook, a default, or a mark that orders the calls.
+    """Raises ContractError for an unknown hook, a default argument, or a mark that orders calls.
 
     caller: pluggy's name for one hook with all its implementations.
     impls: those of the plugin.

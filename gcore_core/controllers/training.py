@@ -467,10 +467,11 @@ def draw_plan(
     """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
     The seed draws the minibatches, from whole groups, so that records of one prompt may train
-    together and share its encoding. Inside a minibatch the balancer chooses the ranks. Minibatches
-    are never chosen by length: a length that
-    decides the update in which a record takes part would bias the gradient. So a balancer is asked
-    about one minibatch at a time, and cannot move a record to another.
+    together and share its encoding. Inside a minibatch the balancer chooses the ranks.
+
+    Minibatches are never chosen by length: a length that decides the update in which a record takes
+    part would bias the gradient. So a balancer is asked about one minibatch at a time, and cannot
+    move a record to another.
 
     code: what errors say of the balancer; without it they name its class.
     tiles: into how many parts each minibatch is cut that train on one rank as a whole; None where

@@ -181,7 +181,7 @@ class Watching:
         return likeliest(findings + await explained(self._context, step, replicas, findings))
 
     async def _findings(self, step: int, replicas: list[int]) -> list[Finding]:
-        """Returns what every rank finds in its records of these replicas; empty: of all."""
+        """Returns what every rank finds in its records of these replicas, or of all without any."""
         request = DiagnoseRequest(step, replicas)
         ranks = [rank[0] for rank in self._context.ranks]
         answers = await asyncio.gather(*(insist(rank, DIAGNOSE, request) for rank in ranks))

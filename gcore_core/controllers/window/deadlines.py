@@ -117,7 +117,7 @@ class Deadlines:
     _told: dict[int, Told] = field(default_factory=dict)
     _above: set[int] = field(default_factory=set)  # consumed ordinals above ``base``
     _again: list[int] = field(default_factory=list)  # to be begun again, sorted
-    # Whether each group teaches, in the order in which they became complete; of this step.
+    # Of the groups that became complete since a step took some, in that order: which teach.
     _kept_flags: list[bool] = field(default_factory=list)
     _counted: set[int] = field(default_factory=set)  # complete before the run was resumed
     _drops: bool = False  # whether any group of the run has ever taught nothing
