@@ -14,7 +14,11 @@ class InOrder:
         pass
 
     def costs(self, work: Work) -> np.ndarray:
-        """Returns the length of each record. ``split`` does not use it."""
+        """Returns the length of each record and what it costs besides (``Work.extra``), in tokens.
+
+        ``split`` does not use it. The core does: for metrics, and where it deals whole groups or
+        tiles itself.
+        """
         return np.asarray(work.lengths + work.extra)
 
     def split(self, work: Work, bins: int) -> list[list[int]]:

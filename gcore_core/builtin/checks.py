@@ -23,7 +23,7 @@ _JSON_LINES = "core/jsonl"
 
 
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a sentence for each function that is not in its file."""
+    """Yields a sentence for each reward whose file is no Python or lacks the function."""
     for name, reward in plan.get("rewards", {}).items():
         if reward.get("use") == _FUNCTION:
             yield from _function_problems(f"rewards.{name}.config", reward.get("config") or {})

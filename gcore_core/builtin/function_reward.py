@@ -71,6 +71,7 @@ class FunctionScorer:
         ]
 
     def _score_batch(self, records: list[ScoredRecord]) -> list[Score]:
+        """Calls a function of many records once; what it gives is an array, a list or a tuple."""
         try:
             result = self._function(records)
             values = self._wait(result) if inspect.iscoroutine(result) else result

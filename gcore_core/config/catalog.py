@@ -4,7 +4,7 @@ It imports no plugin, and neither pluggy nor omegaconf. A plugin is an entry poi
 in the group ``gcore``. Its state is one of
 
     ok            may be used
-    undeclared    may be used, but its metadata has no requirement on gcore-core, so nobody promised that it fits
+    undeclared    may be used, but its metadata has no readable requirement on gcore-core, so nobody promised that it fits
     incompatible  its requirement on gcore-core does not admit this version
     clash         another distribution provides a plugin of the same name
     disabled      ``G_CORE_PLUGINS=off`` leaves only ``core``
@@ -31,8 +31,8 @@ from gcore_core.contract.errors import (
 
 GROUP = "gcore"
 CORE = "core"
-#: What a plugin's root must not import: each run looks at every root, so describing itself has to
-#: stay cheap.
+#: What a plugin's root must not import. The root is the module of its hooks: whoever reads a job
+#: imports those of all plugins that it names, also where no engine is installed.
 HEAVY = (
     "deepspeed",
     "jax",
@@ -56,7 +56,7 @@ class Installed:
 
     name: the name that a configuration uses.
     distribution: the distribution that it belongs to.
-    version: version of the distribution.
+    version: version of the distribution; of a project's own file, a hash of its content.
     module: an importable name, or the path of a project's own file.
     state: one of the states in the docstring of this module.
     reason: why the state is not "ok"; empty when it is.
@@ -156,6 +156,7 @@ class Catalog:
         return plugin
 
     def _with_state(self, row: _Found) -> Installed:
+        """Returns the plugin with its state: disabled, else a clash, else what its versions say."""
         if row.requires is None:
             state = "ok"
             reason = ""

@@ -1,7 +1,7 @@
 """Checks what must hold between the values of a resolved configuration.
 
 All problems are reported in one error. A function that returns ``Iterator[str]`` yields one
-problem at a time, each beginning with its config path.
+problem at a time, each beginning with its config path; its docstring says what must hold.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _FROM_VALUES = {
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-#: Kind of a role -> the config paths whose objects its workers build beside their backend.
+#: Kind of a role -> config paths of what its workers build beside their backend, so that the role's
+#: interpreter must have the plugins that are chosen there.
 _BUILT_BESIDE = {
     "trainer": ("objective", "sentinel"),
     "generator": ("data", "evaluation.data"),
@@ -518,9 +519,10 @@ def _columns(
 def _widths(
     settings: JobSettings, roles: Mapping[str, RoleProvider], objects: Mapping[str, Any]
 ) -> Iterator[str]:
-    """A backend says widths, each at least 1, of the wide columns of its role alone.
+    """A backend says widths of wide columns that some role gives, and none is negative.
 
-    A backend may serve several roles, so what another role's columns are is no concern of it.
+    The column may be another role's, since a backend may serve several roles. A width of 0 says
+    that the column is not given.
     """
     known = {column.name: column for role in roles.values() for column in role.column_specs}
     for name in settings.roles:
@@ -644,6 +646,10 @@ def _learners(
 def _learner(
     name: str, provided: Mapping[str, Provided], role: RoleProvider, required: frozenset[str]
 ) -> Iterator[str]:
+    """A trainer besides the policy has an objective and, where its role gives columns, a use.
+
+    required: columns that the advantage requires, or the objective of another role.
+    """
     path = f"roles.{name}"
     if f"{path}.objective" not in provided:
         yield f"{path}.objective: nothing says what this role trains; set objective.use."
@@ -697,7 +703,9 @@ def _own_columns(
     objects: Mapping[str, Any],
     columns: Mapping[str, Sequence[ColumnSpec]],
 ) -> Iterator[str]:
-    """Columns that a trainer computes for its own advantage are the policy's, and are required.
+    """Only the policy's trainer computes columns for an advantage of its own.
+
+    The advantage then requires at least one of them, and no role gives any of them as well.
 
     columns: role of this run -> what it gives.
     """

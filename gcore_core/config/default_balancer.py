@@ -24,10 +24,10 @@ IN_ORDER = "core/in-order"
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The balancer that is taken, and why.
+    """Says which provider a section's ``use: auto`` stands for, and why.
 
-    use: what ``balance.use`` becomes.
-    reason: where the value comes from.
+    use: what ``use`` becomes.
+    reason: why, as the origin of the value (``Plan.why``).
     note: what ``g-core check`` says of it; empty where there is nothing to say.
     """
 

@@ -1,8 +1,8 @@
 """Chooses what watches the log-probs of a job that names nothing (``sentinel.use: auto``).
 
-The plugin ``sentinel`` where it is installed. It is built on the trainer's ranks too, so a policy
-with an interpreter of its own may lack it there: such a job gets the core's own ``core/band``, and
-a note that says how to have the plugin.
+It chooses the plugin ``sentinel`` where that is installed, else the core's own ``core/band``. A
+sentinel is built on the trainer's ranks too, and a policy with an interpreter of its own may lack
+the plugin there: such a job gets ``core/band``, and a note that says how to have the plugin.
 """
 
 from __future__ import annotations

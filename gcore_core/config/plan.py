@@ -122,6 +122,7 @@ class Plan:
         return {leaf: self._origin(leaf) for leaf in yaml_source.flat(self.config)}
 
     def _origin(self, leaf: str) -> str:
+        """Returns where the value at a dotted key was set, or whose default it is."""
         if leaf in self.origins:
             return self.origins[leaf]
         for path, item in self.provided.items():
@@ -395,7 +396,7 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
 
 
 def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
-    """Returns the parts that the job may do without, which only the plugins' settings can tell.
+    """Returns the parts of which only a plugin's settings can tell whether the job needs them.
 
     Those settings are not read yet; ``checks.run`` asks them.
     """
@@ -544,7 +545,7 @@ def _drop_of_others(item: Provided, settings: Any, path: str, origins: Mapping[s
     """Deletes from ``settings`` those that were meant for a provider that an override replaced.
 
     A key goes when the new provider has no such field. A key that is itself set by an override
-    stays, so that the user hears of the error in it.
+    stays, so that it is reported as an error.
     """
     known_keys = (
         {one.name for one in fields(item.spec.config)} if item.spec.config is not None else set()

@@ -113,6 +113,10 @@ def field_help(config: type) -> dict[str, str]:
 
 
 def _lines_of_docstring(cls: type) -> dict[str, str]:
+    """Returns the help that the docstring gives: lines ``name: text`` or ``name, name: text``.
+
+    A text goes on in lines that are indented.
+    """
     help_texts: dict[str, str] = {}
     names: list[str] = []  # fields that the last line was about
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
@@ -128,6 +132,7 @@ def _lines_of_docstring(cls: type) -> dict[str, str]:
 
 
 def _strings_under_fields(cls: type) -> dict[str, str]:
+    """Returns the help that stands in strings under fields; none where there is no source."""
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, SyntaxError):

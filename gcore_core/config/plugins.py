@@ -96,6 +96,9 @@ class Plugins:
     def load(self, plugin: Installed, *, where: str = "") -> None:
         """Imports and validates one plugin. A second call for the same name does nothing.
 
+        Raises PluginBroken when its import or one of its provider hooks fails, ContractError when
+        a hook or a description is not as the contract says.
+
         where: the config key that names the plugin.
         """
         if plugin.name in self._loaded:
@@ -176,6 +179,11 @@ class Plugins:
         return self._problems("gcore_check_files", config, {"here": here})
 
     def _problems(self, hook: str, config: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
+        """Returns the problems that one hook reports, of all plugins. One that raises has one, too.
+
+        config: the resolved configuration, of which every plugin gets a copy, as ``plan``.
+        more: the hook's other arguments.
+        """
         problems = []
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
             try:
@@ -272,10 +280,12 @@ def observer_failure(plugin: str, hook: str, error: BaseException, todo: str) ->
 
 
 def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+    """Calls a plugin's hook with the arguments that it names."""
     return impl.function(*(arguments[name] for name in impl.argnames))
 
 
 def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
+    """Returns what a provider hook describes. Raises PluginBroken when the hook fails."""
     try:
         descriptions: Any = impl.function()
         return list(descriptions)
@@ -330,6 +340,11 @@ def _check_arguments(plugin: Installed, module: ModuleType) -> None:
 
 
 def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy.HookImpl]) -> None:
+    """Raises ContractError for an unknown hook, a default argument, or a mark that orders calls.
+
+    caller: pluggy's name for one hook with all its implementations.
+    impls: those of the plugin.
+    """
     if not caller.has_spec():
         hooks = [name for name in dir(hookspecs) if name.startswith("gcore_")]
         raise ContractError(
@@ -356,6 +371,7 @@ def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy
 
 
 def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[Provider]) -> None:
+    """Raises ContractError for a description of another class, or one that has problems."""
     if not isinstance(spec, expected):
         raise ContractError(
             f"{_who(plugin)}: {hook} must yield {expected.__name__}, not {type(spec).__name__}.",

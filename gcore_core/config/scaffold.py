@@ -48,9 +48,10 @@ def kinds() -> list[str]:
 def write(name: str, kind: str, to: Path | None = None) -> Written:
     """Writes the distribution gcore-<name>; nothing that exists is overwritten.
 
-    to: its directory; by default ``gcore-<name>`` in the current one.
     Raises ConfigError for a name, kind or directory that cannot be used, PluginClash for a name
     that an installed plugin has.
+
+    to: its directory; by default ``gcore-<name>`` in the current one.
     """
     where = "g-core plugins new"
     if not _NAME.fullmatch(name):

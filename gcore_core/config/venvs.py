@@ -61,8 +61,8 @@ def record(venv: Path) -> dict[str, Any]:
 def command(venv: Path, lacking: Sequence[str] = ()) -> str:
     """Returns the command that makes the venv, or makes it anew when it is not as it should be.
 
-    lacking: distributions that the venv does not have. Those that it was not made with are named,
-        beside those that somebody asked for before.
+    lacking: distributions that the venv does not have. Where its record does not list some of them,
+        the command asks for these, and again for all that were asked for when it was made.
     """
     description = record(venv)
     plugin = description.get("plugin", venv.name)
@@ -76,7 +76,7 @@ def require_made(program: Path, *, where: str) -> None:
     """Raises ConfigError when the named venv that the program is in is missing or half made."""
     venv = program.parent.parent
     description = record(venv)
-    of_the_user = not description and program.exists()
+    of_the_user = not description and program.exists()  # made by other means than g-core venv
     if venv.parent != root() or description.get("complete") or of_the_user:
         return
     names = sorted(path.parent.name for path in root().glob(f"*/{RECORD}"))

@@ -18,6 +18,19 @@ and ``end``. A program derives from it and says what a ``step`` is, as
     reporting      Reporting: a step in numbers
     tracing        Stopwatch: the seconds of a step's stages
 
+What the parts themselves are made of:
+
+    config             SyncConfig: the settings of all parts
+    algorithm_answers  calls of the job's algorithms, whose answers are checked
+    reward_weights     the rewards of a group in numbers, normalised and weighted
+    keep_rate          how many groups to issue where some will be dropped
+    relayed            what every shard asks of every trainer rank
+    annotating         columns that other roles give of the records
+    tiles              which records train together in a deterministic run
+    watching           Watching: the sentinel's part in a controller; with canaries and explaining
+    lost_nodes         LostNodes: machines that the run goes on without
+    newcomers          ShardNewcomers: generators that come within the run
+
 A program that draws the next step while it trains on this one differs from the synchronous one in
 two lines. It takes a step, begins the next and trains; before it pushes, it waits until no sample
 is in flight:

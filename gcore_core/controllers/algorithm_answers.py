@@ -1,4 +1,6 @@
-"""Asks advantages, filters and balancers, and holds their answers against their contracts.
+"""Asks the job's algorithms, and holds their answers against their contracts.
+
+The algorithms are its advantage, filter, sampling program and balancer.
 
 What one of them raises or gets wrong ends the run with its provider's name and its line.
 """
@@ -71,10 +73,11 @@ def advantages_of(
     groups: Sequence[GroupScalars],
     statistics: np.ndarray,
 ) -> list[np.ndarray]:
-    """Returns for each group a float64[records] of finite numbers.
+    """Returns for each group its records' advantages, float64[records], all of them finite.
+
+    Raises ContractError when the advantage gives anything else.
 
     statistics: float64[K], what ``statistics_of`` returned, summed over the shards.
-    Raises ContractError when the advantage gives anything else.
     """
     answer = code.call(advantage.of, groups, statistics)
     if not isinstance(answer, list | tuple) or len(answer) != len(groups):

@@ -46,6 +46,7 @@ async def scored_by_trainers(
     answers = await asyncio.gather(
         *(insist(worker, CANARIES, request) for rank in context.ranks for worker in rank)
     )
+    # There is an answer from each worker. These are the places of the ranks' first workers.
     firsts = np.cumsum([0, *(len(rank) for rank in context.ranks[:-1])])
     return [record for first in firsts.tolist() for record in answers[first]]
 

@@ -71,8 +71,9 @@ class Checkpointing:
         metrics: those of the step; retention may choose the best checkpoint by them.
         last: whether the run ends with this step.
 
-        Returns the metric "seconds/checkpoint": the time for which saving held the run up; empty
-        where nothing was due to be saved.
+        Returns in the lead the metric "seconds/checkpoint", the time for which saving held the run
+        up. It is empty in other shards, and in a run without ``checkpoint.every`` unless a save was
+        begun or finished.
         """
         every = self._context.facts.checkpoint.every
         stopping = self._context.stopping.is_set()
@@ -110,6 +111,7 @@ class Checkpointing:
                 await self._finish()
 
     async def _begin(self) -> None:
+        """Has the ranks begin to save what they hold, if the supervisor has a place for it."""
         step = self._saved = self._newest.step
         place = await self._send_to_supervisor(OPEN_CHECKPOINT, OpenCheckpoint(step))
         # Without a path the supervisor cannot write a checkpoint now, and has already said why.
@@ -121,6 +123,7 @@ class Checkpointing:
             await self._send_to_supervisor(BEGIN_CHECKPOINT, self._begun)
 
     async def _finish(self) -> None:
+        """Waits until the save that runs is whole, if one does, and has it committed."""
         if self._begun is None:
             return
         urgent = self._context.stopping.is_set()

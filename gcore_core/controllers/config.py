@@ -65,6 +65,7 @@ class SyncConfig:
     push_delta: Literal["auto", "always", "never"] = "auto"
 
     def pushes_nearby(self) -> str:
+        """Returns the setting by which no push leaves the trainer's machine; "" where one may."""
         if self.push_transport in ("auto", SHM):
             return ""
         return f"controller.config.push_transport={self.push_transport}"

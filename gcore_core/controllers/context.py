@@ -55,7 +55,8 @@ class ControllerContext:
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
     saving: set in the lead when somebody has asked for a checkpoint.
-    lost: which machines of generators are lost, in this attempt.
+    lost: which machines of generators are lost, since the run has begun, or begun again from a
+        checkpoint.
     keepers: agents of the nodes that keep records of machines that may be lost; none where no
         machine may.
     newcomers: the generators that have come within the run; None: none may.
@@ -101,7 +102,10 @@ class ControllerContext:
 
     @property
     def advantage_code(self) -> PluginCode:
-        """Calls the advantage's code and names its plugin in errors; so do the next two."""
+        """Calls the advantage's code, and names its plugin in errors.
+
+        The next three do the same for filter, sampling program and balancer.
+        """
         return advantage_code(self.advantage, self.facts.providers.get("advantage", ""))
 
     @property

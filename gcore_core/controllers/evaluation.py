@@ -24,7 +24,7 @@ Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is thei
 class Evaluated:
     """Holds one shard's part of an evaluation.
 
-    sums: of rewards and lengths, by purpose and name.
+    sums: of what was evaluated, such as ``greedy/length`` and ``sampled/REWARD``.
     samples: a few records to show, by reference.
     """
 
@@ -86,8 +86,10 @@ class Evaluation:
         return evaluated
 
     async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
+        """Has one record of each row drawn and scored, and adds them to ``evaluated``."""
         facts = self._context.facts
-        # Ordinals below zero: no record of an evaluation can be taken for one of the run.
+        # Ordinals below zero: no record of an evaluation can be taken for one of the run. Row 0 has
+        # -1 in the greedy round and -2 in the sampled one, row 1 has -3 and -4, and so on.
         leases = [Lease(-(2 * row + 1 + round_.number), row, 0, (0,)) for row in rows]
         ledger = Ledger(
             shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.run.seed, samples=1

@@ -27,7 +27,7 @@ async def explained(
     Generators that sleep, are lost or cannot do it say nothing.
 
     replicas: those that alarms name; none: all.
-    findings: of the ranks; an explanation counts as much as all ranks together.
+    findings: of the ranks. What all generators find together weighs as much as these do.
     """
     request = DiagnoseRequest(step, list(replicas))
     ranks = [rank[0] for rank in context.ranks]

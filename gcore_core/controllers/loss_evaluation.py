@@ -49,6 +49,7 @@ class LossEvaluation:
         dropped = float(len(groups) - len(whole))
         # Every rank has summed over all shards, so that only the lead reports it.
         own = sums if self._context.agree.lead else {}
+        # A report divides sums by weights. These weights add up to 1, so it has the plain sum.
         every = {**own, "dropped": (dropped, 1.0 / facts.shards)}
         return Evaluated({f"{GIVEN}/{name}": pair for name, pair in every.items()}, shown)
 
@@ -86,6 +87,7 @@ class LossEvaluation:
         extras = await annotate(context, version, unplaced, {}, GREEDY)
         for item in annotated(unplaced, extras):
             parts[plan[item.ordinal, item.sample].rank].append(item)
+        # Nothing was rewarded, so every record has the same advantage.
         requests = [EvaluateRequest(version, part, [1.0] * len(part)) for part in parts]
         shard = context.facts.shard
         answers = await ask_ranks(shard, context.ranks, EVALUATE_RANKS, version, requests)

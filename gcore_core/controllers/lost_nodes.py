@@ -53,7 +53,7 @@ class LostNodes:
         }
         self._is_lost = {node: asyncio.Event() for node in expendable or {}}
         self._leaving: dict[str, bool] = {}  # node -> whether the lead has taken it out
-        self._any_lost = False
+        self._any_lost = False  # so that most runs answer ``holds`` without a look at references
         self.survivable = False
 
     def add(self, node: str, processes: Sequence[str]) -> None:
@@ -236,7 +236,12 @@ class StandInPeer:
         *,
         deadline_s: float | None = None,
     ) -> Reply:
-        """Calls as any peer does; the loss of a machine is one that is tried again."""
+        """Calls the first process that is not lost.
+
+        When its machine is lost meanwhile, the error no longer says that nobody comes back
+        (``is_gone``) as long as another process is left: so ``insist`` calls again, and that one
+        stands in.
+        """
         peer = self._lost.stand_in(self._peers, 0)
         try:
             return await peer.call(endpoint, request, deadline_s=deadline_s)

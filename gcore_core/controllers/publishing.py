@@ -34,9 +34,11 @@ from gcore_core.runtime.rpc.retry import PUSHES, insist, is_gone
 class Publishing:
     """Pushes weights from the trainers to every generator that is awake.
 
-    The lead pushes. The other shards wait for it, which is the barrier at the end of a step. No
-    sample may be in flight meanwhile, so a program that generates ahead first calls
-    ``Window.drain``.
+    The lead pushes. The other shards wait for it, which is the barrier at the end of a step.
+
+    No sample may be in flight meanwhile, unless it may have several versions. So a program that
+    generates ahead first calls ``Window.drain``, or has generators that go on with samples through
+    a push (capability "weights.midway").
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class Publishing:
             except WorkerDied as error:
                 if not is_gone(error) or not self._placement.replicas:
                     raise
-                first += PUSHES.tries  # a push without that replica, and another one's attempts
+                # The push begins anew without that replica. Its attempts have numbers that none
+                # before has had: what comes late of an earlier attempt cannot be taken for its own.
+                first += PUSHES.tries
         await release_annotations(self._context, release_before)
         await release_kept(self._context, release_before)
         grows = self._context.newcomers is not None
@@ -90,11 +94,12 @@ class Publishing:
         await insist(self._context.supervisor, PUBLISHED, Published(version, names))
 
     async def _push_once(self, version: int, release_before: int, first: int, tried: int) -> None:
+        """Makes one attempt of a push, whose number is ``first`` + ``tried``."""
         attempt = first + tried
         ranks = self._context.trainers
         replicas = self._placement.replicas
         configured = self._config.push_transport
-        # The second attempt goes through shared memory, which cannot fail for a device's sake.
+        # Further attempts go through shared memory, which cannot fail for a device's sake.
         transport = SHM if attempt and configured == "auto" else configured
         request = BeginPush(
             version,
@@ -141,6 +146,7 @@ class Releasing(Publishing):
     """
 
     async def _push_until_whole(self, version: int, release_before: int) -> None:
+        """Pushes nothing: tells annotators, keepers and generators what nobody needs any more."""
         await release_annotations(self._context, release_before)
         await release_kept(self._context, release_before)
         request = ReleaseSteps(release_before)

@@ -28,6 +28,8 @@ async def ask_ranks(
 
     shard: whose parts these are.
     ranks: the workers of each rank.
+    step: with the endpoint it names the request, so that a repeated one is answered as the first.
+    parts: one for each rank.
     """
 
     async def ask(ranks: Sequence[Sequence[Peer]], parts: Sequence[Part]) -> list[Answer]:

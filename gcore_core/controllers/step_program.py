@@ -117,6 +117,7 @@ class StepProgram(ABC):
         return metrics
 
     async def _skip(self, step: int, watch: Stopwatch) -> dict[str, float]:
+        """Ends a step without a group to train on, in place of ``train``."""
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
@@ -129,7 +130,10 @@ class StepProgram(ABC):
     ) -> bool:
         """Pushes the new weights, then saves, evaluates and reports; whether the run ends here.
 
-        No sample may be in flight when it is called. trained: what ``train`` returned.
+        No sample may be in flight when it is called, unless it may have several versions (see
+        ``Publishing``).
+
+        trained: what ``train`` returned.
 
         Raises Stopped in all shards when the run is to end with this step, which is not its last.
         """

@@ -33,7 +33,8 @@ def deal_tiles(tile_of: np.ndarray, costs: np.ndarray, ranks: int) -> np.ndarray
     The costliest tile goes first, each to the rank that has the least so far (Graham 1969, "Bounds
     on multiprocessing timing anomalies"). Among equals the first tile and the first rank are taken.
 
-    tile_of: int64[N], what ``cut_into_tiles`` returned.
+    tile_of: int64[N], what ``cut_into_tiles`` returned; or any numbers from 0 on, where equal ones
+        go to one rank.
     costs: float64[N], what each record costs.
     """
     tile_costs = np.bincount(tile_of, weights=costs)

@@ -64,7 +64,7 @@ class Trace:
         self._path = Path(directory) / f"controller.{shard}.jsonl" if directory else None
         self._shard = shard
         self._encode = msgspec.json.Encoder().encode
-        self._open: dict[tuple[int, int], Record] = {}
+        self._open: dict[tuple[int, int], Record] = {}  # by ``Header.key``, until their verdict
         self._lines: list[bytes] = []
         self._has_begun = False
         self.ahead_s: float | None = None

@@ -249,6 +249,7 @@ class Training:
         return by_key(groups, advantages_of(code, advantage, scalars_of_groups, shared))
 
     def _check_records(self, groups: list[list[Header]]) -> None:
+        """Raises RecordMismatch for a record of a wrong row, or with rewards that nobody gave."""
         facts = self._context.facts
         for header in (header for group in groups for header in group):
             source = f"replica {header.replica} with version {header.versions[0]}"
@@ -263,6 +264,11 @@ class Training:
         names: list[str],
         scalars: Mapping[Key, list[float]],
     ) -> GroupScalars:
+        """Returns the group's numbers with the scalars that the ranks gave.
+
+        names: of the scalars, in the order of each row.
+        scalars: what ``prepare`` returned.
+        """
         rows = np.array([scalars[header.key] for header in group], np.float64).reshape(
             len(group), len(names)
         )
@@ -335,6 +341,7 @@ class Training:
         return metrics
 
     async def _skip(self, workers: Sequence[Peer], step: int) -> None:
+        """Tells workers that they do not train in this step; the lead does it."""
         if self._context.agree.lead:
             await asyncio.gather(*(insist(peer, SKIP_STEP, SkipStep(step)) for peer in workers))
 
@@ -348,9 +355,10 @@ class Training:
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
         """Measures how even the ranks' work was planned, and how even it was.
 
-        A balancer that learns gets the seconds too. Returns metrics; empty except in the lead.
+        A balancer that learns gets the seconds too, unless the run is to repeat. Returns metrics;
+        empty except in the lead.
 
-        busy_s: float64[ranks], seconds of processor time.
+        busy_s: float64[ranks], seconds of each rank's own work (``TrainReply.busy_s``).
         """
         drawn_plan = self._drawn_plan
         balancer = self._context.balancer
@@ -458,10 +466,12 @@ def draw_plan(
 ) -> Drawn:
     """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
-    The seed draws the minibatches, from whole groups, so that a prompt is encoded once. Inside a
-    minibatch the balancer chooses the ranks. Minibatches are never chosen by length: a length that
-    decides the update in which a record takes part would bias the gradient. So a balancer is asked
-    about one minibatch at a time, and cannot move a record to another.
+    The seed draws the minibatches, from whole groups, so that records of one prompt may train
+    together and share its encoding. Inside a minibatch the balancer chooses the ranks.
+
+    Minibatches are never chosen by length: a length that decides the update in which a record takes
+    part would bias the gradient. So a balancer is asked about one minibatch at a time, and cannot
+    move a record to another.
 
     code: what errors say of the balancer; without it they name its class.
     tiles: into how many parts each minibatch is cut that train on one rank as a whole; None where
@@ -492,6 +502,7 @@ def draw_plan(
         costs = costs_of(code, balancer, work.take(members))
         minibatch_of[members] = minibatch
         if tiles is None and whole_groups:
+            # A group is dealt as a tile would be: this is the number of each record's group.
             place = np.unique(work.group[members], return_inverse=True)[1]
             rank_of[members] = deal_tiles(place, costs, ranks)
         elif tiles is None:

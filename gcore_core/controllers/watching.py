@@ -37,7 +37,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.rpc.retry import insist
 
-Evidence = dict[Source, np.ndarray]
+Evidence = dict[Source, np.ndarray]  # (replica, version) -> what ``Sentinel.weigh`` gave, summed
 GAP_MAX = "logprob_gap_max"
 GAP_MEAN = "logprob_gap_mean"
 #: What a trainer says of the log-probs of generators beside its own.
@@ -181,6 +181,7 @@ class Watching:
         return likeliest(findings + await explained(self._context, step, replicas, findings))
 
     async def _findings(self, step: int, replicas: list[int]) -> list[Finding]:
+        """Returns what every rank finds in its records of these replicas, or of all without any."""
         request = DiagnoseRequest(step, replicas)
         ranks = [rank[0] for rank in self._context.ranks]
         answers = await asyncio.gather(*(insist(rank, DIAGNOSE, request) for rank in ranks))

@@ -9,7 +9,9 @@ with ``guarded`` and runs it with ``serve``. Then:
 - A request whose ``Host`` is neither 127.0.0.1 nor localhost is refused: a site elsewhere may have
   its own name lead here (DNS rebinding).
 - A request that changes something is refused where its ``Origin`` is another page's.
-- Every answer has headers that forbid to keep it, to frame it and to guess its type.
+- Every answer has headers that forbid to keep it, to frame it and to guess its type. Two that show
+  nothing of the page have none: the refusal of a wrong ``Host``, and the bare words after an error
+  of the application.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ __all__ = ["HEADERS", "HOSTS", "Door", "guarded", "serve", "set_cookie"]
 
 #: Names by which a browser on this machine, or at the end of a tunnel to it, reaches a page.
 HOSTS = ("127.0.0.1", "localhost")
-#: Headers of every answer, unless the answer has its own.
+#: Headers of every answer that passes ``_Guard``, unless the answer has its own.
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
     # With "no-referrer" browsers send "Origin: null" with a form, and it could not be checked.
@@ -193,7 +195,10 @@ class _Guard:
         await app(scope, receive, send_with_headers)
 
     def _answer(self, request: Request) -> Response | None:
-        """Returns the answer to who is not let in; None for whoever is."""
+        """Returns the answer that the application does not give; None for a request that it gets.
+
+        That is a refusal or, after the right token in the address, the cookie and a redirection.
+        """
         door = self._door
         given = request.query_params.get("token")
         if request.method == "GET" and request.url.path == "/" and given is not None:
@@ -215,6 +220,7 @@ def _refused(why: str) -> Response:
 
 
 def _listening(port: int) -> socket.socket:
+    """Returns a socket that listens on loopback. Raises AddressError for a port it cannot have."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

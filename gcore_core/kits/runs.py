@@ -64,6 +64,7 @@ def ask_to_stop(run_dir: Path) -> bool:
 
 
 def _supervisor(run_dir: Path) -> StartedProcess | None:
+    """Returns the process that supervises a run, as its record says; None without one."""
     try:
         content = (run_dir / LOGS / RECORD).read_bytes()
         return msgspec.json.decode(content, type=_Record).supervisor

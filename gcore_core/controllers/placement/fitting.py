@@ -30,7 +30,8 @@ LEAST = 64
 DRIFT = 1.1
 #: No standard error is below this share of a request's seconds: engines are not as regular as that.
 LEAST_SHARE = 0.002
-#: Numbers of sequences at once that are tried, besides the most requests that a replica had.
+#: Numbers of sequences at once that are tried, besides the most requests that a replica had and the
+#: number of the fit before.
 PLACES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 #: A number of places is refused where this share of the requests would have ended before it began.
 IMPOSSIBLE = 0.05
@@ -67,7 +68,7 @@ def fit_engine(
         return before or EngineFit(profile=prior)
     most = _most_at_once(requests)
     seen = max(most, known.max_running if known else 1)
-    # A replica that never had more requests than it was known to run tells nothing about places.
+    # Replicas that never had as many requests as they are known to run tell nothing about places.
     places = _choose_places(requests, most, known) if most == seen else seen
     running = replace(requests, start_s=_begin_of(requests, places))
     running = running.take(running.end_s > running.start_s)
@@ -202,9 +203,10 @@ def _some_batches(requests: Requests) -> Requests:
 def _count_terms(requests: Requests) -> np.ndarray:
     """Returns how often each of ``TERMS`` counts in each request's seconds: float64[N, 4].
 
-    A request has one round for each action. In each of them as many sequences run and tokens are
-    cached as were there on average while it ran. An engine that reads a prompt decodes nothing, so
-    a request also takes the prompts of all that begin while it runs, its own among them.
+    A request has one round for each action. Each round is taken to have as many running sequences
+    and cached tokens as there were on average while the request ran. An engine that reads a prompt
+    decodes nothing, so a request also takes the prompts of all that begin while it runs, its own
+    among them.
     """
     counts = np.zeros((len(requests), len(TERMS)))
     for indexes in _batches(requests):

@@ -51,9 +51,9 @@ def append(directory: Path, line: Decided | Measured) -> None:
 def profiles_of_earlier_run(directory: Path) -> dict[str, Profile]:
     """Returns role -> the last profile that an earlier run of the same name has fitted.
 
-    That run is the latest of those beside this one (``runs/<name>/<NNN>``) that have fitted any.
-    Returns {} where there is none, and for a directory that is not numbered, beside which are
-    strangers.
+    It is the latest run before this one, in ``runs/<name>/<NNN>``, that has fitted any.
+    Returns {} where there is none, and for a directory that is not numbered: what lies beside that
+    are not runs of this name.
 
     directory: that of this run.
     """

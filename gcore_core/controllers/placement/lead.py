@@ -32,7 +32,8 @@ from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision
 
 # How many looks in a row must find a judge without a replica that answers, before the judge is
-# helped. Looks are one to three seconds apart.
+# helped. ``Window`` looks every second, and in a long rollout after another twentieth of its time.
+# Where a replica does not answer, the look itself takes up to ``sleepers.ANSWER_S``.
 LOOKS = 5
 _OUTCOMES = 64  # the latest outcomes that are kept and that a policy sees
 
@@ -40,7 +41,8 @@ _OUTCOMES = 64  # the latest outcomes that are kept and that a policy sees
 class Awake(msgspec.Struct, frozen=True):
     """Says which replicas are awake in a rollout. A new decision makes a new value.
 
-    version: counts the decisions of a run; 0 before the first.
+    version: counts what has changed it: decisions, rescues, and replicas that came or left; 0
+        before the first.
     replicas: generator role -> the numbers of its replicas that are awake.
     in_turns: whether roles share cells one after the other: every cell serves the policy until all
         records of the round are there, then it serves the judges.
@@ -87,7 +89,7 @@ class Mover:
     policy and the judges, and ``rescue`` helps a judge whose replicas do not answer. Both change
     who is awake without asking the policy for a new step.
 
-    metrics: those of the decision that came to its end last.
+    metrics: those of the latest decision whose rollout is over.
     """
 
     def __init__(

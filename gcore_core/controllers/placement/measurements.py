@@ -51,6 +51,7 @@ def pack_requests(
     Returns the bytes of two arrays: ``SAMPLED``, a row for each record, and ``ANSWERED``, a row for
     each question.
 
+    records: those of this shard's latest rollout, with what their rewards asked.
     roles: the judges, in the order that ``ANSWERED`` counts them in.
     since_s: start of this shard's rollout; times are packed in seconds since then.
     """
@@ -101,6 +102,11 @@ def unpack_requests(
 def _requests(
     step: int, rows: np.ndarray, group: np.ndarray, arrival_s: np.ndarray, parent: np.ndarray
 ) -> Requests:
+    """Makes the requests of one role.
+
+    rows: of ``SAMPLED`` or ``ANSWERED``.
+    group, arrival_s, parent: as of ``Requests``, which the rows do not have.
+    """
     times = {name: rows[name].astype(float) for name in ("start_s", "end_s")}
     counts = {name: rows[name].astype(np.int64) for name in ("prompt", "actions", "replica")}
     return Requests(

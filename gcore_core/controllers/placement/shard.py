@@ -29,12 +29,14 @@ from gcore_core.runtime.rpc.retry import insist
 class PlacementShard:
     """Says which replicas are awake, on one shard.
 
-    In a run whose policy moves nothing, every replica is awake in every rollout.
+    In a run whose policy moves nothing, every replica is awake in every rollout, except on machines
+    that are about to leave.
 
     A step program calls ``rest`` when a rollout is over and ``decide`` before each push. ``Window``
     and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``. A program
-    that generates ahead of training does not call ``rest``, since its generators never rest. No
-    rollout may be in flight at ``decide``.
+    that generates ahead of training does not call ``rest``, since its generators never rest.
+
+    Where a placement policy moves devices, no rollout may be in flight at ``decide``.
 
     awake: who is awake now; the one place to read it.
     """
@@ -245,6 +247,7 @@ class PlacementShard:
         await self._turn(True)
 
     async def _turn(self, judging: bool) -> None:
+        """In turns, gives the cells to the judges or to the policy, unless these have them."""
         # After the first barrier no shard uses the replicas that are put to sleep. The second keeps
         # every shard from asking replicas that are not awake yet.
         if self.awake.in_turns and judging != self._judging:

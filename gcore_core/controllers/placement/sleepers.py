@@ -21,7 +21,8 @@ class Sleepers:
     able: roles whose backend can sleep. Replicas of other roles that should sleep stay awake; they
         just get no requests.
     resting: roles of ``able`` that sleep while the trainer works.
-    moved: how many replicas woke that had slept for the sake of another role.
+    moved: how many replicas woke that had slept for the sake of another role; the lead begins at 0
+        with each decision.
     rest_s: seconds that it took to put replicas to sleep when the latest rollout was over.
     lost: replicas that do not answer, so they are asked neither to sleep nor to wake.
     """

@@ -9,8 +9,10 @@ each group its verdict; a step program takes the groups of a step. The parts:
     dynamic_sampling  how many groups a step issues, and where it ends
     dealing           which records go to which replica, in which parts
     drawing           requests to replicas, until everything that was leased is drawn and scored
+    waves             which earlier records the next ones of a group are made from
     scoring           requests to scorers
     verdicts          what becomes of a group that is drawn and scored
+    keeping           copies of records whose machine may be lost
     window            the loop that joins them
 
 ``RunningWindow`` does the same without a break, for steps ahead of the one that is trained:

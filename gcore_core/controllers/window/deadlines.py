@@ -8,9 +8,11 @@ Two numbers bound how far generation runs before training:
     age    the most versions between the weights that began a record and the step that trains on it
 
 A group that was begun under version v is *due* at step v + age. A step takes as many groups as it
-needs, and at most so many are due at any step: groups are only begun while
+needs, and never are more than that due at one step: groups are only begun while
 
     groups that were begun and not taken  <=  needed by the steps up to v + age
+
+where groups that are known to teach nothing do not count.
 
 So a step that takes the groups that are due, before all others, never has more of them than it
 needs. Nothing has to be thrown away for its age, and no age exceeds the bound, whatever takes how
@@ -32,6 +34,7 @@ from gcore_core.controllers.keep_rate import KeepRate, by_quarter
 class Told(msgspec.Struct, array_like=True, frozen=True):
     """Says of a group that it is complete.
 
+    ordinal: of the group.
     teaches: whether a step may train on it.
     unusable: whether it failed.
     first: the oldest version of the weights that began one of its records.
@@ -92,8 +95,11 @@ class Deadlines:
     front: the next ordinal that is begun for the first time.
     version: of the weights that every shard has seen published.
     wanted: the step whose groups every shard wants.
-    issued: groups begun since a step took some; ``rounds``: how often.
-    unusable, complete: groups that have ended since then, and of these those that failed.
+    issued: groups begun since a step took some.
+    rounds: in how many rounds these were begun.
+    complete: groups that have become complete since then.
+    unusable: of the ``complete``, those that have failed.
+    belief: the belief about the keep rate, from the steps before.
     """
 
     bounds: Bounds
@@ -111,9 +117,10 @@ class Deadlines:
     _told: dict[int, Told] = field(default_factory=dict)
     _above: set[int] = field(default_factory=set)  # consumed ordinals above ``base``
     _again: list[int] = field(default_factory=list)  # to be begun again, sorted
-    _kept_flags: list[bool] = field(default_factory=list)  # of groups, as they ended
-    _counted: set[int] = field(default_factory=set)  # ended before the run was resumed
-    _drops: bool = False  # whether any group has ever been passed over
+    # Of the groups that became complete since a step took some, in that order: which teach.
+    _kept_flags: list[bool] = field(default_factory=list)
+    _counted: set[int] = field(default_factory=set)  # complete before the run was resumed
+    _drops: bool = False  # whether any group of the run has ever taught nothing
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -298,10 +305,15 @@ class Deadlines:
 
     @property
     def _most_issued(self) -> int:
+        """The most groups that are begun from when a step takes its groups until the next does."""
         return self.bounds.limit + self.bounds.ahead * self.bounds.prompts
 
     def _alive(self) -> list[int]:
-        """Returns ordinals of groups that teach or may teach, those begun first before others."""
+        """Returns ordinals of groups that teach or may still teach.
+
+        They are ordered by the version that began them, then by ordinal; in an ``exact`` run by
+        ordinal alone.
+        """
         alive = [o for o in self._begun if o not in self._told or self._told[o].teaches]
         if self.bounds.exact:
             return sorted(alive)

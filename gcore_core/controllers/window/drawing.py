@@ -25,10 +25,11 @@ from gcore_core.runtime.rpc.retry import PATIENT, gone, is_gone
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Says what leases are drawn for.
+    """Says what leases are drawn for. A round is what a step or an evaluation issues at once.
 
-    step: the step that will use the records; their memory is held for it.
-    number: counts the rounds of a step.
+    step: the step that will use the records; their memory is held for it. ``RunningWindow`` does
+        not know that step yet: it gives the version that begins them, by which it releases them.
+    number: counts the rounds of a step. ``Drawing`` gives each wave of a round its own number.
     purpose: TRAIN, GREEDY or SAMPLED.
     least: the oldest version of the weights that may begin a sample; in a deterministic run the
         only one that may draw it.
@@ -51,7 +52,7 @@ class Drawing:
         """Has the leases drawn and scored; returns when every record is finished and scored.
 
         Where a group is drawn in waves, the next wave begins when all of these groups have been
-        scored so far. Every shard makes as many waves, with or without records in them.
+        scored so far. Every shard makes the same number of waves, with or without records in them.
         """
         count = len(ledger.waves)
         for wave in range(count):
@@ -101,6 +102,7 @@ class Drawing:
         fixed: bool,
     ) -> None:
         """Works off all lanes at once; the first failure ends all."""
+        # Each queue once, since lanes may share one.
         queues = {id(waiting): waiting for _, waiting in lanes}.values()
         parts = [leases for waiting in queues for leases in waiting]
         pace = Pace(sum(len(lease.samples) for leases in parts for lease in leases))
@@ -223,11 +225,11 @@ class Drawing:
 
 
 def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:
-    """Raises WeightMismatch when a record says that older weights ended it than it was asked of.
+    """Raises WeightMismatch when a record claims a last version older than ``Round.least``.
 
-    A generator that is behind takes a push before it begins, so its label is wrong. Such a record
-    would pass for an old one, whose log-probs are compared by nothing. Generators that no push has
-    reached are left out.
+    A generator that is behind takes a push before it begins, so it held newer weights and the
+    version that it claims is wrong. Such a record would pass for a stale one, whose log-probs
+    nothing compares. Generators that no push has reached are left out.
     """
     for header in headers:
         if header.stamp == UNSEALED or header.versions[1] >= round_.least:

@@ -103,9 +103,9 @@ class Quota:
     def issue(self) -> int:
         """Decides how many groups to issue now, and counts them as issued.
 
-        In the first round that is the last step's surplus, all of it, and what is missing besides.
-        All of it even where less is missing: ordinals are leased without gaps, and the surplus has
-        the lowest. Of the surplus
+        The first round issues all of the last step's surplus, and what is missing beyond that. It
+        issues all of the surplus even where less is missing: ordinals are leased without gaps, and
+        the surplus has the lowest. Of the surplus
 
             carried, teaching      count as kept: that many less must be drawn
             carried, not teaching  count for nothing, and cost nothing

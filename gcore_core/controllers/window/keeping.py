@@ -6,7 +6,7 @@ on it anyhow, and its header names the copy. So no verdict rests on a machine th
 
     drawn, scored    on the generator's machine   is it lost: drawn again, with the same seeds
     copied           on a trainer's machine
-    TRAINED          on a trainer's machine       is it lost: the attempt ends
+    TRAINED          on a trainer's machine       is it lost: the run begins again from a checkpoint
 
 Records of groups that are dropped are not copied: nobody opens them again. In a run that has no
 expendable machine, nothing is copied here.
@@ -46,14 +46,16 @@ class Keeping:
         if not self._context.keepers:
             return
         at_risk = [h for h in headers if any(self._lost.may_lose(ref) for ref in refs_of(h))]
+        # (keeper, node) -> what the keeper copies from the node, each chunk once and in order
         wanted: dict[tuple[int, str], dict[Ref, None]] = defaultdict(dict)
         for header in at_risk:
             for ref in refs_of(header):
                 if self._lost.may_lose(ref):
                     wanted[self._keeper(header), ref.node][ref] = None
-        copies: dict[tuple[int, Ref], Ref] = {}
+        copies: dict[tuple[int, Ref], Ref] = {}  # (keeper, reference) -> the copy's reference
 
         async def copy(keeper: int, node: str, refs: Sequence[Ref]) -> None:
+            # Not strict: there are no copies from a node that is lost.
             for ref, kept in zip(refs, await self._copies(step, keeper, node, refs), strict=False):
                 copies[keeper, ref] = kept
 

@@ -40,7 +40,7 @@ class _Group:
     turn: which pass over the dataset.
     due: how many of its records may be drawn by now, the first ones; a wave makes more due.
     drafts: sample -> the record that it is made from.
-    attempt: how often draws of it were lost with their replica.
+    attempt: how often draws of it were lost, with their replica or its machine.
     records: sample -> its finished record.
     scored: the samples that need no further score.
     carried: whether the step before drew it.
@@ -64,6 +64,7 @@ def has_failed_reward(header: Header) -> bool:
 class Ledger:
     """Keeps one shard's groups from their lease to the end of their step.
 
+    shard: the number of this shard, of ``shards``.
     rows: size of the dataset.
     seed: of the run; it gives the order of the rows.
     samples: records that a group has.
@@ -228,6 +229,8 @@ class Ledger:
         header = group.records[score.sample]
         if score.reason and not has_failed_reward(header):
             header.reason = score.reason  # it says more than why the record ended
+        # A reward may come twice, as when its whole group is scored again since a record of it was
+        # lost with its machine. The later value replaces the earlier, in the receipt too.
         header.receipt = add_receipts(header.receipt, score.receipt)
         if replaced := {name: v for name, v in header.rewards.items() if name in score.values}:
             header.receipt = add_receipts(header.receipt, -receipt_of(header.seal, replaced))
@@ -237,6 +240,7 @@ class Ledger:
             self._has_score(score.ordinal, group, score.sample)
 
     def _has_score(self, ordinal: int, group: _Group, sample: int) -> None:
+        """Notes that a sample needs no further score; with the last one its group is complete."""
         if sample not in group.scored:
             group.scored.add(sample)
             if len(group.scored) == self._samples:
@@ -250,7 +254,7 @@ class Ledger:
         return [group.records[sample] for sample in range(self._samples)]
 
     def has(self, group: Sequence[Header]) -> bool:
-        """Whether just these records are those of an open group, which is complete."""
+        """Whether these very records are those of a complete group that has no verdict yet."""
         complete = self._open.get(group[0].ordinal)
         if complete is None or len(complete.scored) < self._samples:
             return False

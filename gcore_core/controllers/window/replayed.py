@@ -25,6 +25,7 @@ class ReplayedDeadlines(Deadlines):
 
     lines: Sequence[StepMembership] = ()
     source: str = ""
+    # What is still to be repeated, in order: the rounds before a step, then the step itself.
     _ahead: deque[Begun | StepMembership] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -56,6 +57,7 @@ class ReplayedDeadlines(Deadlines):
             yield ordinals
 
     def _begin(self, ordinals: list[int]) -> list[int]:
+        """Counts these ordinals as begun now, and returns them."""
         self.front = max(self.front, *(ordinal + 1 for ordinal in ordinals))
         self._begun |= dict.fromkeys(ordinals, self.version)
         self.issued += len(ordinals)
@@ -79,6 +81,10 @@ class ReplayedDeadlines(Deadlines):
         return self._end_step(trained, list(line.consumed))
 
     def _compare(self, line: StepMembership, ordinal: int, digest: str) -> None:
+        """Raises RecordMismatch for other records, or where a trained group now teaches nothing.
+
+        digest: of the group in the earlier run, 16 hexadecimal digits.
+        """
         told = self._told[ordinal]
         teaches = ordinal in line.trained
         if f"{told.digest:016x}" == digest and told.teaches >= teaches:

@@ -44,8 +44,8 @@ class Look(msgspec.Struct, array_like=True):
 
     version: of the weights that it has seen published; of all shards the oldest.
     wanted: the step whose groups it wants; of all shards the lowest.
-    drawn: whether all its records are drawn.
-    told: groups that have ended since its last look.
+    told: its groups that have become complete since its last look; those of all shards are joined,
+        by ordinal.
     """
 
     version: int
@@ -121,9 +121,9 @@ class RunningWindow(Window):
         )
         self._ledger = self._subsets
         self._numbered = -1  # the version whose rounds are numbered now
-        self._numbers = 0
-        self._version = start
-        self._wanted = start - 1
+        self._numbers = 0  # how many of its rounds have a number
+        self._version = start  # of the weights that this shard has seen published
+        self._wanted = start - 1  # the step whose groups this shard wants
         self._settled = dict[int, Settled]()  # own groups that no step has taken
         self._latest = list[Settled]()  # of these, those that no look has told
         self._draws = set[asyncio.Task[None]]()
@@ -150,6 +150,7 @@ class RunningWindow(Window):
         return replayed.end if isinstance(replayed, ReplayedDeadlines) else None
 
     def _restore(self) -> None:
+        """Takes over the groups that a checkpoint holds; a new run has none."""
         facts = self._context.facts
         ordinals = {header.ordinal for header in facts.carried}
         taken_over = self._deadlines.restore(facts.state.get("window", {}), ordinals)
@@ -189,7 +190,8 @@ class RunningWindow(Window):
     def seal(self, taken: Taken) -> Taken:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
 
-        That are all finished records of the window. The others are drawn again.
+        It holds the records of all groups that are complete, can be used, and are not taken. A run
+        that goes on from it draws all others again.
         """
         deadlines = self._deadlines
         self._metrics |= {
@@ -228,6 +230,10 @@ class RunningWindow(Window):
     # -- the loop ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        """Looks, closes a step, begins groups and rests, over and over, until it is cancelled.
+
+        Raises what failed in drawing, and TrainingError when too many groups cannot be used.
+        """
         while True:
             await self._look()
             self._take_if_there()
@@ -258,6 +264,7 @@ class RunningWindow(Window):
         self._latest = []
 
     def _settle_latest(self) -> None:
+        """Gives a verdict to every group of this shard that has become complete."""
         for one in map(self._verdict, self._ledger.complete()):
             self._ledger.settle(one.ordinal, one.verdict, one.reason)
             self._settled[one.ordinal] = one
@@ -272,6 +279,7 @@ class RunningWindow(Window):
             raise too_many_failures(unusable, deadlines.unusable, deadlines.complete, logs)
 
     def _take_if_there(self) -> None:
+        """Closes the next step, for ``take`` to return, if all shards want it and it is there."""
         deadlines = self._deadlines
         if self._taken is not None or self._has_taken.is_set():
             return
@@ -285,6 +293,12 @@ class RunningWindow(Window):
         self._has_taken.set()
 
     def _close_step(self, membership: Membership, counts: Counter[str], first: int) -> Taken:
+        """Makes this shard's part of a step, and gives up the groups that the step consumes.
+
+        membership: of the step, over all shards.
+        counts: ``Taken.counts`` so far.
+        first: ``Taken.first_ordinal``.
+        """
         deadlines = self._deadlines
         step = deadlines.step - 1
         self._subsets.close_these(membership.consumed)
@@ -320,6 +334,7 @@ class RunningWindow(Window):
             self._begin(ordinals)
 
     def _begin(self, ordinals: list[int]) -> None:
+        """Begins one round: has this shard's part of it drawn, under the weights published last."""
         version = self._deadlines.version
         self._journal.begins(version, ordinals)
         leases = self._subsets.lease_these(ordinals)
@@ -392,7 +407,10 @@ class RunningWindow(Window):
     # -- what wakes it -----------------------------------------------------------------------------
 
     def _group_has_ended(self) -> None:
-        """A group of this shard is complete: it looks when its part of the next step is."""
+        """Wakes the loop if all of this shard's part of the wanted step is complete.
+
+        It is called whenever a group of this shard has become complete.
+        """
         if self._deadlines.wanted < self._deadlines.step:
             return
         for ordinal in self._deadlines.next_part():
@@ -402,6 +420,7 @@ class RunningWindow(Window):
         self._wake.set()
 
     def _draw_has_ended(self, task: asyncio.Task[None]) -> None:
+        """Wakes the loop if the draw has failed, or was the last one of this shard."""
         self._draws.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failed = task.exception()
@@ -436,6 +455,7 @@ class RunningWindow(Window):
 
 
 def _told(one: Settled) -> Told:
+    """Returns what all shards are told of a group that has its verdict."""
     digests = [digest for header in one.group for digest in _digests_of(header)]
     firsts = [header.versions[0] for header in one.group]
     spanning = [header.versions[0] != header.versions[1] for header in one.group]

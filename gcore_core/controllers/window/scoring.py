@@ -19,7 +19,8 @@ from gcore_core.runtime.rpc.retry import insist_anew
 # Seconds for which a request waits for further records, unless the event loop rests for longer and
 # so gets them together. Sending a request costs as much as the work for twenty records.
 WAIT_S = 0.005
-# The most records in one request. A reward's time limit counts for all of them together.
+# A request that waits takes further records only up to this many in all. More that have come at
+# once still go together. A reward's time limit counts for all records of a request together.
 MOST = 64
 
 
@@ -76,6 +77,10 @@ class Scoring:
             task.cancel()
 
     async def _score(self, headers: list[Header]) -> None:
+        """Waits for further records, then has these and the groups that they complete scored.
+
+        headers: a list that ``add`` may still add to while this waits.
+        """
         # In an event loop that rests, what came in a rest is taken in one turn, and that turn ends
         # here: a timer would only wake the loop once more.
         await asyncio.sleep(0 if present_rest_s() > WAIT_S else WAIT_S)
@@ -127,6 +132,7 @@ class Scoring:
         return usable
 
     async def _score_on(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
+        """Has one scorer give these rewards of the records, and gives the scores to the ledger."""
         names = sorted(rewards)
         sees_groups = not self._of_groups.isdisjoint(rewards)
 

@@ -17,6 +17,7 @@ class SubsetLedger(Ledger):
     ledger is told, and holds what is this shard's of it.
 
     told: is called when all records of a group have come and are scored.
+    facts: as of ``Ledger``.
     """
 
     def __init__(self, told: Callable[[], None], **facts: Any) -> None:

@@ -47,11 +47,13 @@ class Taken:
     step: whose groups these are.
     groups: this shard's groups that the step trains on, by ordinal; each group's records by sample.
     teaches: whether any shard has a group to train on.
-    counts: this shard's groups by what became of them, for the step's report.
+    counts: name -> a number whose sum over the shards is reported: groups by what became of them,
+        and rounds.
     carried: this shard's records that wait for the next step.
-    first_ordinal: the ordinal of the run at which the step begins.
+    first_ordinal: the ordinal of the run at which the step begins. Where steps take ordinals in any
+        order: how many of the run were consumed before.
     oldest: the first step of which any record is still needed when this step has been trained on.
-    next_ordinal: the ordinal of the run at which the next step begins.
+    next_ordinal: likewise, of the next step.
     state: what a run that is resumed behind this step goes on with; plain values.
     digests: stage -> sum of the digests of this shard's records that the step takes, also of those
         that do not teach.
@@ -386,6 +388,7 @@ def _waves(context: ControllerContext) -> list[int] | None:
 
 
 def _digests(taken: Sequence[Settled]) -> dict[str, int]:
+    """Returns ``Taken.digests`` of these groups."""
     headers = [header for one in taken for header in one.group]
     return {
         "generation": sum_of(map(generation_digest, headers)),
