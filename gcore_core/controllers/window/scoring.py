@@ -6,6 +6,8 @@ Records that finish close together go in one request.
 from __future__ import annotations
 
 import asyncio
+import operator
+from collections.abc import Iterable
 
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import FAILED, REWARD_FAILED, Header, RecordScore
@@ -40,6 +42,7 @@ class Scoring:
         self._tasks = set[asyncio.Task[None]]()
         self._names = set(context.facts.rewards)
         self._of_groups = set(context.facts.of_groups)  # the rewards that see a whole group
+        self._asked: dict[int, list[Header]] = {}  # groups that the group rewards were sent
         self._waiting: list[Header] = []  # the records of the latest request
         # The task that will send ``_waiting``. None when that request takes no more records.
         self._task: asyncio.Task[None] | None = None
@@ -87,10 +90,6 @@ class Scoring:
         if headers is self._waiting:  # else ``add`` has begun another list meanwhile
             self._task = None
         await self._open.wait()
-        if not self._names:
-            # Nobody is asked in a job without rewards; a record has all its scores when it ends.
-            for header in headers:
-                self._ledger.scored(RecordScore(*header.key, {}, {}), self._names)
         work = [
             (
                 [header for header in headers if header.status != FAILED],
@@ -98,11 +97,8 @@ class Scoring:
             )
         ]
         if self._of_groups:
-            groups = [
-                self._ledger.whole(ordinal)
-                for ordinal in dict.fromkeys(header.ordinal for header in headers)
-            ]
-            work.append((self._usable(groups), self._of_groups))
+            ordinals = dict.fromkeys(header.ordinal for header in headers)
+            work.append((self._usable(self._completed(ordinals)), self._of_groups))
         scorers = self._context.scorers
         shares = (
             (peer, part, rewards.intersection(hosted))
@@ -112,6 +108,23 @@ class Scoring:
         await asyncio.gather(
             *(self._score_on(peer, part, names) for peer, part, names in shares if part and names)
         )
+
+    def _completed(self, ordinals: Iterable[int]) -> list[list[Header]]:
+        """Returns those of the groups that are complete, and takes down that they are asked about.
+
+        Records of one group may be in several requests, and it may be complete before the first of
+        them is sent: always so where judges sleep until the last record has come. It is asked about
+        once all the same; again only when a record of it was lost and drawn again.
+        """
+        completed = []
+        for ordinal in ordinals:
+            group = self._ledger.whole(ordinal)
+            before = self._asked.get(ordinal, [])
+            is_new = len(before) != len(group) or not all(map(operator.is_, before, group))
+            if group and is_new:
+                self._asked[ordinal] = group
+                completed.append(group)
+        return completed
 
     def _usable(self, groups: list[list[Header]]) -> list[Header]:
         """Returns the records of the groups in which no record has failed.

@@ -1,0 +1,82 @@
+"""Finished records are sent to the rewards that see one record, whole groups to the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gcore_core.contract.records import Header, RecordScore
+from gcore_core.controllers.lost_nodes import LostNodes
+from gcore_core.controllers.window import scoring
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.runtime.messages import TRAIN, ScoreRequest
+from gcore_core.testing.simulation import run_virtual
+
+SAMPLES = 4
+
+
+@dataclass
+class Scorer:
+    """A scorer that keeps the keys of the records that it is asked about, request by request."""
+
+    name: str
+    asked: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    async def call(self, endpoint: Any, request: ScoreRequest, **_: Any) -> list[RecordScore]:
+        self.asked.append([header.key for header in request.headers])
+        return []
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    ledger = Ledger(shard=0, shards=1, rows=8, seed=0, samples=SAMPLES)
+    ledger.lease(2)
+    return ledger
+
+
+def headers_of(ordinal: int) -> list[Header]:
+    return [Header(ordinal, sample, 0, 0) for sample in range(SAMPLES)]
+
+
+def judge(ledger: Ledger, arrivals: list[list[Header]], *, in_turns: bool) -> tuple[Scorer, Scorer]:
+    """Adds records as they arrive, each arrival beyond what one request takes; returns
+    (the scorer of single records, that of groups).
+    """
+    single, of_groups = Scorer("single"), Scorer("groups")
+    context = SimpleNamespace(
+        facts=SimpleNamespace(rewards=["one", "whole"], of_groups=["whole"]),
+        scorers=[(single, ["one"]), (of_groups, ["whole"])],
+        trace=SimpleNamespace(scored=lambda scores: None),
+        lost=LostNodes(),
+    )
+    awake = SimpleNamespace(in_turns=in_turns, version=0, judges=dict)
+
+    async def main() -> None:
+        work = scoring.Scoring(context, ledger, TRAIN, SimpleNamespace(awake=awake))  # type: ignore[arg-type]
+        for headers in arrivals:
+            work.add([header for header in headers if ledger.finished(header)])
+        await work.finish()
+
+    run_virtual(main())
+    return single, of_groups
+
+
+@pytest.mark.parametrize("in_turns", [True, False], ids=["judges asleep", "judges awake"])
+def test_a_group_that_comes_in_several_requests_is_judged_once(
+    ledger: Ledger, in_turns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "MOST", 1)
+    first, second = headers_of(0), headers_of(1)
+    arrivals = [first[:2], second[:3], first[2:], second[3:]]
+    single, of_groups = judge(ledger, arrivals, in_turns=in_turns)
+    assert single.asked == [[header.key for header in headers] for headers in arrivals]
+    judged = [key for asked in of_groups.asked for key in asked]
+    assert sorted(judged) == [header.key for header in (*first, *second)]
+
+
+def test_a_group_that_is_not_complete_is_not_judged(ledger: Ledger) -> None:
+    single, of_groups = judge(ledger, [headers_of(0)[:3]], in_turns=False)
+    assert single.asked and not of_groups.asked
