@@ -50,15 +50,6 @@ _FROM_VALUES = {
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-#: Kind of a role -> config paths of what its workers build beside their backend, so that the role's
-#: interpreter must have the plugins that are chosen there.
-_BUILT_BESIDE = {
-    "trainer": ("objective", "sentinel"),
-    "generator": ("data", "evaluation.data"),
-    "annotator": (),
-}
-
-
 def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> None:
     """Raises ConfigError when a mandatory setting of a plugin was not given."""
     missing = sorted(key for key, value in yaml_source.flat(config).items() if value == MISSING)
@@ -154,8 +145,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
             errors[str(error)] = error
             continue
         interpreter = opened[node.python]
-        beside = _BUILT_BESIDE[provided[f"roles.{role}"].kind]
-        paths = [f"roles.{role}", f"roles.{role}.objective", *beside]
+        paths = [f"roles.{role}", *_built_beside(role, provided)]
         providers = {path: provided[path] for path in paths if path in provided}
         built_in_a_role |= providers.keys()
         installed = [item for item in providers.values() if item.installed]
@@ -171,6 +161,24 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
         raise next(iter(errors.values()))
     problems = [" ".join(filter(None, (f"{e.where}: {e.what}", e.todo))) for e in errors.values()]
     refuse(problems, file)
+
+
+def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
+    """Returns the config paths of what a role's workers build beside their backend.
+
+    The role's interpreter must have the plugins that are chosen there. ``gcore_core.run.jobs``
+    hands just these to the workers.
+    """
+    kind = provided[f"roles.{role}"].kind
+    if kind == "generator":
+        return ["data", "evaluation.data", *(["sampling"] if role == ROLLOUT else [])]
+    if kind != "trainer":
+        return []
+    own = f"roles.{role}.objective"
+    paths = [own if own in provided else "objective"]
+    if _level(provided) == "action":
+        paths.append("advantage")
+    return [*paths, *(["sentinel"] if role == POLICY else [])]
 
 
 def _unmet(interpreter: Interpreter, provided: Mapping[str, Provided]) -> list[GcoreError]:

@@ -235,6 +235,46 @@ def test_a_jobs_problems_with_interpreters_are_found_before_anything_starts(
     )
 
 
+#: What gcore-beside offers: what workers of some roles build beside their backends.
+BESIDE = """
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+
+@hookimpl
+def gcore_samplers():
+    yield p.SamplerProvider(summary="draws", factory="gcore_fake_engine:make")
+
+@hookimpl
+def gcore_objectives():
+    yield p.ObjectiveProvider(summary="loss", factory="gcore_fake_engine:make")
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_missing"),
+    [
+        (["roles.rollout.python=other/bin/python", "sampling.use=beside"], True),
+        (["roles.policy.python=other/bin/python", "objective.use=beside"], True),
+        (["roles.policy.python=other/bin/python", "sampling.use=beside"], False),
+    ],
+    ids=["a rollout draws by it", "a policy trains by it", "a policy does not draw by it"],
+)
+def test_a_role_needs_the_plugins_of_what_its_workers_build_and_no_others(
+    settings: list[str],
+    is_missing: bool,
+    installed: InstalledPlugins,
+    other: InstalledPlugins,
+    job,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # type: ignore[no-untyped-def]
+    installed.add("beside", BESIDE)
+    add_core(other)
+    other.add("fake")
+    assert cli.main(["check", str(job("")), *settings]) == (3 if is_missing else 0)
+    said = capsys.readouterr().err
+    assert (f"{python_of(other)} has no gcore-beside." in said) == is_missing, said
+
+
 def test_an_engine_that_is_missing_here_is_named_with_the_command_that_installs_it(
     installed: InstalledPlugins, job, capsys: pytest.CaptureFixture[str]
 ) -> None:  # type: ignore[no-untyped-def]
