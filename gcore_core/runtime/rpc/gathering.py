@@ -31,6 +31,7 @@ class Gathering:
     def __init__(self, members: int, keep: int = 32) -> None:
         self.members = members
         self.keep = keep
+        # key -> (member -> its value, the result); those that began first come first.
         self._open: OrderedDict[Any, tuple[dict[int, Any], asyncio.Future[Any]]] = OrderedDict()
 
     async def join(self, key: Any, member: int, value: Any, act: Act) -> Any:
