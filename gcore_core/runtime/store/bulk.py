@@ -94,8 +94,8 @@ _GREETING_S = 30.0  # a connection has so long to be made, with both proofs
 _MOST_UNPROVEN = 64  # connections that are greeted at a time; others wait
 _IDLE_S = 60.0  # a client's connection without work ends after this
 _LOOK_S = 0.25  # so often a read that goes on is looked after, and its progress told
-_PATIENCE_S = 180.0
-_SILENCE_S = 30.0
+_PATIENCE_S = 180.0  # see ``BulkClient``
+_SILENCE_S = 30.0  # see ``BulkClient``; the kernel ends a connection after twice that
 
 
 # -- what can be read ------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ class BulkServer:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def close(self) -> None:
-        """Ends all connections, and returns when their threads have ended, or nearly so."""
+        """Ends all connections, and waits for their threads, at most a second for each."""
         listener = self._listener
         if listener is None:
             return

@@ -3,7 +3,7 @@ reference.
 
 Slabs. Content lies in slabs: files in the run's private directory, owned by the node agent (see
 ``server``). One worker writes a slab, for one step. The slab is held by the shards that have
-records of that step.
+records of that step, and for a later step by those that have records with a blob of it.
 
 Content. A chunk has the columns of a group's records (see ``columns``). A blob is one array; it is
 stored once, however many records share it.
@@ -160,6 +160,8 @@ class MappedSlabs:
     A mapping lives as long as there is a view of it, also after its slab's file is gone. A mapping
     of a writer's slab is kept for later uses. One of a copy is kept only while somebody has a view
     of it: so long it is locked, and the agent gives its memory to no other copy.
+
+    Raises DataError for a slab that cannot be opened.
     """
 
     def __init__(self, directory: Path, *, writable: bool) -> None:

@@ -124,7 +124,7 @@ class _Coming:
         self._changed = threading.Condition()
         self._has_failed = False
         self._delta: Path | None = None  # what is passed on in place of the bytes
-        self._ends: dict[int, int] = {}  # number of a part -> what of it is here ends there
+        self._ends: dict[int, int] = {}  # number of a part -> where in the bucket it is here up to
 
     def came(self, start: int, end: int) -> None:
         """Some bytes are here, and all before them of the same part, see ``BulkClient.read``."""

@@ -9,8 +9,8 @@ From taken to free. A writer announces to its agent, shard by shard, the first s
 shard still needs records (generators hear it with each push of weights). A slab is given back when
 two things are true: every shard that holds it has released the step up to which it does, and the
 slab's owner has announced so itself: until then it may be in the middle of writing there. If the
-owner has ended, what any process announced counts. So records outlive both their writer and their
-shard's controller.
+owner has ended, or the slab is a copy and has no owner, what any process announced counts. So
+records outlive both their writer and their shard's controller.
 
 An example, with shards 0 and 1 and two generators, g0 and g1:
 
@@ -94,8 +94,8 @@ from gcore_core.runtime.store.mirrors import Mirrors, note_error
 
 # 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
 SLAB_BYTES = (8 << 20) + 4096
-# Of the copies of a store, those stay mapped here of which no more than so many fit into it: each
-# mapping takes a descriptor.
+# A copy stays mapped here only when it is so large that no more than this many like it fit into the
+# store: each mapping takes a descriptor.
 _MOST_MAPPED = 128
 
 
@@ -107,6 +107,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     spill: where slabs are made when the budget is used up and none was given back for
         ``patience_s``.
     budget_bytes: for all slabs in ``directory``; those in ``spill`` do not count.
+    patience_s: see ``spill``.
     bulk_streams: connections to another node over which a large content comes at once.
     """
 
@@ -126,7 +127,8 @@ class _SlabFile:
     held: shard -> last step for which it holds something here.
     spilled: whether it lies on disk.
     copy_of: MAC of the other node's reference whose content it copies; empty for a writer's slab.
-    mapped: the whole of a large copy, for the next one that comes here; None where it is none.
+    mapped: the whole file of a large copy, which stays mapped for the next copy that takes its
+        memory; None where it is not.
     """
 
     name: str
@@ -170,6 +172,7 @@ class SlabService:
             self._server = BulkServer(spec.node, address, secret, self._find, identity)
         self._directory = Path(spec.directory)
         self._spill = Path(spec.spill)
+        # A slab's size is a multiple of this: ``SLAB_BYTES``, or an eighth of a small budget.
         eighth_in_pages = max(1, spec.budget_bytes >> 15)  # an eighth is >> 3, a page is >> 12
         self._unit_bytes = min(SLAB_BYTES, eighth_in_pages << 12)
         self._made = 0  # names are never given again
@@ -344,7 +347,10 @@ class SlabService:
         return True
 
     def _resized(self, slab: _SlabFile, nbytes: int) -> _SlabFile:
-        """Cuts a slab that nobody else has mapped, or lets it be longer; its pages come later."""
+        """Gives another size to a slab that nobody else has mapped.
+
+        A longer one gets the further pages later, see ``_take_for_copy``.
+        """
         if slab.nbytes != nbytes:
             slab.mapped = None
         if slab.nbytes > nbytes:
@@ -367,7 +373,13 @@ class SlabService:
         return min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None)
 
     def _make(self, nbytes: int, *, spilled: bool, allocated: bool) -> _SlabFile:
-        """Makes a slab. One that has no pages yet is for a copy."""
+        """Makes a slab.
+
+        spilled: on disk, with a link to it where the others are.
+        allocated: with its pages. Those of a copy come later, see ``_take_for_copy``.
+
+        Raises DataError where there is no memory or disk for it.
+        """
         name = self._new_name(is_copy=not allocated)
         path = self._directory / name
         if spilled:
@@ -425,7 +437,7 @@ class SlabService:
         """Gives back every slab that is released, see the head of this file."""
         for slab in list(self._slabs.values()):
             announcer = "" if slab.owner in self._ended or slab.copy_of else slab.owner
-            is_coming = bool(slab.copy_of) and not slab.held
+            is_coming = bool(slab.copy_of) and not slab.held  # a copy that is still being pulled
             if not is_coming and is_over(self._released[announcer], slab.held):
                 self._give_back(slab)
 
@@ -476,6 +488,7 @@ class SlabService:
             return Region(file, what.offset, what.nbytes)
         if isinstance(what, PushedContent):
             return Region(self._pushing(what.worker), what.offset, what.nbytes)
+        # What is left is a ``DeltaContent``, of a mirror here or of a worker that pushes from here.
         if what.of.node != self._spec.node:
             return self._mirrors.find_delta(what)
         path = self._pushing(what.of.worker)
@@ -598,7 +611,7 @@ class SlabService:
 
     def _allocate_missing(self, slab: _SlabFile) -> None:
         path = self._directory / slab.name
-        if path.stat().st_blocks * 512 < slab.nbytes:  # POSIX counts blocks of 512 bytes
+        if path.stat().st_blocks * 512 < slab.nbytes:  # Linux counts blocks of 512 bytes
             allocate(path, slab.nbytes, "slab")
 
     def _drop(self, slab: _SlabFile) -> None:
