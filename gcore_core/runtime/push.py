@@ -302,7 +302,7 @@ class PushSource:
     def gives_way(self) -> bool:
         """Whether a generator's own push may take the place of this one.
 
-        It may when this one is such a push too, or when its last bucket is with all receivers.
+        It may when this one is such a push too, has no receivers, or has handed all buckets out.
         """
         if self._request.waits or not self._request.receivers:
             return True
@@ -539,7 +539,8 @@ async def pull_weights(
             loading_before = loading
             loading = asyncio.ensure_future(compute(reader.load, bucket))
             if loading_before is not None:
-                await loading_before  # asking for the next bucket says that this one was read
+                # To ask for bucket ``index`` says that all before ``index - 1`` were read.
+                await loading_before
             progress()
             if bucket.last:
                 await loading
