@@ -29,6 +29,7 @@ class Listener:
     """Waits for the records of one open ``generate`` request.
 
     waiting: keys of the records that it has not been given yet.
+    call: the request's, whose deadline is extended when records end.
     inbox: lists of finished headers; an empty list says that the engine failed.
     """
 
@@ -158,7 +159,8 @@ class DrawnRecords:
     def release(self, before: int) -> None:
         """Forgets the records of steps before ``before``.
 
-        Every replica hears of it by the push, also those that some shards never speak to.
+        Every replica hears of it by the push, also one that some shards never speak to. So it is
+        told for all shards.
         """
         self.over = max(self.over, before)
         self._store.release(dict.fromkeys(range(self._shards), (0, self.over)))

@@ -245,6 +245,7 @@ class GeneratorShell:
         requests = []
         for lease in leases:
             prompt = dataset[lease.row]
+            # Where answers grow, a draft is continued, and no prompt is made of it.
             refined = {} if self._continued else await self._refined.of(lease, prompt)
             pieces = await self._continued.of(lease) if request.purpose == TRAIN else {}
             samples = self._records.begin(lease, request.step)

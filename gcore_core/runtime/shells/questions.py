@@ -34,7 +34,10 @@ class OpenRequest:
 
 
 class Asking:
-    """Holds the open requests of one generator. ``store`` opens the images of their questions."""
+    """Holds the open requests of one generator.
+
+    store: opens the images of their questions.
+    """
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
