@@ -66,7 +66,7 @@ class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
     """Tells a trainer worker where to begin.
 
     resume: the directory of the trainer's saved state; "": it begins anew.
-    sentinel: what compares its log-probs is to know; None: nothing compares them.
+    sentinel: what the sentinel is to know that compares its log-probs; None: nothing compares them.
     columns: what its role gives.
     adapters: every generator that follows it takes an adapter alone.
     """
@@ -121,7 +121,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     slots: role -> devices that it may occupy.
     needs: role -> what it asks of placement.
     engines: generator role -> device indexes of each of its replicas.
-    sleeps: roles whose backend can.
+    sleeps: generator roles whose backend can sleep.
     needed: groups that a step must keep.
     directory: the run's, for the journal; empty: none is kept.
     provider: the policy's, as in ``placement.use``.
@@ -173,7 +173,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     providers: section of the job -> what it chose, as in ``use``.
     of_groups: rewards that see the records of a prompt together.
     logprob_band: how far apart the log-probs of a pair may be.
-    sentinel: what compares log-probs is to know; None: only the band is looked at.
+    sentinel: what the sentinel is to know; None: there is none, and only the band is looked at.
     canaries: records that both sides score again after a push, where a step's own cannot be
         compared; 0 where one of them cannot score.
     output: directory of the weights that are kept.
