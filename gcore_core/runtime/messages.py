@@ -236,7 +236,8 @@ class AnnotateRequest(Message):
     """Asks a role for its columns of one shard's records.
 
     items: the records; ``minibatch`` and ``extras`` mean nothing to an annotator.
-    purpose: TRAIN, or what else the records are for: a step may ask once for each purpose.
+    purpose: TRAIN, or what else the records are for. In one step an annotator may be asked once for
+        each purpose, a rank of a trainer only once.
     """
 
     step: int
@@ -746,7 +747,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     It comes through a file descriptor, never through argv or the environment.
 
-    rank, ranks: its number among the workers of its role, from 0, and how many there are.
+    rank, ranks: its number among the workers of its role, from 0, and how many there are. A
+        controller has the number of its shard, and ranks 1.
     peers: name -> address of everybody as seen from the worker's node, this worker included.
     public: a further address at which this worker serves those on other machines; "" for none.
     identity: of the run, for TLS between machines; empty where the run has one machine. As secret

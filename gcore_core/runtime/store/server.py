@@ -28,8 +28,9 @@ other nodes' content lie among the free slabs as a cache. How they come from the
 ``bulk``. A copy is held only where a shard has asked for that (``keep``), since the node that it is
 of may be lost.
 
-When room is needed, the oldest copies go. The memory of one of them takes the next copy, if nobody
-has a view of it: whoever has, holds a lock on its file. Its pages are warm then; to remove them and
+When room is needed, free slabs are removed in the order in which they were given back, copies among
+them. Where the room is for a copy, it gets the memory of the first of these copies of which nobody
+has a view: whoever has one, holds a lock on its file. Its pages are warm then; to remove them and
 to get new ones from the kernel would take longer than to receive what comes.
 """
 
@@ -510,7 +511,8 @@ class SlabService:
     async def fetch(self, ref: Ref, call: Call) -> Ref:
         """Returns the reference of this node's copy of what another node has.
 
-        It is pulled once, however many ask. When room is needed, the oldest copy goes first.
+        It is pulled once, however many ask. When room is needed, copies go, see the head of this
+        file.
         """
         self._reader.check(ref)
         pull = self._copies.get(ref.mac)
