@@ -531,6 +531,7 @@ def _tail(path: str) -> str:
 
 
 async def _main(spec: AgentSpec, lifeline: int) -> None:
+    """Serves an agent until it is told to end; then ends what it has started, and its store."""
     from gcore_core.runtime.rpc.sockets import RpcNetwork
 
     loop = asyncio.get_running_loop()

@@ -292,6 +292,12 @@ class MachinesLauncher(ABC):
     async def _opened(
         self, hosts: Sequence[Host], where: Mapping[str, str], supervisor: Servable, logs: Path
     ) -> AsyncIterator[Site]:
+        """Opens a site on these hosts, and closes it at the end of the block.
+
+        Closing lets the leases go, ends the supervisor's connections, and then every agent by the
+        end of its standard input. What home's agent leaves is removed here; an agent of another
+        machine removes its own store and directory.
+        """
         nodes = self._machines(hosts)
         home = next(node for node in nodes if node.is_home)
         allow_open_files(len(where) + len(nodes) + 1)

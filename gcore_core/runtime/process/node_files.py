@@ -145,7 +145,7 @@ class NodeFiles:
     async def hash_files(self, request: HashFiles, call: Call) -> AsyncGenerator[HashedFile, None]:
         """Yields items of each file in turn: its progress, and last its hash or its fault.
 
-        A file that is noted, and has not changed since, is not read again.
+        A file that has a note, and has not changed since, is not read again.
         """
         for path in request.paths:
             try:
@@ -156,6 +156,10 @@ class NodeFiles:
                 yield HashedFile(path, 0, fault=error.strerror or str(error))
 
     async def _hash(self, path: Path, call: Call) -> AsyncGenerator[HashedFile, None]:
+        """Yields the progress of a file's hash, and last the hash. Raises OSError.
+
+        From then on the file is offered to other nodes.
+        """
         before = os.stat(path)
         note = self._notes.read(path)
         if note is None or not _is_noted(before, note):
@@ -427,6 +431,7 @@ def _remove(paths: list[str]) -> None:
 
 
 def _grown(request: ReadGrown) -> Iterator[Grown]:
+    """Yields what each file has grown by, in the order of their names, until an answer is full."""
     directory = Path(request.directory)
     left_bytes = _GROWN_BYTES
     names = {path for pattern in request.patterns for path in directory.glob(pattern)}

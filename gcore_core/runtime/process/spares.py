@@ -330,6 +330,7 @@ class Spares:
             self.prepare([(spec, pid)])
 
     async def _prepare(self, workers: list[tuple[WorkerSpec, int]]) -> None:
+        """Starts the fork servers that are missing, with ``auto`` only when they pay."""
         for spec, pid in workers:
             self._measure(kind_of(spec), pid)  # at once: it may be lost before its turn comes
         now_s = asyncio.get_running_loop().time()

@@ -58,6 +58,7 @@ class EndReasons:
         (self._at_longest if length == self._longest else self._shorter)[last] += 1
 
     def _check(self, record: Finished) -> None:
+        """Raises RecordMismatch, naming ``record``, when what was counted shows cut answers."""
         shorter = self._shorter.total()
         if shorter < _EACH * max(len(self._shorter), 1):
             return

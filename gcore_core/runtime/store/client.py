@@ -251,6 +251,7 @@ class StoreReader:
         return await asyncio.gather(*map(self._open_of_any_node, refs))
 
     async def _open_of_any_node(self, ref: Ref | None) -> Any:
+        """Opens a reference; one of another node by this node's copy of what it names."""
         if ref is None:
             raise DataError("a record without columns cannot be opened", where="store")
         if ref.node == self._node or self._agent is None:

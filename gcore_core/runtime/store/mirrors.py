@@ -231,6 +231,7 @@ class _Mirror:
         self._keeping: list[asyncio.Task[None]] = []  # copies that still read this memory
 
     async def bring(self, request: MirrorRequest, progress: Callable[[], None]) -> str:
+        """Returns the mirror's path when it has the bucket; it is pulled once for all who ask."""
         push = request.version, request.attempt
         self._of = request.node, request.worker
         if push != self._push:
@@ -267,6 +268,7 @@ class _Mirror:
         self._coming.drop(*self._of)
 
     async def _pull(self, request: MirrorRequest, progress: Callable[[], None]) -> None:
+        """Fills the bucket's place, once nobody writes or copies here for an earlier bucket."""
         if self._ending:
             await asyncio.wait(self._ending)  # what they would write, is not of this push
         if self._keeping:

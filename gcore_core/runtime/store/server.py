@@ -556,6 +556,10 @@ class SlabService:
         return True
 
     async def _pull(self, ref: Ref) -> Ref:
+        """Pulls a content into a slab; returns the reference of this copy.
+
+        The copy is free when it has come: it may make room at any time, until somebody holds it.
+        """
         slab = await self._take_for_copy(ref)
         try:
             is_unmapped = slab.mapped is None
