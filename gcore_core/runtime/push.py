@@ -13,7 +13,8 @@ bucket    ``push.bucket``     fills buckets in advance (``fill``), gives     ``l
 commit                                                                       ``commit_weights``
 ========  ==================  =============================================  =====================
 
-The lead calls the first two, a receiver the next two. Rank 0 has the other ranks take part in the
+The lead calls the first two, a receiver the next two. A generator that was started anew begins a
+push for itself alone (``WeightsFollower.restore``). Rank 0 has the other ranks take part in the
 export, by ``push.reserve`` and ``push.follow``; ``shells/trainer.py`` says why in two steps.
 
 All buckets share one memory of ``bucket_bytes``, or of the largest tensor if that is more. A bucket

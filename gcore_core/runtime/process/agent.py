@@ -285,7 +285,7 @@ class Agent:
                 self._spares.replaced(spec, process.pid)
             except WorkerError as error:
                 # Such as a machine without memory for one more process. Nobody called this task, so
-                # it is told as the end of the worker, now for good.
+                # it is reported as the end of the worker, now for good.
                 log.error("%s", error)
                 self._exits.put_nowait(
                     msgspec.structs.replace(end, restarted=False, tail=f"{error.what}")

@@ -324,7 +324,7 @@ class Spares:
     def replaced(self, spec: WorkerSpec, pid: int) -> None:
         """A lost worker was replaced: a fork server that was lost or used up is replaced, too.
 
-        Nothing happens for a kind that was never prepared: its workers are being started.
+        Nothing happens for a kind that was never prepared: the run is not up yet.
         """
         if kind_of(spec) in self._held_bytes:
             self.prepare([(spec, pid)])

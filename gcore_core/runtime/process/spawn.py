@@ -118,8 +118,8 @@ async def spawn_on_lifeline(
 
     The process outlives this one, and ends with whoever holds the other end.
 
-    reading: the end of the pipe that the process reads. Nobody else may be told of its end: the
-        kernel tells one group for each opening of a pipe (``own_opening``).
+    reading: the end of the pipe that the process reads. For each opening of a pipe the kernel
+        signals one group, so this opening must be the process's alone (``own_opening``).
     """
     with written_spec(spec) as spec_file, open(log, "ab") as output:
         process = await asyncio.create_subprocess_exec(

@@ -47,8 +47,9 @@ class Listener:
 class DrawnRecords:
     """Knows what runs and what is finished, stores columns, tells those who wait.
 
-    A record that is asked for again is told again, not drawn again, until its step is over. A later
-    step that asks for it has given it up and wants it anew, of the weights of then.
+    A sample that is asked for again gets the record that it has made, and is not drawn again, until
+    its step is over. A later step that asks for it has given that record up, and wants another one
+    of the weights of then.
 
     replica: number of the generator's replica, which its records name.
     """

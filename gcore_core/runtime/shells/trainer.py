@@ -151,7 +151,7 @@ class TrainerShell:
         self._tokens = tokens
         self._meets = rank > 0 or bool(followers)  # whether there are other ranks
         self._turns = asyncio.Lock()  # work that may need the other ranks runs, or a push begins
-        self._takers = 0  # who has the turn or waits for it
+        self._takers = 0  # how many have the turn or wait for it
         self._reserved = 0  # number of the push for which this rank's turn is kept; 0: none
         self._number = 0  # the latest one: in rank 0 given out, in another rank seen
         self._following: list[asyncio.Task[Nothing]] = []  # of the open push, by rank

@@ -146,8 +146,8 @@ class WeightsFollower:
         it trains meanwhile, and then holds the next one.
 
         exact: newer weights do not do; then WeightsGone is raised where the trainer holds those.
-        progress: told all the time. A trainer that hangs is found by its own deadline; this process
-            must not be taken for the one that hangs.
+        progress: called all the time. A trainer that hangs is found by its own deadline; this
+            process must not be taken for the one that hangs.
         """
         source = self._network.peer(self._trainers[0])
         version_to_ask = version

@@ -93,7 +93,7 @@ _FRAME = struct.Struct(">I")
 _GREETING_S = 30.0  # a connection has so long to be made, with both proofs
 _MOST_UNPROVEN = 64  # connections that are greeted at a time; others wait
 _IDLE_S = 60.0  # a client's connection without work ends after this
-_LOOK_S = 0.25  # so often a read that goes on is looked after, and its progress told
+_LOOK_S = 0.25  # so often a read that goes on is checked for silence, and progress is shown
 _PATIENCE_S = 180.0  # see ``BulkClient``
 _SILENCE_S = 30.0  # see ``BulkClient``; the kernel ends a connection after twice that
 
@@ -566,7 +566,8 @@ class BulkServer:
                 def wait(begin: int, end: int) -> None:
                     region.wait(request.start + begin, request.start + end)
 
-                wait(0, min(_PIECE_BYTES, request.nbytes))  # what fails now, is told
+                # What fails before the answer can still be told to the reader.
+                wait(0, min(_PIECE_BYTES, request.nbytes))
             except Exception as error:  # isolation point: it is raised at the reader
                 line.send(Answer(to_wire(error, self._name)))
                 return

@@ -58,7 +58,8 @@ from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 
 NOTHING_RELEASED = (0, 0)
-_COPY_TRIES = 20  # a copy of another node's content is fetched so often, where it is gone at once
+# A copy of another node's content is fetched again so often, where it is gone before it is opened.
+_COPY_TRIES = 20
 STAMP_BYTES = 8  # the digest of what comes behind it
 #: How the names of slabs begin that hold a copy of another node's content.
 COPY = "copy-"

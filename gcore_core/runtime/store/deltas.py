@@ -127,6 +127,8 @@ def _made_piece(new: np.ndarray, base: np.ndarray) -> bytes:
     changed = np.bitwise_xor(new, base)
     if not changed.any():
         return b""
+    # First byte 0 of all words, then byte 1 of all, and so on: where upper bits have not changed,
+    # long rows of zeros lie together.
     whole_words = len(changed) // _WORD_BYTES * _WORD_BYTES
     planes = changed[:whole_words].reshape(-1, _WORD_BYTES).T
     ordered = np.concatenate((planes.ravel(), changed[whole_words:]))
@@ -151,6 +153,7 @@ def _applied_piece(packed: memoryview, base: np.ndarray, target: np.ndarray) -> 
     ordered = np.frombuffer(unpacked, np.uint8)
     if len(ordered) != len(base):
         raise DataError("a piece of a delta has another size", where="push")
+    # The words as they were, from their bytes as ``_made_piece`` has ordered them.
     whole_words = len(ordered) // _WORD_BYTES * _WORD_BYTES
     words = ordered[:whole_words].reshape(_WORD_BYTES, -1).T
     shape = -1, _WORD_BYTES
@@ -438,7 +441,7 @@ async def _to_its_end(work: Awaitable[None]) -> None:
 
 
 def _apply(header: Header, delta: memoryview, base: Base, memory: memoryview) -> None:
-    """Makes a bucket from its base. Raises DataError where it is not what was told."""
+    """Makes a bucket from its base. Raises DataError where it has not the header's digest."""
     target = np.frombuffer(memory, np.uint8)
     apply_delta(delta, base.content, target)
     if xxhash.xxh3_64_intdigest(target.data) != header.made:

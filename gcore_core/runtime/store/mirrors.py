@@ -100,7 +100,10 @@ class Mirrors:
         return Region(coming.path, what.offset, what.nbytes, coming.wait)
 
     def find_delta(self, what: DeltaContent) -> Region:
-        """Says where the delta of such a bucket lies, or a header that says that there is none."""
+        """Says where the delta of a mirrored bucket lies, or a header that says that it has none.
+
+        It is called in any thread. Raises like ``find``, and where the delta does not come in time.
+        """
         path = self._coming.get(what.of).delta()
         return Region(path, what.start, path.stat().st_size - what.start)
 

@@ -305,7 +305,8 @@ class SlabService:
         budget_bytes = self._spec.budget_bytes
         evictable_bytes = sum(slab.nbytes for slab in self._free if not slab.spilled)
         if self._used_bytes - evictable_bytes + nbytes > budget_bytes:
-            return None
+            return None  # there is no room even without all free slabs
+        # Free slabs go until there is room. The first copy that can move on is kept for its memory.
         reused: _SlabFile | None = None
         reused_bytes = 0
         while self._used_bytes - reused_bytes + nbytes > budget_bytes:
