@@ -184,10 +184,10 @@ class _Server:
         self._end = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
-        """Handles what the server tells, until its process has ended.
+        """Handles what the server tells, until it has ended or has become a worker.
 
-        The end of the control socket would come too late: a worker that was just forked has the
-        socket open until it has closed its copy.
+        That it has ended shows in its process. The control socket may end later, since a worker
+        that was just forked has it open, too, until it closes its copy.
         """
         asyncio.get_running_loop().add_reader(self._control, self._listen)
         await self.process.wait()
