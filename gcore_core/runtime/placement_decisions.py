@@ -91,7 +91,7 @@ def unable_to_sleep(decision: Decision, window: Window) -> str:
 
 
 def _of_words(decision: Decision) -> Iterator[str]:
-    """Yields what is wrong with the mode, the predictions and the notes of a decision."""
+    """Yields what is wrong with a decision's mode, predictions, ``seen`` and ``state``."""
     if decision.mode not in get_args(Mode):
         yield f"mode {decision.mode!r} is none of {', '.join(get_args(Mode))}"
     for name, seconds in decision.predicted_s.items():
@@ -151,7 +151,9 @@ def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window
 
 
 def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
-    """Yields roles with more or fewer engines than slots, and cells with parts of replicas."""
+    """Yields roles with engines on more or fewer devices than slots, and cells that split a
+    replica.
+    """
     for role, role_cells in cells.items():
         slots = window.slots[role]
         need = window.needs.get(role)

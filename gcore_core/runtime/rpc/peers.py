@@ -52,7 +52,7 @@ class CallingPeer(ABC):
         name = endpoint.name
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
         # A reply about records may come late by a long rest of the event loop (see ``resting``).
-        # For any other reply somebody waits, so the loop rests shortly until it is here.
+        # For any other reply somebody waits, so the loop takes only short rests until it is here.
         pace = contextlib.nullcontext() if endpoint.wait is Wait.WORK else urgent()
         what = f"reply to {name!r}"
         decode = partial(decoded, endpoint.reply_decoder, what=what, where=self.name)

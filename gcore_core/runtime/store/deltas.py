@@ -10,7 +10,7 @@ A reader first asks for a header. It says which of three cases it is:
     whole     the sender has no base, or the delta is not smaller; the reader reads the bucket as it
               is
     pause     a delta does not pay, or the sender cannot make one; the reader reads the bucket as it
-              is, and asks for no delta of it in the next pushes
+              is, and unless it wants deltas always it asks for none of it in the next pushes
 
 The reader also reads the bucket as it is
 

@@ -127,7 +127,7 @@ class _Coming:
         self._changed = threading.Condition()
         self._has_failed = False
         self._delta: Path | None = None  # what is passed on in place of the bytes
-        self._ends: dict[int, int] = {}  # number of a part -> where in the bucket it is here up to
+        self._ends: dict[int, int] = {}  # number of a part -> up to where in the bucket it is here
 
     def came(self, start: int, end: int) -> None:
         """Some bytes are here, and all before them of the same part, see ``BulkClient.read``."""
