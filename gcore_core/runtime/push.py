@@ -17,8 +17,9 @@ The lead calls the first two, a receiver the next two. A generator that was star
 push for itself alone (``WeightsFollower.restore``). Rank 0 has the other ranks take part in the
 export, by ``push.reserve`` and ``push.follow``; ``shells/trainer.py`` says why in two steps.
 
-All buckets share one memory of ``bucket_bytes``, or of the largest tensor if that is more. A bucket
-is handed out when all receivers have asked for it; what else happens then:
+All buckets share one memory of ``bucket_bytes``, or of all tensors if that is less, or of the
+largest tensor if that is more. A bucket is handed out when all receivers have asked for it; what
+else happens then:
 
 =============  =================  ===============  =========================
 handed out     receivers load     filled, waits    begins to be filled

@@ -162,13 +162,13 @@ class LearnerFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
-    """Holds plain facts of the job, the same for every shard but ``shard``.
+    """Holds plain facts of the job, the same for every shard but for ``shard`` and ``scorers``.
 
     rows: size of the datasets "train" and "evaluation".
     replicas: peer names of generator replicas.
     owns_replicas: this shard asks its own part of them only.
     ranks: peer names of the workers of each data-parallel trainer rank.
-    scorers: peer name -> the rewards it hosts.
+    scorers: peer name -> the rewards it hosts, of the scorers that this shard asks.
     rewards: how each counts.
     providers: section of the job -> what it chose, as in ``use``.
     of_groups: rewards that see the records of a prompt together.
@@ -176,7 +176,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     sentinel: what the sentinel is to know; None: there is none, and only the band is looked at.
     canaries: records that both sides score again after a push, where a step's own cannot be
         compared; 0 where one of them cannot score.
-    output: directory of the weights that are kept.
+    output: directory for the final weights, in the run's own.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
     whole_groups: the policy's objective needs all records of a group on one rank.
@@ -186,7 +186,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     placement: where devices move between generators.
     resting: generator roles whose replicas sleep while the trainer works.
     resting_trainers: whether trainers sleep between a push and the next preparation.
-    last_ordinal: the step that consumes up to here is the last.
+    last_ordinal: the run ends with the step that consumes the last ordinal below this one.
     start_step, next_ordinal, state: what a resumed run goes on from.
     evaluated: the weights of ``start_step`` were evaluated before.
     carried: records that its shards had kept for the first step.
