@@ -125,8 +125,11 @@ class Agreements:
 
     All shards must make the agreements of one scope in the same order.
 
+    peer: the supervisor.
     shard: this shard's number.
     shards: how many there are.
+    insist: calls the supervisor, and again where a call is lost.
+    prefix: what the keys of this scope begin with, such as ``window:``.
     lead: whether this shard is the lead.
     """
 

@@ -1,7 +1,8 @@
-"""Says which step programs may go on from a checkpoint in which ordinals are consumed above others.
+"""Finds gaps in a checkpoint, and refuses to go on from it with a step program that cannot.
 
-Steps that take groups out of order leave gaps: ordinals that no step has taken, below ordinals that
-one has. A program that counts ordinals from one end to the other would train on the latter again.
+Steps that take groups out of order leave gaps: ordinals that are not consumed, below ordinals that
+are. A program that takes ordinals in order would begin at the first gap, and train again on those
+above it that are consumed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from gcore_core.contract.errors import ConfigError
 
-#: Ordinals that an error names.
+#: So many ordinals an error names.
 _NAMED = 4
 
 
@@ -52,12 +53,14 @@ def refuse_gaps(state: Mapping[str, Any], program: str, where: str) -> None:
 
 
 def steps_to_close(state: Mapping[str, Any]) -> int:
-    """Returns how many steps that take groups in order leave no gap.
+    """Returns after how many steps that take groups in order there is no gap left.
 
-    They take what lies between the first ordinal that is not consumed and the next new one.
+    They take what is not consumed between the first such ordinal and the next new one.
+
+    state: what the controllers saved.
     """
     window = state["window"]
     base = state.get("ledger", {}).get("next_ordinal", 0)
     waiting: int = window["front"] - base - len(window["above"])
-    prompts: int = window["bounds"][0]
+    prompts: int = window["bounds"][0]  # groups that a step takes
     return max(1, -(-waiting // prompts))

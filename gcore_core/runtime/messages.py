@@ -92,10 +92,9 @@ class ScoreRequest(Message):
     purpose: why the records were drawn: TRAIN, GREEDY or SAMPLED.
     headers: the records; empty for a request that only tells who is awake.
     rewards: names of rewards that the worker hosts; empty for all of them.
-    awake: generator role -> numbers of the replicas that may be asked. Of a role that is not named,
-        all may be.
-    awake_version: of ``awake``; a request with an older version than the worker knows changes
-        nothing in this.
+    awake: generator role -> numbers of the replicas that rewards may ask from now on. Nothing
+        changes for a role that is not named; until a request names it, all of it may be asked.
+    awake_version: of ``awake``; where the worker knows a newer one, this ``awake`` changes nothing.
     """
 
     purpose: str
@@ -122,8 +121,8 @@ class WakeReply(Message):
 class TrainerSlept(Message):
     """Says how long a trainer's rank took, in seconds.
 
-    sleep_s: to give its memory back, now.
-    wake_s: to take it again the last time, since it slept before; 0.0 the first time.
+    sleep_s: to give its memory back, now; 0.0 where it slept already.
+    wake_s: to take it again after the sleep before; 0.0 where it has not done so.
     """
 
     sleep_s: float
@@ -150,10 +149,21 @@ class QuestionItem(Message):
 
 
 class AskRequest(Message):
+    """Asks a generator to answer questions of a reward."""
+
     questions: list[QuestionItem]
 
 
 class AnswerItem(Message):
+    """Holds one answer to a question of a reward.
+
+    index: of the question in the request.
+    sample: which answer to it this is.
+    status, reason: how it ended, and why, as in a header.
+    n_prompt: tokens of the question.
+    n_actions: tokens of the answer.
+    """
+
     index: int
     sample: int
     text: str
@@ -226,7 +236,8 @@ class AnnotateRequest(Message):
     """Asks a role for its columns of one shard's records.
 
     items: the records; ``minibatch`` and ``extras`` mean nothing to an annotator.
-    purpose: TRAIN, or what else the records are for: a step may ask once for each purpose.
+    purpose: TRAIN, or what else the records are for. In one step an annotator may be asked once for
+        each purpose, a rank of a trainer only once.
     """
 
     step: int
@@ -381,6 +392,8 @@ class TrainReply(Message):
 class DiagnoseRequest(Message):
     """Asks a rank what its records of a step say of the cause of an alarm.
 
+    To SHOW_COMPARED it asks for some of these records.
+
     replicas: those that alarms name; none: all.
     """
 
@@ -389,11 +402,12 @@ class DiagnoseRequest(Message):
 
 
 class ShownRecord(Message):
-    """Holds a record that is looked into after an alarm: ``Compared`` in plain values.
+    """Holds ``Compared`` in plain values: a record that an alarm is about, or a canary.
 
-    key: ordinal, sample, step, replica, version.
+    key: ordinal, sample, step, replica, version. Of a canary, step and version are both that of the
+        weights that score it, and the replica is -1.
     ids: of the prompt and of the actions.
-    logps: the rollout's and the trainer's.
+    logps: the rollout's and the trainer's; of a canary both are the trainer's.
     """
 
     key: tuple[int, int, int, int, int]
@@ -423,7 +437,7 @@ class CanaryRequest(Message):
 
 
 class ScoreCanaries(Message):
-    """Asks a generator to score records under the weights of a version."""
+    """Asks a generator to score canaries under the weights of a version."""
 
     version: int
     records: list[ShownRecord]
@@ -492,7 +506,11 @@ class FollowPush(Message):
 
 
 class Reserved(Message):
-    """Says whether a rank waits for an export; else it is at work that may need the other ranks."""
+    """Says whether a rank keeps its turn for an export.
+
+    It does not while it is at work that may need the other ranks, where it holds weights of another
+    version, and where the request comes late.
+    """
 
     waits: bool
 
@@ -537,6 +555,7 @@ class BucketRequest(Message):
 class PushConfirmed(Message):
     """Says that a receiver has loaded a push.
 
+    nbytes: of all its tensors.
     verified: the receiver hashed the weights it now holds, and they are the sender's.
     stamp: of these weights, see ``gcore_core.contract.lineage``.
     """
@@ -661,6 +680,11 @@ COMMIT_CHECKPOINT = Endpoint("commit_checkpoint", CommitCheckpoint, Nothing, Wai
 
 
 class Agreement(Message):
+    """Is what one shard sends for an agreement.
+
+    key: names the agreement, the same on all shards, see ``gcore_core.runtime.agreements``.
+    """
+
     key: str
     shard: int
 
@@ -712,7 +736,8 @@ class StorePlace(msgspec.Struct, frozen=True):
     agent: str
 
 
-#: How a process ended: by the alarm that it had set, or killed because it did not answer in time.
+#: How a process ended: by the alarm that it had set, or killed because it did not answer in time or
+#: stayed stopped.
 ENDED_BY_ALARM = "alarm"
 ENDED_HUNG = "hung"
 
@@ -722,6 +747,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     It comes through a file descriptor, never through argv or the environment.
 
+    rank, ranks: its number among the workers of its role, from 0, and how many there are. A
+        controller has the number of its shard, and ranks 1.
     peers: name -> address of everybody as seen from the worker's node, this worker included.
     public: a further address at which this worker serves those on other machines; "" for none.
     identity: of the run, for TLS between machines; empty where the run has one machine. As secret
@@ -729,6 +756,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     factories: name -> what to build ("backend", "objective", "reward/exact", "dataset/train", ...).
     settings: what a worker of its kind needs to know.
     versions: the supervisor's, of everything that this worker builds.
+    python: path of its interpreter; "": the agent's own.
+    log: path of the file to which its output goes.
     restarts: how often the agent may start it again after it ended.
     restarted: it takes the place of a process that ended.
     ending: how that process ended: ENDED_BY_ALARM, ENDED_HUNG or "" for any other way.
@@ -861,7 +890,8 @@ class KillRequest(Message):
 class HoldLease(Message):
     """Takes a node agent's lease for as long as the stream stands.
 
-    pid: the supervisor, on the agent's machine.
+    pid: of the supervisor. Only an agent on the supervisor's machine uses it; to any other it is no
+        more than a name in the log.
     """
 
     pid: int
@@ -897,9 +927,11 @@ class SpawnRequest(Message):
 class WorkerExit(Message):
     """Tells how a worker ended.
 
+    code: its exit code; a negative one is the number of the signal that ended it.
+    restarted: whether it is started again.
     tail: last lines of its log.
-    running: the reward that ran, for a process that its alarm ended; how long it was stopped, for
-        one that was ended for that; else empty.
+    running: for a process that its alarm ended, which reward ran; for one that was ended because it
+        stayed stopped, how long it was; else empty.
     """
 
     name: str
@@ -912,7 +944,7 @@ class WorkerExit(Message):
 
 class UsageReply(Message):
     cpu_s: dict[str, float]  # process name -> user and system seconds so far
-    memory_mib: dict[str, float]  # peak resident
+    memory_mib: dict[str, float]  # process name -> peak of its resident memory
     notes: list[str] = []  # what the person who runs it should read, each once
 
 
@@ -1113,7 +1145,8 @@ READ_GROWN = Endpoint("read_grown", ReadGrown, list[Grown], Wait.SOON)
 
 # -- the store -------------------------------------------------------------------------------------
 
-# Shard -> (its epoch, the first step of which it still needs records).
+# Shard -> (epoch, the first step of which it still needs records). An epoch would count how often
+# the shard began anew, at an earlier step; every caller gives 0.
 Released = dict[int, tuple[int, int]]
 
 

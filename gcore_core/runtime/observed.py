@@ -24,7 +24,7 @@ class ObserverSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: what the job calls it.
     directory: the run's.
     factory: what makes it.
-    timeout_s: within which it ends by itself when the supervisor is lost.
+    timeout_s: seconds that it has left when the supervisor is lost.
     """
 
     name: str

@@ -53,7 +53,8 @@ def ask_policy(
         what = f"raised {type(error).__name__}: {error}"
         raise _broken(provider, what, f"at {line_of(error, policy)}") from error
     check_decision(decision, provider, window, engines)
-    # Of the first decision ``place`` says it, with advice for the person who chose the policy.
+    # ``run.initial_placement.place`` refuses such a first decision, with advice for the person who
+    # chose the policy.
     unable = unable_to_sleep(decision, window)
     if engines is not None and unable:
         problem = f"has generators take turns in mode colocated, but {unable!r} cannot sleep"
@@ -90,6 +91,7 @@ def unable_to_sleep(decision: Decision, window: Window) -> str:
 
 
 def _of_words(decision: Decision) -> Iterator[str]:
+    """Yields what is wrong with a decision's mode, predictions, ``seen`` and ``state``."""
     if decision.mode not in get_args(Mode):
         yield f"mode {decision.mode!r} is none of {', '.join(get_args(Mode))}"
     for name, seconds in decision.predicted_s.items():
@@ -102,6 +104,7 @@ def _of_words(decision: Decision) -> Iterator[str]:
 
 
 def _of_cells(decision: Decision, window: Window, engines: Engines | None) -> Iterator[str]:
+    """Yields what is wrong with the cells of a decision; the first decision also places engines."""
     parts = {"partition": decision.partition.cells}
     if decision.engines is not None:
         parts["engines"] = decision.engines.cells
@@ -124,6 +127,7 @@ def _of_cells(decision: Decision, window: Window, engines: Engines | None) -> It
 
 
 def _indexes(cells: Iterable[Cell]) -> set[int]:
+    """Returns the indexes of all devices of some cells."""
     return {device.index for cell in cells for device in cell.devices}
 
 
@@ -132,6 +136,7 @@ def _engines(partition: Partition) -> Engines:
 
 
 def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
+    """Yields cells without devices, devices that do not exist, and those that a role has twice."""
     there = {device.index: device for device in window.devices}
     for role, role_cells in cells.items():
         devices = [device for cell in role_cells for device in cell.devices]
@@ -146,6 +151,9 @@ def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window
 
 
 def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
+    """Yields roles with engines on more or fewer devices than slots, and cells that split a
+    replica.
+    """
     for role, role_cells in cells.items():
         slots = window.slots[role]
         need = window.needs.get(role)
@@ -158,6 +166,10 @@ def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterat
 
 
 def _of_role(role: str, awake: set[int], engines: set[int], window: Window) -> Iterator[str]:
+    """Yields what is wrong with the devices on which a role is awake.
+
+    engines: the devices on which it has an engine.
+    """
     need = window.needs.get(role)
     if not awake <= engines:
         yield f"{role!r} is awake on device {min(awake - engines)}, where it has no engine"

@@ -13,11 +13,13 @@ bucket    ``push.bucket``     fills buckets in advance (``fill``), gives     ``l
 commit                                                                       ``commit_weights``
 ========  ==================  =============================================  =====================
 
-The lead calls the first two, a receiver the next two. Rank 0 has the other ranks take part in the
+The lead calls the first two, a receiver the next two. A generator that was started anew begins a
+push for itself alone (``WeightsFollower.restore``). Rank 0 has the other ranks take part in the
 export, by ``push.reserve`` and ``push.follow``; ``shells/trainer.py`` says why in two steps.
 
-All buckets share one memory of ``bucket_bytes``, or of the largest tensor if that is more. A bucket
-is handed out when all receivers have asked for it; what else happens then:
+All buckets share one memory of ``bucket_bytes``, or of all tensors if that is less, or of the
+largest tensor if that is more. A bucket is handed out when all receivers have asked for it; what
+else happens then:
 
 =============  =================  ===============  =========================
 handed out     receivers load     filled, waits    begins to be filled
@@ -302,7 +304,7 @@ class PushSource:
     def gives_way(self) -> bool:
         """Whether a generator's own push may take the place of this one.
 
-        It may when this one is such a push too, or when its last bucket is with all receivers.
+        It may when this one is such a push too, has no receivers, or has handed all buckets out.
         """
         if self._request.waits or not self._request.receivers:
             return True
@@ -539,7 +541,8 @@ async def pull_weights(
             loading_before = loading
             loading = asyncio.ensure_future(compute(reader.load, bucket))
             if loading_before is not None:
-                await loading_before  # asking for the next bucket says that this one was read
+                # To ask for bucket ``index`` says that all before ``index - 1`` were read.
+                await loading_before
             progress()
             if bucket.last:
                 await loading

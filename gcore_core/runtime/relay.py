@@ -31,7 +31,11 @@ Raw = msgspec.Raw  # a part or an answer, encoded
 
 
 class Relay:
-    """Makes a worker of a rank a relay to its own rank and the ranks after it."""
+    """Makes a worker of a rank a relay to its own rank and the ranks after it.
+
+    service: the worker's.
+    shards: how many controllers there are; a relay waits for all of them.
+    """
 
     def __init__(self, network: Network, service: Service, shards: int) -> None:
         self._network = network

@@ -16,7 +16,8 @@ import xxhash
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.records import Header
 
-#: Column of log-probs. Engines differ in its last digits more easily than in what they sample.
+#: Column of log-probs. It has a digest of its own, since engines differ in its last digits more
+#: easily than in what they sample.
 LOGP = "logp"
 _MODULUS = 1 << 64
 _encode = msgspec.msgpack.Encoder(order="sorted").encode

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class TensorJournal:
-    """Appends one line for each version that is pushed, however often that is.
+    """Appends a line for each push that brings something else than the line before says.
 
     A file that cannot be written is logged once; the run goes on without it.
     """
@@ -30,7 +30,7 @@ class TensorJournal:
         self._latest: PushedTensors | None = None
 
     def write(self, plan: WeightPlan, digests: Sequence[int], transport: str) -> None:
-        """Appends the digests of a push.
+        """Appends the digests of a push, unless the last line has them already.
 
         digests: of the plan's tensors, in its order.
         transport: its name: each may have digests of its own kind.

@@ -66,7 +66,7 @@ class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
     """Tells a trainer worker where to begin.
 
     resume: the directory of the trainer's saved state; "": it begins anew.
-    sentinel: what compares its log-probs is to know; None: nothing compares them.
+    sentinel: what the sentinel is to know that compares its log-probs; None: nothing compares them.
     columns: what its role gives.
     adapters: every generator that follows it takes an adapter alone.
     """
@@ -121,7 +121,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     slots: role -> devices that it may occupy.
     needs: role -> what it asks of placement.
     engines: generator role -> device indexes of each of its replicas.
-    sleeps: roles whose backend can.
+    sleeps: generator roles whose backend can sleep.
     needed: groups that a step must keep.
     directory: the run's, for the journal; empty: none is kept.
     provider: the policy's, as in ``placement.use``.
@@ -162,21 +162,21 @@ class LearnerFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
-    """Holds plain facts of the job, the same for every shard but ``shard``.
+    """Holds plain facts of the job, the same for every shard but for ``shard`` and ``scorers``.
 
     rows: size of the datasets "train" and "evaluation".
     replicas: peer names of generator replicas.
     owns_replicas: this shard asks its own part of them only.
     ranks: peer names of the workers of each data-parallel trainer rank.
-    scorers: peer name -> the rewards it hosts.
+    scorers: peer name -> the rewards it hosts, of the scorers that this shard asks.
     rewards: how each counts.
     providers: section of the job -> what it chose, as in ``use``.
     of_groups: rewards that see the records of a prompt together.
     logprob_band: how far apart the log-probs of a pair may be.
-    sentinel: what compares log-probs is to know; None: only the band is looked at.
+    sentinel: what the sentinel is to know; None: there is none, and only the band is looked at.
     canaries: records that both sides score again after a push, where a step's own cannot be
         compared; 0 where one of them cannot score.
-    output: directory of the weights that are kept.
+    output: directory for the final weights, in the run's own.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
     whole_groups: the policy's objective needs all records of a group on one rank.
@@ -186,7 +186,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     placement: where devices move between generators.
     resting: generator roles whose replicas sleep while the trainer works.
     resting_trainers: whether trainers sleep between a push and the next preparation.
-    last_ordinal: the step that consumes up to here is the last.
+    last_ordinal: the run ends with the step that consumes the last ordinal below this one.
     start_step, next_ordinal, state: what a resumed run goes on from.
     evaluated: the weights of ``start_step`` were evaluated before.
     carried: records that its shards had kept for the first step.

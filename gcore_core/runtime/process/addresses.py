@@ -20,8 +20,9 @@ class Addresses:
     views: node -> (process -> its address, as seen from the node).
     public: process -> its address for other nodes; empty where there is one node.
     bulk: node -> where its agent serves content to the others; empty where there is one node.
-    meeting: what is in front of the number of processes' names, such as a role -> "HOST:PORT" where
-        they meet in plain; for those that are on several nodes of a private network.
+    meeting: role -> "HOST:PORT" where its ranks meet in plain, for roles whose workers are on
+        several nodes, if all nodes are in private networks. Of other processes with numbers, such
+        as controllers, what is in front of the number counts as a role.
     """
 
     views: dict[str, dict[str, str]]
@@ -153,10 +154,9 @@ def add_node(
 ) -> None:
     """Gives a node that comes later, and its processes, addresses like those of the others.
 
-    The addresses of the others stay as they are.
-    The node's ports follow one another, as in ``assign``.
-    The same machine may have been another node before, which was lost. Its processes may still hold
-    its ports, so those of the new node begin behind them.
+    The addresses of the others stay as they are. The node's ports follow one another, as in
+    ``assign``. The same machine may have been another node before, which was lost. Its processes
+    may still hold its ports, so those of the new node begin behind them.
 
     addresses: what ``assign`` has returned, for several nodes or with ``grows``.
     place: the node's address and its directory of sockets.

@@ -1,7 +1,9 @@
-"""Takes over a node agent from a supervisor that was killed: what the launcher does of it.
+"""Takes over a node agent from a supervisor that was killed: the parts for a launcher.
 
-A launcher has the guard remember a ``KeptAgent``. The next supervisor's launcher calls ``adopt``
-with it: the agent lives, or it does not, and then another one is started.
+A launcher has the guard remember a ``KeptAgent`` (``keep``). The next supervisor's launcher asks
+the guard for it (``kept_by``). If the agent lives, the launcher holds its lease (``lease_held``)
+and has it end what is left of the attempt before (``clear_adopted``). If it does not live, or does
+not answer in time, another one is started.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class KeptAgent(msgspec.Struct, frozen=True, kw_only=True):
     process: the agent.
     meeting: the run's private directory, with its sockets.
     addresses: name of every process of the run, with the supervisor's -> its address.
+    secret: the run's.
+    store: the settings of the agent's store.
     """
 
     process: StartedProcess

@@ -6,9 +6,9 @@ With a guard, the agent outlives its supervisor for the term of a lease (``lease
 workers of the attempt, since nothing counts that they do now, and keeps what is ready to replace
 them. Workers and slabs end with their agent.
 
-On another machine than its launcher's it is started with ``--stdin`` (``spawn``). A link that is
-cut ends no pipe, so there it lives on a lease, too. Its supervisor may come back within the term,
-over another connection, so its workers go on until the lease has expired.
+A launcher for several machines starts it with ``--stdin`` (``spawn``). On another machine than the
+launcher's it lives on a lease, too, since a link that is cut ends no pipe. Its supervisor may come
+back within the term, over another connection, so its workers go on until the lease has expired.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _LOOK_S = 1.0  # so often new files in shared memory are looked for, where engin
 #: A worker that is stopped, as by SIGSTOP, is ended after so many times ``run.patience_s``. Where
 #: it serves, who waits for it notices before.
 _STOPPED_PATIENCE = 2.0
-_STOPPED_LOOKS = 16  # so often one looks whether it is, in that time
+_STOPPED_LOOKS = 16  # so often the agent looks whether it is stopped, in that time
 _STACKS_S = 0.5  # a process that hangs has so long to write its stacks
 _TAIL_LINES = 20  # of a worker's log, shown when it ends
 _TAIL_BYTES = 8192  # read for them
@@ -133,8 +133,9 @@ def split_patience(patience_s: float) -> tuple[float, float]:
 
         silence, until the kernel notices | lease | workers end | the agent ends
 
-    patience_s: at least ``config.LEAST_PATIENCE_S``.
     Returns (silence_s, lease_s) of its agent.
+
+    patience_s: at least ``config.LEAST_PATIENCE_S``.
     """
     silence_s = patience_s / 2
     lease_s = patience_s - noticed_within_s(silence_s) - GRACE_S - _CLOSE_S
@@ -145,7 +146,7 @@ class Agent:
     """Starts and watches the workers of one node, and serves its slabs.
 
     slabs: the agent's side of the store.
-    leaving: the agent's side of leaving; None: it may not.
+    leaving: the agent's side of leaving the run on purpose; None: it may not leave.
     stopped: set when the agent is to end.
     """
 
@@ -176,8 +177,8 @@ class Agent:
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
         self._spares = Spares(self._record)
         self._stopping = False
-        self._clearing = asyncio.Lock()
-        self._lapse: asyncio.Task[None] | None = None
+        self._clearing = asyncio.Lock()  # held by ``clear``
+        self._lapse: asyncio.Task[None] | None = None  # ends the attempt of a lost supervisor
         self.leaving = Leaving(spec.leave_s, self.end) if spec.leave_s else None
         self._lease: Lease | None = None
         if spec.lease_s:
@@ -216,7 +217,7 @@ class Agent:
         return Nothing()
 
     def _push_memory(self, worker: str) -> Path | None:
-        """Returns from where a worker of this node pushes weights."""
+        """Returns the file from which a worker of this node pushes weights; None for any other."""
         known = worker in self._specs
         return push_memory(Path(self._spec.store.directory), worker) if known else None
 
@@ -284,7 +285,7 @@ class Agent:
                 self._spares.replaced(spec, process.pid)
             except WorkerError as error:
                 # Such as a machine without memory for one more process. Nobody called this task, so
-                # it is told as the end of the worker, now for good.
+                # it is reported as the end of the worker, now for good.
                 log.error("%s", error)
                 self._exits.put_nowait(
                     msgspec.structs.replace(end, restarted=False, tail=f"{error.what}")
@@ -441,7 +442,7 @@ class Agent:
 
 
 def _nothing() -> None:
-    """Is called when the supervisor is lost. It may come back within the term of the lease."""
+    """Does nothing when a lease lapses: the supervisor may come back within the term."""
 
 
 def make_meeting(spec: WorkerSpec) -> None:
@@ -530,6 +531,7 @@ def _tail(path: str) -> str:
 
 
 async def _main(spec: AgentSpec, lifeline: int) -> None:
+    """Serves an agent until it is told to end; then ends what it has started, and its store."""
     from gcore_core.runtime.rpc.sockets import RpcNetwork
 
     loop = asyncio.get_running_loop()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
-#: Within it the kernel has noticed, a lease has ended, and workers have: ``agent.split_patience``.
+#: The least ``patience_s``: within it the kernel notices a silence, a lease expires and workers
+#: end, see ``agent.split_patience``.
 LEAST_PATIENCE_S = 8.0
 
 

@@ -49,7 +49,7 @@ MESSAGE_BYTES = 4096  # at most, on the control socket
 HANDED = 4  # file descriptors that come with a request: spec, lifeline, log, code
 _LOWEST = 19  # the nice value of the thread that imports
 _SETTLE_S = 2.0  # threads that have ended have so long to be gone from the process table
-#: What may be open under these names is no device of which a driver knows who opened it.
+#: Devices that may be open at a fork: no driver keeps anything for the process that opened them.
 _HARMLESS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _HARMLESS_BELOW = ("/dev/shm/", "/dev/pts/", "/dev/tty")
 _SHARED = ("socket:", "pipe:", "anon_inode:")  # so begin names of what children would share
@@ -78,10 +78,17 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
+    """Says that a worker was forked; its pidfd comes with the message."""
+
     pid: int
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
+    """Says that a worker has ended.
+
+    code: its exit code; a negative one is the number of a signal.
+    """
+
     pid: int
     code: int
 
@@ -90,7 +97,8 @@ class Unusable(msgspec.Struct, frozen=True, tag=True):
     """Says that this process ends now.
 
     why: what failed.
-    hurry: another one may be of use that imports at ordinary priority.
+    hurry: imports have left threads at the lowest priority, and this process may not raise it. One
+        that imports at ordinary priority may do.
     """
 
     why: str
@@ -170,7 +178,10 @@ def _other_threads() -> list[int]:
 
 
 def _left_slow() -> bool:
-    """Whether threads run at a lower priority for ever than this one, which a worker's must not."""
+    """Raises the threads that imports have left to this thread's priority.
+
+    Returns whether that is forbidden: a worker's threads must not stay at the lowest priority.
+    """
     ordinary = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     for thread in _other_threads():
         with contextlib.suppress(ProcessLookupError):

@@ -220,6 +220,7 @@ def _site(
     process: Process,
     where: Mapping[str, str],
 ) -> Site:
+    """Returns the site of an agent on this machine, which was started or taken over."""
     node = SiteNode(
         agent=network.peer(AGENT),
         store=Path(agent.store.directory),
@@ -250,6 +251,10 @@ def _remove_store(store: StoreSpec) -> None:
 
 @contextlib.contextmanager
 def _private_directory(parent: str | None):  # type: ignore[no-untyped-def]
+    """Makes a private directory, and removes it at the end of the block. Raises AddressError.
+
+    parent: where it is made; None: in the system's directory for temporary files.
+    """
     try:
         directory = Path(tempfile.mkdtemp(prefix="g-core-", dir=parent))
     except OSError as error:

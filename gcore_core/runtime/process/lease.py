@@ -47,7 +47,8 @@ class Lease:
     term_s: seconds from the loss of the holder to the end of the lease.
     lapsed: called when the holder is gone and the term begins; not for the first term.
     expired: called once, at the end of a term in which nobody has taken the lease.
-    first_term_s: likewise from the start, when nobody can have held it; 0: ``term_s``.
+    first_term_s: seconds from the start within which the first holder has to take it; 0:
+        ``term_s``.
     call_later: the clock; by default that of the event loop, which stands still while the machine
         is suspended.
     """

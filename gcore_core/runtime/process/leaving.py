@@ -19,8 +19,8 @@ from gcore_core.runtime.messages import LEAVE, LEAVING, STAY, Nothing, Stay
 from gcore_core.runtime.rpc.service import Call, Service
 
 log = logging.getLogger(__name__)
-#: SIGTERM as a process passes it on that has started an agent. Whoever signals all processes of a
-#: machine reaches both; then it comes twice and counts once.
+#: What a process sends to the agent that it has started, to pass a SIGTERM on. Whoever signals all
+#: processes of a machine reaches both. Then the agent gets two signals, and counts them as one.
 SIGTERM_PASSED_ON = signal.SIGRTMIN + signal.SIGTERM
 
 

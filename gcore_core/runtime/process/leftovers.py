@@ -142,7 +142,8 @@ def clear_up(path: Path) -> None:
     its record.
 
     Nothing happens where there is no record, and while the supervisor that it belongs to lives and
-    is not this process. A process is killed only if it is still the one that was written down.
+    is not this process. A process is killed only if it is still the one that was written down. When
+    the machine was started anew since, its processes are gone, and only the record is removed.
     """
     try:
         contents = msgspec.json.decode(path.read_bytes(), type=_Contents)

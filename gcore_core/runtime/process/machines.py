@@ -62,7 +62,7 @@ FACTS = ("-m", "gcore_core.runtime.process.facts")
 #: What starts an agent, behind an interpreter; it reads its spec from standard input.
 AGENT = ("-m", "gcore_core.runtime.process.agent")
 _ENDS_S = 15.0  # agents have so long to end their workers and themselves
-_HUNG_ENDS_S = 5.0
+_HUNG_ENDS_S = 5.0  # the same for one that does not answer
 _AGAIN_S = 0.5  # between two tries to hold a lease
 _TAIL_BYTES = 4096
 _TAIL_LINES = 3  # of what a command wrote, shown when it fails
@@ -220,7 +220,10 @@ class MachinesLauncher(ABC):
 
     @property
     def grows(self) -> bool:
-        """Whether machines may come while a site is open; a subclass that has ``newcomer`` says."""
+        """Whether machines may come while a site is open.
+
+        A subclass that overrides ``newcomer`` overrides this, too.
+        """
         return False
 
     async def newcomer(self, present: Callable[[], list[str]]) -> Host:
@@ -289,6 +292,12 @@ class MachinesLauncher(ABC):
     async def _opened(
         self, hosts: Sequence[Host], where: Mapping[str, str], supervisor: Servable, logs: Path
     ) -> AsyncIterator[Site]:
+        """Opens a site on these hosts, and closes it at the end of the block.
+
+        Closing lets the leases go, ends the supervisor's connections, and then every agent by the
+        end of its standard input. What home's agent leaves is removed here; an agent of another
+        machine removes its own store and directory.
+        """
         nodes = self._machines(hosts)
         home = next(node for node in nodes if node.is_home)
         allow_open_files(len(where) + len(nodes) + 1)

@@ -39,7 +39,8 @@ class Arrival:
     machine: what is known of it.
     facts: what the supervisor is told of it.
     meeting: the directory for sockets there.
-    start: starts an agent with those addresses, and waits until it answers.
+    start: starts an agent there, and waits until it answers. The site's addresses must have the
+        node by then.
     """
 
     machine: NewMachine
@@ -67,8 +68,8 @@ class SiteNewcomers:
     private: Sequence[str]
     find: Callable[[], Awaitable[Arrival]]
     refuse: Callable[[str, str], Awaitable[None]]
-    _come: Arrival | None = None
-    _processes: list[str] = field(default_factory=list)
+    _come: Arrival | None = None  # the latest
+    _processes: list[str] = field(default_factory=list)  # of the latest, once it is taken in
 
     async def next(self) -> NodeFacts:
         self._come = await self.find()

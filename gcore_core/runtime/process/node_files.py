@@ -54,9 +54,10 @@ from gcore_core.runtime.store.bulk import BulkClient, OfferedFile
 _PIECE_BYTES = 16 << 20  # read, or fetched, at a time
 _GROWN_BYTES = 4 << 20  # of one answer
 _SHOWN_S = 1.0  # so often the progress of a hash is told
-#: A file that was written so short a time ago may change again without another time of change.
+#: A file that was written less than so many seconds ago gets no note: it may change again without
+#: another time of change.
 _FRESH_S = 2.0
-#: A smaller file is hashed sooner than its hash is looked up.
+#: A smaller file gets no note, but for a copy: to hash it takes less time than to look it up.
 _NOTED_BYTES = 1 << 20
 
 
@@ -142,7 +143,10 @@ class NodeFiles:
         )
 
     async def hash_files(self, request: HashFiles, call: Call) -> AsyncGenerator[HashedFile, None]:
-        """Yields items of each file in turn: its progress, and last its hash or its fault."""
+        """Yields items of each file in turn: its progress, and last its hash or its fault.
+
+        A file that has a note, and has not changed since, is not read again.
+        """
         for path in request.paths:
             try:
                 async with contextlib.aclosing(self._hash(Path(path), call)) as items:
@@ -152,6 +156,10 @@ class NodeFiles:
                 yield HashedFile(path, 0, fault=error.strerror or str(error))
 
     async def _hash(self, path: Path, call: Call) -> AsyncGenerator[HashedFile, None]:
+        """Yields the progress of a file's hash, and last the hash. Raises OSError.
+
+        From then on the file is offered to other nodes.
+        """
         before = os.stat(path)
         note = self._notes.read(path)
         if note is None or not _is_noted(before, note):
@@ -275,7 +283,7 @@ class NodeFiles:
         return Nothing()
 
     async def read_grown(self, request: ReadGrown, call: Call) -> list[Grown]:
-        """Returns what was appended; of very much the beginning, so it is asked for again."""
+        """Returns what was appended, at most ``_GROWN_BYTES``; the rest comes when asked again."""
         return await asyncio.to_thread(lambda: list(_grown(request)))
 
 
@@ -423,6 +431,7 @@ def _remove(paths: list[str]) -> None:
 
 
 def _grown(request: ReadGrown) -> Iterator[Grown]:
+    """Yields what each file has grown by, in the order of their names, until an answer is full."""
     directory = Path(request.directory)
     left_bytes = _GROWN_BYTES
     names = {path for pattern in request.patterns for path in directory.glob(pattern)}

@@ -1,9 +1,9 @@
 """Is the process of one observer: ``python -m gcore_core.runtime.process.observing --fd N``.
 
-It makes the observer and tells it one event after the other. It ends with the run, with the first
-error of the observer, and when the supervisor is lost. Then it still tells the observer what came
-before, and that the run is over, for which it has as long as for one report; an observer that knows
-of no run yet is ended at once, as another process may go on with that run.
+It makes the observer and tells it one event after the other. It ends with the run, and with the
+first error of the observer. When the supervisor is lost, it still tells the observer what came
+before, and that the run is over; for that it has ``ObserverSpec.timeout_s``. An observer that was
+told of no run yet is ended at once then, as another process may go on with that run.
 """
 
 from __future__ import annotations

@@ -80,6 +80,10 @@ class SharedFiles:
             file.remove()
 
     def _find_owners(self, files: set[SharedFile], makers: Mapping[str, Maker]) -> None:
+        """Notes which living workers hold these files; who has one first in ``makers`` owns it.
+
+        A new file that none held in ``_LOOKS`` looks is somebody else's from then on.
+        """
         for name, maker in makers.items():
             candidates = {
                 file

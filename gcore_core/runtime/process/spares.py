@@ -152,6 +152,11 @@ class _Server:
 
     name: of its log and in the agent's record.
     lost: called when it has ended, or has become a worker.
+    forks: whether it starts workers; else it becomes the first one itself.
+    is_ready: whether it can be asked for a worker.
+    is_useless: what it imports fails to import, so another one would be of no use either.
+    wants_hurry: see ``Unusable.hurry``.
+    settled: set when it is ready, or never will be.
     """
 
     def __init__(
@@ -166,9 +171,9 @@ class _Server:
         self.process = process
         self.forks = False
         self.is_ready = False
-        self.is_useless = False  # what it imports fails to import
+        self.is_useless = False
         self.wants_hurry = False
-        self.settled = asyncio.Event()  # it is ready, or will never be
+        self.settled = asyncio.Event()
         self._lifeline = lifeline
         self._control = control
         self._lost = lost
@@ -181,7 +186,8 @@ class _Server:
     async def _watch(self) -> None:
         """Handles what the server tells, until it has ended or has become a worker.
 
-        Its end is not that of the control socket: a worker has it open until it has taken shape.
+        That it has ended shows in its process. The control socket may end later, since a worker
+        that was just forked has it open, too, until it closes its copy.
         """
         asyncio.get_running_loop().add_reader(self._control, self._listen)
         await self.process.wait()
@@ -217,7 +223,7 @@ class _Server:
         self.forget()
 
     def forget(self) -> None:
-        """Tells that this is no server any more."""
+        """Tells the owner that this is no server any more."""
         self._lost(self)
 
     def _handle(self, notice: Notice, handed: list[int]) -> None:
@@ -318,12 +324,13 @@ class Spares:
     def replaced(self, spec: WorkerSpec, pid: int) -> None:
         """A lost worker was replaced: a fork server that was lost or used up is replaced, too.
 
-        Nothing happens for a kind that was never prepared: its workers are being started.
+        Nothing happens for a kind that was never prepared: the run is not up yet.
         """
         if kind_of(spec) in self._held_bytes:
             self.prepare([(spec, pid)])
 
     async def _prepare(self, workers: list[tuple[WorkerSpec, int]]) -> None:
+        """Starts the fork servers that are missing, with ``auto`` only when they pay."""
         for spec, pid in workers:
             self._measure(kind_of(spec), pid)  # at once: it may be lost before its turn comes
         now_s = asyncio.get_running_loop().time()

@@ -1,9 +1,10 @@
-"""Starts a process of the run: its spec comes through an unlinked file, its end with whoever
-started it by a pipe.
+"""Starts a process of the run. Its spec comes through an unlinked file, and its lifeline is a pipe.
 
-``spawn_process`` is for who starts one, ``read_spec`` for the process itself. On another machine,
-where no descriptor reaches, ``spawn_over_input`` sends the spec by standard input: eight bytes with
-its length, then the spec. The process ends when its standard input does.
+The *lifeline* ends when the process that holds its other end does, or closes it; then the process
+that was started is to end. ``spawn_process`` is for who starts one, ``read_spec`` for the process
+itself. On another machine, where no descriptor reaches, ``spawn_over_input`` sends the spec by
+standard input: eight bytes with its length, then the spec. The process ends when its standard input
+does.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from gcore_core.runtime.rpc.service import decoded
 
 SHARED_MEMORY = Path("/dev/shm")
 STREAMED_BYTES = 256 << 10
-#: Copies as large as that go past the caches (glibc, x86): whoever reads what is pushed or stored
-#: is another core
+#: Copies of ``STREAMED_BYTES`` or more go past the caches (glibc, x86): what is pushed or stored is
+#: read by another core.
 _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"}
 _LENGTH = struct.Struct(">Q")
 _SPEC_LIMIT_BYTES = 256 << 20
 _LAST_S = 30.0  # a process has so long to end by itself after its standard input did
-_OPEN_FILES = 1 << 16  # enough, and few enough for libraries that walk over all there may be
+_OPEN_FILES = 1 << 16  # enough, and few enough for libraries that try every possible descriptor
 T = TypeVar("T")
 
 
@@ -117,8 +118,8 @@ async def spawn_on_lifeline(
 
     The process outlives this one, and ends with whoever holds the other end.
 
-    reading: the end of the pipe that the process reads. Nobody else may be told of its end: the
-        kernel tells one group for each opening of a pipe (``own_opening``).
+    reading: the end of the pipe that the process reads. For each opening of a pipe the kernel
+        signals one group, so this opening must be the process's alone (``own_opening``).
     """
     with written_spec(spec) as spec_file, open(log, "ab") as output:
         process = await asyncio.create_subprocess_exec(
@@ -267,9 +268,8 @@ def _exactly(nbytes: int) -> bytes:
 def _lifeline_of_input() -> int:
     """Returns the reading end of a pipe that ends with standard input.
 
-    What comes by standard input from now on is thrown away. If the process has not ended long after
-    its input, it is killed: then it
-    hangs, and its starter cannot reach it.
+    What comes by standard input from now on is thrown away. A process that has not ended
+    ``_LAST_S`` after its input is killed: it hangs, and its starter cannot reach it.
     """
     # A process that is stopped is woken, so that it sees the end.
     signal_at_end(0, os.getpid(), signal.SIGCONT, is_group=False)

@@ -379,6 +379,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 async def _main(spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn]) -> None:
+    """Runs a worker over sockets, and reports processes that do not answer it in time."""
     from gcore_core.runtime.rpc.sockets import RpcNetwork
     from gcore_core.runtime.shells.overruns import set_alarm
 

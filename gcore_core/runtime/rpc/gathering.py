@@ -31,9 +31,14 @@ class Gathering:
     def __init__(self, members: int, keep: int = 32) -> None:
         self.members = members
         self.keep = keep
+        # key -> (member -> its value, the result); those that began first come first.
         self._open: OrderedDict[Any, tuple[dict[int, Any], asyncio.Future[Any]]] = OrderedDict()
 
     async def join(self, key: Any, member: int, value: Any, act: Act) -> Any:
+        """Returns what ``act`` gives, or raises what it raises, when all members have joined.
+
+        Raises ContractError for a member that there is not, or that comes again with another value.
+        """
         if not 0 <= member < self.members:
             raise ContractError(f"there is no member {member}, only {self.members}", where=str(key))
         values, result = self._open.setdefault(
@@ -76,6 +81,7 @@ class Gathering:
                 result.exception()  # a member that went away must not leave a warning
 
     def _forget(self) -> None:
+        """Drops finished keys but for ``keep``, those that began first."""
         finished = [key for key, (_, result) in self._open.items() if result.done()]
         for key in finished[: max(0, len(finished) - self.keep)]:
             del self._open[key]

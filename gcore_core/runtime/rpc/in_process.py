@@ -25,6 +25,8 @@ _Inbox = asyncio.Queue[tuple[int, bytes]]  # a call's answers that nobody has re
 
 
 class Weather(Protocol):
+    """Decides whether and when a message arrives."""
+
     async def travel(self, source: str, target: str, method: str) -> int:
         """Waits as long as the message travels; returns how often it arrives, 0 when it is lost.
 
@@ -62,7 +64,7 @@ class InlineView:
 
     @property
     def deadlines(self) -> Deadlines:
-        """The deadlines of the whole process: all its views share them."""
+        """The deadlines of all calls: the views of a network share them."""
         return self._network.deadlines
 
     @deadlines.setter

@@ -22,7 +22,10 @@ _FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
 
 
 class HasDeadlines(Protocol):
-    """deadlines: of calls that give none of their own; they may be replaced at any time."""
+    """Has the deadlines of a process's calls.
+
+    deadlines: of calls that give none of their own; they may be replaced at any time.
+    """
 
     deadlines: Deadlines
 
@@ -48,7 +51,8 @@ class CallingPeer(ABC):
     ) -> Reply:
         name = endpoint.name
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        # Records come late by a rest and nobody is the worse for it; anything else is waited for.
+        # A reply about records may come late by a long rest of the event loop (see ``resting``).
+        # For any other reply somebody waits, so the loop takes only short rests until it is here.
         pace = contextlib.nullcontext() if endpoint.wait is Wait.WORK else urgent()
         what = f"reply to {name!r}"
         decode = partial(decoded, endpoint.reply_decoder, what=what, where=self.name)
@@ -76,16 +80,18 @@ class CallingPeer(ABC):
     def _exchange(
         self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
     ) -> AsyncGenerator[T, None]:
-        """One call's answers of the kind ``wanted``, as they come, until the call is over.
+        """Yields one call's answers of the kind ``wanted``, as they come, until the call is over.
 
-        A generator around this one would cost as much as the decoding of a record.
+        It decodes them by itself: a generator around this one would cost as much as the decoding
+        of a record.
 
-        Raises what the server raised. Closing it early ends the call at the server.
+        Raises what the server raised, DeadlineExceeded, or WorkerDied when the connection is gone.
+        Closing the generator early ends the call at the server.
 
         wanted: ITEM or REPLY.
         decode: makes an answer of a frame's body.
         """
 
     def _raised(self, method: str, body: Body) -> GcoreError:
-        """What the server raised, of the body of an ERROR."""
+        """Returns what the server raised, from the body of an ERROR."""
         return from_wire(decoded(_FAILURE, body, f"error of {method!r}", self.name))

@@ -17,23 +17,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Of the time since a draw began, how much the loop rests between two looks.
+#: The share of the time since a draw began for which the loop rests between two looks for events.
 REST_SHARE = 0.03
-#: The longest rest: what a replica may wait for its next part, of many that it has.
+#: The longest rest. A replica that has drawn its part may wait so long until it gets the next one.
 LONGEST_REST_S = 0.1
 #: The longest rest while anything else than records is waited for, such as an agreement.
 URGENT_REST_S = 0.005
-#: From this share of its records on, a draw rests in proportion to what is left.
+#: When less than this share of a draw's records is missing, the rest shrinks with what is missing.
 TAIL_SHARE = 0.05
-_DELAYS = 1 << 14  # that are kept for a report
+_DELAYS = 1 << 14  # so many delays are kept for a report
 
 
 @dataclass
 class Pace:
-    """Says how far a draw is.
+    """Says how far a draw of records is.
 
-    records: those of the draw.
-    left: those that have not come.
+    records: how many it has.
+    left: how many of them have not come; who draws counts it down.
     began_s: when it began, by the event loop's clock.
     """
 
@@ -60,10 +60,10 @@ class RestingLoop(asyncio.SelectorEventLoop):
         super().__init__(self._selecting)
 
     def take_delays_s(self) -> list[float]:
-        """Returns how long the loop looked at nothing new, each time since this was called last.
+        """Returns the seconds between each two looks for events since this was called last.
 
-        An event that comes meanwhile waits until the end of it: a turn's work and the rest behind
-        it. Only the latest ``_DELAYS`` are kept.
+        So long an event may have waited: while the loop did a turn's work and then rested. Only
+        the latest ``_DELAYS`` are kept.
         """
         delays_s = list(self._selecting.delays_s)
         self._selecting.delays_s.clear()

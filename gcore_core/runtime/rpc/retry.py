@@ -1,6 +1,6 @@
 """Tries again what was lost on the way: one policy, and the calls that follow it.
 
-How long a single call may take stands in ``deadlines``.
+How long a single call may take is said by ``gcore_core.contract.deadlines``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def is_gone(error: Exception) -> bool:
 LOST = (WorkerDied, DeadlineExceeded)
 #: Three minutes: a worker that takes a lost one's place may have a model to load.
 PATIENT = RetryPolicy(tries=100)
-#: A push that begins anew: what disturbs it is over soon, or is no disturbance.
+#: For a push that failed and begins anew: what disturbs one, such as a generator that is started
+#: again, is over soon. What fails five times has a lasting cause.
 PUSHES = RetryPolicy(tries=5)
 
 
@@ -118,9 +119,12 @@ async def insist_anew(
 
 @contextlib.contextmanager
 def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Shows progress all the time, inside the block, as long as ``waits`` returns true.
+    """Shows progress every ``PROGRESS_S``, inside the block, while ``waits`` returns true.
 
     It is for a request that waits for others, who have deadlines of their own.
+
+    progress: sends a sign of progress to whoever waits for this process.
+    waits: whether the request waits for others at this moment.
     """
 
     async def tick() -> None:

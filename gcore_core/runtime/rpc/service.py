@@ -20,8 +20,8 @@ T = TypeVar("T")
 Body = bytes | bytearray | memoryview | msgspec.Raw
 MESSAGE_LIMIT_BYTES = 64 << 20
 PROGRESS_S = 1.0  # a request shows progress no more often; no deadline may be that short
-# Of its deadline, after how much a request on records shows progress again. Hundreds of them are
-# open at a time in a rollout, and each sign is a message.
+# A request on records (``Wait.WORK``) shows progress each time that this share of its deadline is
+# over. Hundreds of them are open at a time in a rollout, and each sign of progress is a message.
 PROGRESS_SHARE = 0.05
 
 _TEXT_LIMIT = 4000  # characters of one text of an error on the wire
@@ -52,7 +52,7 @@ class Call:
         self._report = report
         self.every_s = PROGRESS_S
         self._loop = asyncio.get_running_loop()
-        # The caller knows that it began now: a request of less than a second sends no sign.
+        # The caller knows that it began now: a request shorter than ``every_s`` sends no sign.
         self._last_s = self._loop.time()
 
     def progress(self) -> None:
@@ -88,7 +88,8 @@ class Service:
             str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any, Call], Any], float]
         ] = {}
         self._running: set[Call] = set()
-        self._clock = time.monotonic  # the event loop's own from the first request on
+        # From the first request on it is the event loop's clock, which is virtual in a simulation.
+        self._clock = time.monotonic
         self._walked_s = float("-inf")  # when all running requests last showed progress
 
     @overload
@@ -154,7 +155,11 @@ class Service:
 
 
 class RemoteFailure(msgspec.Struct, array_like=True, frozen=True):
-    """Carries an error on the wire: names and text only."""
+    """Carries an error on the wire, as plain values.
+
+    kind: name of the error's class.
+    what, where, why, todo, facts: as of ``GcoreError``.
+    """
 
     kind: str
     what: str

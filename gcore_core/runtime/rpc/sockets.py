@@ -199,6 +199,7 @@ class _Session:
             self.stream.end()
 
     def _greeted(self, message: bytes | bytearray) -> None:
+        """Admits who shows the run's secret and has the same version; ends any other stream."""
         greeting = decoded(_GREETING, message, "greeting", self._service.name)
         refusal = ""
         if not hmac.compare_digest(greeting.secret, self._network.secret):
@@ -216,6 +217,7 @@ class _Session:
             self.stream.admit(self._take)
 
     def _take(self, message: bytes | bytearray) -> None:
+        """Begins calls, cancels them, and lets their streams go on, as the frames say."""
         for frame in decoded(_FRAMES, message, "frames", self._service.name):
             if frame.kind == wire.CALL:
                 window = asyncio.Semaphore(WINDOW_ITEMS)

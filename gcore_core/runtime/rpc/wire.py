@@ -19,6 +19,7 @@ from gcore_core.contract.launching import Traffic
 from gcore_core.runtime.rpc import keepalive
 from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, encode
 
+# Kinds of frames; ``sockets`` says who sends which, and when.
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
 GREETING_BYTES = 4096  # the limit of a greeting, and of its answer
 JOINED_BYTES = 1 << 16  # of frames in one message; to copy more together takes longer than a write
@@ -29,10 +30,10 @@ _LENGTH = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Holds one word of a call, in either direction.
+    """Holds one step of a call, in either direction.
 
     call: the call's number, given by the caller.
-    kind: CALL and so on, above.
+    kind: CALL and so on, see above.
     method: the endpoint's name, in a CALL only.
     body: what the kind carries, as msgpack; nil where it carries nothing.
     """
@@ -122,8 +123,9 @@ class Connection(asyncio.BufferedProtocol):
             keepalive.end_in_silence(stream, silence_s)
 
     def admit(self, received: Callable[[Any], None]) -> None:
-        """Greetings are over: messages may be long."""
+        """Ends the greeting: messages may be long from now on, and go to ``received``."""
         self.received = received
+        # One frame's body has at most half of that. The rest is for short frames beside it.
         self._limit_bytes = 2 * MESSAGE_LIMIT_BYTES
 
     @property

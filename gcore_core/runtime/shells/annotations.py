@@ -1,4 +1,4 @@
-"""Stores the columns that a role gives of records, after a look at what its backend answered."""
+"""Checks the columns that a role's backend gives of records, and stores them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Answers = Sequence[Mapping[str, np.ndarray]]
 
 
 class Annotations:
-    """The columns of one worker of a role, on its node.
+    """Checks and stores the columns that one worker of a role gives.
 
-    columns: name -> the column, for those that the role gives.
+    columns: name -> its description, of those that the role gives.
     reader: opens records on this node.
+    shards: how many controllers there are.
     """
 
     def __init__(self, columns: Sequence[ColumnSpec], store: StoreWriter, shards: int) -> None:

@@ -27,7 +27,7 @@ class AnnotatorShell:
         self._backend = backend
         self._annotations = annotations
         self._compute = compute
-        # A shard has one open request, so the last one of each is remembered.
+        # A shard has one open request at a time; the last two of each shard are remembered.
         self._once = Gathering(1, keep=2 * shards)
 
     def register(self, service: Service) -> None:

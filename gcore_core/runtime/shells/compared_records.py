@@ -33,7 +33,7 @@ class ComparedRecords:
         self._step = 0
         self._kept: list[Compared | None] = []  # as prepared; None for those that are not fresh
         self._compared: list[Compared] = []  # of the step that was trained last
-        self._canaries: list[Compared] = []  # of the last step that had records
+        self._canaries: list[Compared] = []  # of the last step that had records of tokens alone
 
     def keep(self, step: int, records: Sequence[TrainRecord]) -> None:
         """Copies what is needed of the prepared records."""
@@ -72,7 +72,7 @@ class ComparedRecords:
         return self._compared
 
     def diagnose(self, request: DiagnoseRequest) -> list[Finding]:
-        """Returns what the records of some replicas say; none: of all."""
+        """Returns what the records of some replicas say of the cause of an alarm."""
         chosen = self._chosen(request)
         return self._code.call(self._sentinel.diagnose, chosen) if chosen else []
 
@@ -90,7 +90,8 @@ class ComparedRecords:
     def canaries(self, request: CanaryRequest) -> list[ShownRecord]:
         """Scores this rank's share of the canaries under the weights that its backend holds.
 
-        All ranks call it at the same time, since the backend may need collectives.
+        Returns each with these log-probs on both sides, see ``ShownRecord``. All ranks call it at
+        the same time, since the backend may need collectives.
         """
         share = -(-request.count // request.ranks)
         chosen = [show_record(record) for record in self._canaries[:share]]
@@ -152,7 +153,7 @@ def opened_record(shown: ShownRecord) -> Compared:
 
 
 def _some_tokens(step: int, records: Sequence[TrainRecord]) -> list[Compared]:
-    """Copies the beginnings of some records, to ask both sides about them: of each prompt one.
+    """Copies the beginning of one record of each prompt, to have both sides score it: canaries.
 
     Records with media are left out, since both sides are given tokens alone.
     """
@@ -181,6 +182,10 @@ def _kept(step: int, record: TrainRecord) -> Compared | None:
 
 
 def _copied(step: int, record: TrainRecord) -> Compared | None:
+    """Copies what both sides need of a record; None for one without log-probs.
+
+    The rollout's log-probs stand for the trainer's, until these are known.
+    """
     columns = record.columns
     if "logp" not in columns or not len(columns["logp"]):
         return None
@@ -211,7 +216,8 @@ def _compared(kept: Compared | None, own: StartLogprobs | None) -> Compared | No
 
 
 _IDS = ("prompt_ids", "action_ids")
-#: A generator is shown at most so many records of a rank, and so many actions.
+#: Generators are shown about so many records of a rank, fewer than twice as many, with at most so
+#: many actions together. At most so many records are kept as canaries.
 _SHOWN_RECORDS = 32
 _SHOWN_ACTIONS = 8192
 #: Of a record, so many actions are scored as a canary: its first ones.

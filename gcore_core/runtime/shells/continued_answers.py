@@ -1,4 +1,4 @@
-"""Opens the answers that are to be continued, and says how long the next piece is."""
+"""Opens answers that are drawn piece by piece, and says where the next piece of each ends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gcore_core.runtime.store.client import StoreReader
 
 
 class ContinuedAnswers:
-    """Makes the pieces of answers that grow.
+    """Makes the next pieces of answers that grow, see ``Piece``.
 
-    program: says where pieces end; one that does not have answers grow makes no pieces.
+    program: says where pieces end. With one that is no ``GrowsAnswers``, answers are whole.
     """
 
     def __init__(self, store: StoreReader, program: SamplingProgram | None) -> None:

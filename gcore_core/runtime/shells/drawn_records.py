@@ -29,6 +29,7 @@ class Listener:
     """Waits for the records of one open ``generate`` request.
 
     waiting: keys of the records that it has not been given yet.
+    call: the request's, whose deadline is extended when records end.
     inbox: lists of finished headers; an empty list says that the engine failed.
     """
 
@@ -46,8 +47,9 @@ class Listener:
 class DrawnRecords:
     """Knows what runs and what is finished, stores columns, tells those who wait.
 
-    A record that is asked for again is told again, not drawn again, until its step is over. A later
-    step that asks for it has given it up and wants it anew, of the weights of then.
+    A sample that is asked for again gets the record that it has made, and is not drawn again, until
+    its step is over. A later step that asks for it has given that record up, and wants another one
+    of the weights of then.
 
     replica: number of the generator's replica, which its records name.
     """
@@ -158,7 +160,8 @@ class DrawnRecords:
     def release(self, before: int) -> None:
         """Forgets the records of steps before ``before``.
 
-        Every replica hears of it by the push, also those that some shards never speak to.
+        Every replica hears of it by the push, also one that some shards never speak to. So it is
+        told for all shards.
         """
         self.over = max(self.over, before)
         self._store.release(dict.fromkeys(range(self._shards), (0, self.over)))

@@ -15,8 +15,8 @@ from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import name_of
 from gcore_core.contract.records import FINISHED, TRUNCATED
 
-#: So many answers of the largest length must end with tokens that end no shorter one, and these
-#: tokens must be so many.
+#: At least so many answers of the largest length, and half of all of that length, must end with
+#: tokens that end no shorter one; and these tokens must be so many.
 _CUT = 16
 _TOKENS = 4
 #: Each token that ends shorter answers must have ended so many of them on average.
@@ -26,8 +26,9 @@ _EACH = 4
 class EndReasons:
     """Counts with which tokens the answers of one generator end.
 
-    Looked at are answers that are "finished" without a reason: one that a text has ended says so,
-    and ends with any token. It stops looking when a generator tells that it cut an answer off.
+    It looks at answers that are "finished" without a reason. One with a reason, such as the text
+    that ended it, may end with any token. It stops looking when the generator reports an answer as
+    truncated: such a generator says when it cuts one off.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class EndReasons:
         (self._at_longest if length == self._longest else self._shorter)[last] += 1
 
     def _check(self, record: Finished) -> None:
+        """Raises RecordMismatch, naming ``record``, when what was counted shows cut answers."""
         shorter = self._shorter.total()
         if shorter < _EACH * max(len(self._shorter), 1):
             return

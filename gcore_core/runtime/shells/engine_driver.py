@@ -14,16 +14,16 @@ class Owner(Protocol):
     """Gets what the engine makes, from the driver."""
 
     def owed(self) -> int:
-        """Samples that run for somebody."""
+        """Returns how many samples run for somebody."""
 
     def progress(self) -> None:
-        """Notes that records have ended."""
+        """Tells those who wait that records have ended."""
 
     async def take(self, finished: list[Finished]) -> None:
         """Takes the records that have ended."""
 
     def fail(self) -> None:
-        """Notes that the engine raised; ``check`` raises it again."""
+        """Wakes those who wait, since the engine raised; ``EngineDriver.check`` raises it again."""
 
 
 class EngineDriver:
@@ -33,8 +33,8 @@ class EngineDriver:
     ``WorkerContext.progress`` for actions that it has sampled.
 
     lock: whoever loads weights or puts the engine to sleep holds it, so that no step runs then.
-    batch_s: seconds for which steps are joined, so that records that end close together travel in
-        one message.
+    batch_s: seconds for which the engine steps on before its records are handed over, so that those
+        that end close together travel in one message.
     """
 
     def __init__(self, backend: Generator, compute: Compute, batch_s: float, owner: Owner) -> None:

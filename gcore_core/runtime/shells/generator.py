@@ -197,7 +197,10 @@ class GeneratorShell:
                 return []
 
     async def score_canaries(self, request: ScoreCanaries, call: Call) -> list[list[float]]:
-        """Returns the log-probs of each record's actions; empty where it holds another version."""
+        """Returns the log-probs of each record's actions.
+
+        It is empty where the backend cannot score records, or holds another version.
+        """
         backend = self._backend
         columns = [columns_of(record) for record in request.records]
         async with self._engine.lock:
@@ -245,6 +248,7 @@ class GeneratorShell:
         requests = []
         for lease in leases:
             prompt = dataset[lease.row]
+            # Where answers grow, a draft is continued, and no prompt is made of it.
             refined = {} if self._continued else await self._refined.of(lease, prompt)
             pieces = await self._continued.of(lease) if request.purpose == TRAIN else {}
             samples = self._records.begin(lease, request.step)

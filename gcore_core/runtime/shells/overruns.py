@@ -56,8 +56,9 @@ class _Note(msgspec.Struct):
 
     running: what the plain function that runs now was called with; empty where none runs.
     waiting: what the coroutines that have not returned were called with.
-    suspects: what a process ended with, among the work of other groups or for the first time.
-    over: what ended a process by itself, or used up its time.
+    suspects: what ran when a process ended, but is not proved to have ended it: it ran beside work
+        of other groups, or the process hung for the first time.
+    over: what is proved to have ended a process, or has used up its time.
     """
 
     running: list[Key] = []
@@ -71,7 +72,7 @@ class Overruns:
 
     A call that holds several groups' records tells only that one of them overran. The records of
     such a call are suspects: the next process scores each group of them alone. A group that ends
-    its process alone is over.
+    its process alone is over: its records have timed out, and are not scored again.
     """
 
     def __init__(

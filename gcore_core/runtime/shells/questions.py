@@ -24,6 +24,7 @@ FIRST_ORDINAL = 1 << 48  # of questions; records never come this far
 class OpenRequest:
     """Holds one request of a scorer, until all its answers have been sent.
 
+    call: the scorer's, whose deadline is extended when samples end.
     missing: key of a sample in the engine -> (index of its question, which sample of it).
     inbox: answers to send, in lists. An empty list says that the engine has failed.
     """
@@ -34,7 +35,10 @@ class OpenRequest:
 
 
 class Asking:
-    """Holds the open requests of one generator. ``store`` opens the images of their questions."""
+    """Holds the open requests of one generator.
+
+    store: opens the images of their questions.
+    """
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store

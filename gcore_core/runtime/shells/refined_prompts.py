@@ -1,4 +1,4 @@
-"""Makes the prompts of records that are made from earlier records of their group."""
+"""Makes prompts out of drafts: records of a group from which later ones of it are made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ class RefinedPrompts:
         )
 
     async def of(self, lease: Lease, row: Prompt) -> dict[int, Prompt]:
-        """Returns sample -> prompt, of the lease's samples that have a draft."""
+        """Returns sample -> prompt, of the lease's samples that have a draft.
+
+        row: the lease's own prompt.
+
+        Raises ContractError where there is no program, or what it gives is no prompt of the row.
+        """
         if not lease.drafts:
             return {}
         if self._program is None:

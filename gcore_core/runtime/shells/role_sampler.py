@@ -85,7 +85,11 @@ class RoleSampler:
         return inquiries
 
     async def sample(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """Returns the answers to each question, in order; patient with replicas that are lost."""
+        """Returns the answers to each question, in order.
+
+        What a lost replica has not answered is dealt again, as often as ``PATIENT`` allows. Raises
+        the loss after that, or what a replica itself raised.
+        """
         sheet = _Sheet(questions)
         lost = set[int]()  # replicas that failed in the latest try
 

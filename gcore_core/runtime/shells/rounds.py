@@ -1,4 +1,4 @@
-"""Holds what each shard wants drawn until all shards have asked: together that is a round."""
+"""Gathers what each shard wants drawn until all shards have asked: together that is a round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rounds:
         self._gather_s = gather_s
         self._restarted = restarted
         self._skips_waiting_in = -1  # the step in which this process was restarted, if it was
-        self._rounds: dict[tuple[int, int, str], _Round] = {}
+        self._rounds: dict[tuple[int, int, str], _Round] = {}  # by step, round, purpose
 
     async def join(self, request: GenerateRequest) -> list[Lease]:
         """Returns the leases to submit because of this request, by ordinal.

@@ -1,4 +1,4 @@
-"""Holds a scorer's rows against those that the generators drew answers for."""
+"""Checks that a scorer opens the same rows of a dataset as the generators did."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def prompt_digest(prompt: Prompt) -> int:
 def open_row(header: Header, dataset: Dataset, provider: str, where: str) -> Prompt:
     """Opens the row of a record.
 
-    Raises DataError when the row is not the one that the record was drawn for.
+    Raises DataError when the row is not the one that the record was drawn for, by its digest. It is
+    not compared where either digest is not known.
 
     provider: the dataset's, as in ``use``; empty where only the class is known.
     where: the key of the job that chose it.

@@ -67,7 +67,8 @@ class NamedScorer:
     sampler: the role that this reward asks questions, if any. There is no time limit then: the
         role's replicas may take as long as they make progress.
     of_groups: whether it sees the records of a prompt together.
-    alone_every: of how many calls one has a score asked for again, alone; 0: none.
+    alone_every: in one of so many calls whose scores differ, one score is asked for again, alone;
+        0: in none.
     known: file of rows whose reward is known; "": none.
     """
 
@@ -121,7 +122,11 @@ class ScorerShell:
         service.add(SCORE, self.score)
 
     async def score(self, request: ScoreRequest, call: Call) -> list[RecordScore]:
-        """Scores of records: of every reward of this worker that the request wants."""
+        """Returns the scores that this worker's rewards give records, of those the request wants.
+
+        Raises RecordMismatch for a record that is not what its generator sealed, and DataError for
+        one whose row is another one here.
+        """
         name = "train" if request.purpose == TRAIN else "evaluation"
         contents = await self._store.records(request.headers)
         # The records of a group share a row: it is opened, and its digest taken, once.
@@ -201,7 +206,7 @@ class ScorerShell:
         ]
         matching = [i for i, record in enumerate(records) if _matches(record, reward.when)]
         for i in matching:
-            scores[i] = _overran(reward)  # stays where the work is in no part
+            scores[i] = _overran(reward)  # it stays so for work that is over, which is in no part
         for part in self._overruns.parts([keys[i] for i in matching]):
             indexes = [matching[i] for i in part]
             answers = await self._score_isolated(

@@ -104,6 +104,8 @@ _Replies = list[TrainReply | None]
 class TrainerShell:
     """Serves one rank of the trainer.
 
+    push_path: the file in shared memory for the buckets of pushes.
+    rank: its number; rank 0 sends pushes.
     journal: gets the digests of the tensors of each push.
     sentinel: measures the log-probs of every step; None where nothing watches them.
     followers: in rank 0, the workers of all other ranks.
@@ -149,7 +151,7 @@ class TrainerShell:
         self._tokens = tokens
         self._meets = rank > 0 or bool(followers)  # whether there are other ranks
         self._turns = asyncio.Lock()  # work that may need the other ranks runs, or a push begins
-        self._takers = 0  # who has the turn or waits for it
+        self._takers = 0  # how many have the turn or wait for it
         self._reserved = 0  # number of the push for which this rank's turn is kept; 0: none
         self._number = 0  # the latest one: in rank 0 given out, in another rank seen
         self._following: list[asyncio.Task[Nothing]] = []  # of the open push, by rank
@@ -243,9 +245,12 @@ class TrainerShell:
         return rows
 
     def _check_stamps(self, items: Sequence[TrainItem], step: int) -> None:
-        """Raises WeightMismatch for a fresh record that other weights have sampled than it says.
+        """Checks that fresh records were sampled by the weights whose version they name.
 
-        Rank 0 knows the stamps of its pushes; a process that was started after a push does not.
+        Rank 0 knows the stamp of each version that it has pushed since it was started. Of any other
+        version, of records without a stamp, and in other ranks, nothing is checked.
+
+        Raises WeightMismatch where a record's stamp is another one.
         """
         self._note_stamp()
         # Only of fresh records: where generation runs ahead of training, and generators are lost,
@@ -263,6 +268,7 @@ class TrainerShell:
                 )
 
     def _note_stamp(self) -> None:
+        """Notes the stamp of the weights of the open push, if all its tensors are filled."""
         push = self._push
         if push is not None and push.stamp:
             self._stamps[push.key[0]] = push.stamp
@@ -290,9 +296,9 @@ class TrainerShell:
         """
 
         async def act(_: list[list[TrainRequest]]) -> list[TrainReply | None]:
-            # A generator that was started anew may be taking weights, where generation runs ahead:
-            # it must not get some of before the update and some of after it, nor those of after it
-            # under the version of before. So no push begins between the close and the update's end.
+            # A generator that was started anew may be taking weights, where generation runs ahead.
+            # It must not get some tensors of before the update and some of after it, nor those of
+            # after it under the old version. So no push begins from the close to the update's end.
             async with self._turn():
                 await self._close_push()
                 return await self._compute(self._train, parts)
@@ -467,8 +473,9 @@ class TrainerShell:
     async def _open_push(self, request: BeginPush) -> bool:
         """Begins a push, unless another rank is at work; returns whether it has begun.
 
-        That work may wait for this rank, which cannot come while it has its turn here. So nobody
-        waits for a turn of several ranks: it is given back, and tried again later.
+        That rank's work may wait for this rank, which cannot take part in it while the push has its
+        turn. So a push never waits for another rank's turn while it has this one's: it gives that
+        back, and is tried again later.
 
         A generator's own push does not begin while the lead's is under way. That one brings the
         generator the same weights; and the two would end each other until the lead gives up.
@@ -593,7 +600,10 @@ class TrainerShell:
         return Nothing()
 
     async def save_state(self, request: SaveState, call: Call) -> Nothing:
-        """Begins a save if the backend can save while it trains; else does the whole save."""
+        """Begins a save if the backend can save while it trains; else does the whole save.
+
+        Either way the hash of the weights is begun, and ``finish_save`` waits for it.
+        """
 
         async def act(_: list[SaveState]) -> Nothing:
             backend = self._backend
@@ -601,10 +611,9 @@ class TrainerShell:
             try:
                 await self._saving(save, Path(request.directory))
             finally:
-                # It comes in the backend's thread before whatever is asked next, so these are the
-                # weights that were saved. Until the next step has its records, that thread has
-                # nothing else to do. Also where this rank cannot save: the export of the others
-                # needs it.
+                # The hash runs in the backend's thread before whatever is asked next, so it is of
+                # the weights that were saved. That thread is idle until the next step has its
+                # records. A rank that cannot save takes part: the export of the others needs it.
                 hashing = asyncio.ensure_future(self._together(self._hash_weights, request.step))
                 self._hashing = request.step, hashing
             return Nothing()

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class TrainerRest:
-    """Runs a backend's calls as ``Compute`` does, and has it awake for each of them.
+    """Runs a backend's calls as ``Compute`` does, and wakes it before a call where it sleeps.
 
     So nobody has to know what a trainer that sleeps may be asked: a generator that was started anew
     in the middle of a rollout gets its weights, and the trainer is awake until the next sleep.
@@ -25,7 +25,7 @@ class TrainerRest:
         self._backend = backend
         self._compute = compute
         self._asleep = False
-        self._wake_s = 0.0  # since the latest sleep
+        self._wake_s = 0.0  # seconds that the wake since the latest sleep took
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
         return await self._compute(self._awake, work, args)

@@ -3,9 +3,10 @@
 Engines that share a seed, and chunks whose samples are numbered alike, draw one answer several
 times. Nothing else shows it: log-probs are right, and every record is what its generator sealed.
 
-That two samples are equal has the probability of the answer itself, which its log-probs say. They
-are those of all tokens, also where a generator samples from the likeliest ones only (top_p, top_k):
-so each action is allowed for, and one group is never enough.
+A second sample equals the first with the probability of the answer itself, which its log-probs say.
+These are over all tokens. A generator that samples from the likeliest ones alone (top_p, top_k)
+gives its answers a higher probability. So the log-prob of each action is raised by an allowance,
+and one group is never enough.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from gcore_core.contract.errors import RecordMismatch
 from gcore_core.contract.lineage import name_of
 from gcore_core.contract.trainer import TrainRecord
 
-#: Nats by which sampling from the likeliest tokens may raise an action's log-prob: half of the
-#: probability is left out.
+#: The allowance: nats by which sampling from the likeliest tokens may raise an action's log-prob.
+#: It is so much where half of the probability is left out.
 _ALLOWED = 0.7
 #: Equal answers of a larger log-prob are passed; e ** -14 is one in a million.
 _RARE = -14.0
-#: In at least so many groups, and in at least half of all.
+#: Equal samples must be in so many groups, and in half of those that have several records.
 _GROUPS = 4
 
 

@@ -25,8 +25,9 @@ from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here, pull_weigh
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import PATIENT, insist, shown
 
-RESTORE_BUCKET_BYTES = 256 << 20
-#: Pushes whose digests are kept, to name the version of weights that a generator did not give up.
+RESTORE_BUCKET_BYTES = 256 << 20  # memory for all buckets of a push that a generator asks for
+#: Pushes whose digests are kept, to tell from which of them the weights are that a generator holds
+#: where they are not those of the last one.
 _REMEMBERED = 16
 
 
@@ -41,6 +42,7 @@ class WeightsFollower:
     setting: what the generator's configuration says of its dtype, for errors.
     here: on which node this process is; None: on the trainer's.
     stamp: of the weights that the backend holds; ``UNSEALED`` where no push has brought them.
+    restoring: held while a push of its own is asked for; the engine must not fall asleep then.
     """
 
     def __init__(
@@ -144,8 +146,8 @@ class WeightsFollower:
         it trains meanwhile, and then holds the next one.
 
         exact: newer weights do not do; then WeightsGone is raised where the trainer holds those.
-        progress: told all the time. A trainer that hangs is found by its own deadline; this process
-            must not be taken for the one that hangs.
+        progress: called all the time. A trainer that hangs is found by its own deadline; this
+            process must not be taken for the one that hangs.
         """
         source = self._network.peer(self._trainers[0])
         version_to_ask = version
@@ -167,6 +169,7 @@ class WeightsFollower:
                     if attempt == PATIENT.tries - 1:
                         raise
                     if not exact:
+                        # By turns: meanwhile the trainer may have gone on to the next version.
                         version_to_ask = version + 1 if version_to_ask == version else version
                     await asyncio.sleep(PATIENT.pause_s(attempt))
 

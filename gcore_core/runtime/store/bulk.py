@@ -93,9 +93,9 @@ _FRAME = struct.Struct(">I")
 _GREETING_S = 30.0  # a connection has so long to be made, with both proofs
 _MOST_UNPROVEN = 64  # connections that are greeted at a time; others wait
 _IDLE_S = 60.0  # a client's connection without work ends after this
-_LOOK_S = 0.25  # so often a read that goes on is looked after, and its progress told
-_PATIENCE_S = 180.0
-_SILENCE_S = 30.0
+_LOOK_S = 0.25  # so often a read that goes on is checked for silence, and progress is shown
+_PATIENCE_S = 180.0  # see ``BulkClient``
+_SILENCE_S = 30.0  # see ``BulkClient``; the kernel ends a connection after twice that
 
 
 # -- what can be read ------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ class BulkServer:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def close(self) -> None:
-        """Ends all connections, and returns when their threads have ended, or nearly so."""
+        """Ends all connections, and waits for their threads, at most a second for each."""
         listener = self._listener
         if listener is None:
             return
@@ -554,6 +554,10 @@ class BulkServer:
             sock.close()
 
     def _give(self, line: _Line, request: ReadRequest) -> None:
+        """Answers one request with the content, or with the error that says why there is none.
+
+        An error behind the answer, in the middle of the content, ends the connection.
+        """
         with contextlib.ExitStack() as stack:
             try:
                 region = self._find(request.what)
@@ -562,7 +566,8 @@ class BulkServer:
                 def wait(begin: int, end: int) -> None:
                     region.wait(request.start + begin, request.start + end)
 
-                wait(0, min(_PIECE_BYTES, request.nbytes))  # what fails now, is told
+                # What fails before the answer can still be told to the reader.
+                wait(0, min(_PIECE_BYTES, request.nbytes))
             except Exception as error:  # isolation point: it is raised at the reader
                 line.send(Answer(to_wire(error, self._name)))
                 return
@@ -682,7 +687,8 @@ class BulkClient:
     async def _look_after(
         self, read: _Read, source: _Source, progress: Callable[[], None], patience_s: float
     ) -> None:
-        last_s = time.monotonic()  # when a byte came last, of this read or of one before it
+        """Waits until a read is finished; notes an error where its node is silent for too long."""
+        last_s = time.monotonic()  # the beginning, or when a byte came last from the node
         while True:
             await asyncio.wait({read.finished}, timeout=_LOOK_S)
             last_s = max(last_s, source.last_s)
@@ -801,6 +807,7 @@ class _Source:
         self._threads: list[_Stream] = []
 
     def begin(self, read: _Read) -> None:
+        """Queues the parts of a read, and opens connections for those that no idle one takes."""
         nbytes = len(read.memory)
         with self.changed:
             read.parts = [
@@ -912,6 +919,11 @@ class _Stream(threading.Thread):
             _shut(self._sock)
 
     def run(self) -> None:
+        """Reads one part after the other, until there was none for long or the source is closed.
+
+        A connection that broke is made anew for the next part. When no byte came over it, the
+        thread pauses first, each time longer.
+        """
         n_failures = 0  # since the last byte came
         while (part := self._source.take(self)) is not None:
             error: GcoreError | None = None
@@ -952,6 +964,10 @@ class _Stream(threading.Thread):
         line.receive_content(read.memory[part.start : part.end], came)
 
     def _connected(self, read: _Read) -> _Line:
+        """Connects to the node's server and greets it.
+
+        Raises ContractError where one side refuses the other, OSError when the connection breaks.
+        """
         source = self._source
         family, place = _place(source.address)
         self._hold(socket.socket(family, socket.SOCK_STREAM), read)

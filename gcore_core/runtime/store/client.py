@@ -3,7 +3,7 @@ reference.
 
 Slabs. Content lies in slabs: files in the run's private directory, owned by the node agent (see
 ``server``). One worker writes a slab, for one step. The slab is held by the shards that have
-records of that step.
+records of that step, and for a later step by those that have records with a blob of it.
 
 Content. A chunk has the columns of a group's records (see ``columns``). A blob is one array; it is
 stored once, however many records share it.
@@ -58,7 +58,8 @@ from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 
 NOTHING_RELEASED = (0, 0)
-_COPY_TRIES = 20  # a copy of another node's content is fetched so often, where it is gone at once
+# A copy of another node's content is fetched again so often, where it is gone before it is opened.
+_COPY_TRIES = 20
 STAMP_BYTES = 8  # the digest of what comes behind it
 #: How the names of slabs begin that hold a copy of another node's content.
 COPY = "copy-"
@@ -160,6 +161,8 @@ class MappedSlabs:
     A mapping lives as long as there is a view of it, also after its slab's file is gone. A mapping
     of a writer's slab is kept for later uses. One of a copy is kept only while somebody has a view
     of it: so long it is locked, and the agent gives its memory to no other copy.
+
+    Raises DataError for a slab that cannot be opened.
     """
 
     def __init__(self, directory: Path, *, writable: bool) -> None:
@@ -249,6 +252,7 @@ class StoreReader:
         return await asyncio.gather(*map(self._open_of_any_node, refs))
 
     async def _open_of_any_node(self, ref: Ref | None) -> Any:
+        """Opens a reference; one of another node by this node's copy of what it names."""
         if ref is None:
             raise DataError("a record without columns cannot be opened", where="store")
         if ref.node == self._node or self._agent is None:

@@ -7,8 +7,10 @@ little, its upper bits stay, and their exclusive or is zero. Zeros compress well
 A reader first asks for a header. It says which of three cases it is:
 
     delta     the reader may read a delta; the header has the digests of base and new content
-    whole     the sender has no base; the reader reads the bucket as it is
-    pause     a delta does not pay; the reader asks for none in the next pushes
+    whole     the sender has no base, or the delta is not smaller; the reader reads the bucket as it
+              is
+    pause     a delta does not pay, or the sender cannot make one; the reader reads the bucket as it
+              is, and unless it wants deltas always it asks for none of it in the next pushes
 
 The reader also reads the bucket as it is
 
@@ -60,7 +62,7 @@ _LEVEL = 1  # of zstd; its faster levels find less, and are not faster on what i
 _WORD_BYTES = 4  # bytes of the same place in words of this size are compressed side by side
 _THREADS = 4
 _FILES = 4  # buckets whose deltas are kept for those who still read them
-_MEASURED = 8  # reads from which the rate is told
+_MEASURED = 8  # the latest reads, from which the rate of the network is computed
 _LENGTH = struct.Struct(">I")
 _HEADER = struct.Struct(">BQQQ")
 HEADER_BYTES = _HEADER.size
@@ -88,9 +90,9 @@ def _pool() -> ThreadPoolExecutor:
 
 
 class Header(NamedTuple):
-    """Precedes a delta.
+    """Precedes a delta, or stands for one that is not made.
 
-    form: WHOLE, DELTA or PAUSE.
+    form: WHOLE, DELTA or PAUSE, see the head of this file.
     nbytes: of the delta that follows; 0 for other forms.
     base, made: xxh3 of the bucket before and after.
     """
@@ -125,6 +127,8 @@ def _made_piece(new: np.ndarray, base: np.ndarray) -> bytes:
     changed = np.bitwise_xor(new, base)
     if not changed.any():
         return b""
+    # First byte 0 of all words, then byte 1 of all, and so on: where upper bits have not changed,
+    # long rows of zeros lie together.
     whole_words = len(changed) // _WORD_BYTES * _WORD_BYTES
     planes = changed[:whole_words].reshape(-1, _WORD_BYTES).T
     ordered = np.concatenate((planes.ravel(), changed[whole_words:]))
@@ -149,6 +153,7 @@ def _applied_piece(packed: memoryview, base: np.ndarray, target: np.ndarray) -> 
     ordered = np.frombuffer(unpacked, np.uint8)
     if len(ordered) != len(base):
         raise DataError("a piece of a delta has another size", where="push")
+    # The words as they were, from their bytes as ``_made_piece`` has ordered them.
     whole_words = len(ordered) // _WORD_BYTES * _WORD_BYTES
     words = ordered[:whole_words].reshape(_WORD_BYTES, -1).T
     shape = -1, _WORD_BYTES
@@ -276,7 +281,11 @@ class DeltaSender:
         self._made: dict[int, Path] = {}  # of this push, by index
 
     def find(self, what: DeltaContent) -> Region:
-        """Returns where the header and the delta of a bucket lie. Whoever comes first decides."""
+        """Returns where the header and the delta of a bucket lie.
+
+        They are made once for each push. Who asks first decides: by its rate of the network, or
+        because it wants a delta always.
+        """
         bucket = what.of
         with self._lock:
             push = bucket.version, bucket.attempt
@@ -345,7 +354,7 @@ class DeltaReader:
         self._rates: dict[str, deque[tuple[int, float]]] = {}  # node -> (bytes, seconds) of reads
 
     def measured(self, source: str, nbytes: int, took_s: float) -> None:
-        """Hears how long it took to read something from a node."""
+        """Notes how long it took to read something from a node; what is small says too little."""
         if nbytes >= LEAST_BYTES:
             self._rates.setdefault(source, deque(maxlen=_MEASURED)).append((nbytes, took_s))
 
@@ -382,7 +391,7 @@ class DeltaReader:
         ask: for the delta's header.
         source: the node that is asked.
         read: reads from there.
-        tell: hears where this node has a header, and a delta behind it, to be passed on.
+        tell: told where this node has a header, and a delta behind it, to be passed on.
         """
         bucket = ask.of
         packed = bytearray(HEADER_BYTES)
@@ -432,7 +441,7 @@ async def _to_its_end(work: Awaitable[None]) -> None:
 
 
 def _apply(header: Header, delta: memoryview, base: Base, memory: memoryview) -> None:
-    """Makes a bucket from its base. Raises DataError where it is not what was told."""
+    """Makes a bucket from its base. Raises DataError where it has not the header's digest."""
     target = np.frombuffer(memory, np.uint8)
     apply_delta(delta, base.content, target)
     if xxhash.xxh3_64_intdigest(target.data) != header.made:

@@ -100,7 +100,10 @@ class Mirrors:
         return Region(coming.path, what.offset, what.nbytes, coming.wait)
 
     def find_delta(self, what: DeltaContent) -> Region:
-        """Says where the delta of such a bucket lies, or a header that says that there is none."""
+        """Says where the delta of a mirrored bucket lies, or a header that says that it has none.
+
+        It is called in any thread. Raises like ``find``, and where the delta does not come in time.
+        """
         path = self._coming.get(what.of).delta()
         return Region(path, what.start, path.stat().st_size - what.start)
 
@@ -124,7 +127,7 @@ class _Coming:
         self._changed = threading.Condition()
         self._has_failed = False
         self._delta: Path | None = None  # what is passed on in place of the bytes
-        self._ends: dict[int, int] = {}  # number of a part -> what of it is here ends there
+        self._ends: dict[int, int] = {}  # number of a part -> up to where in the bucket it is here
 
     def came(self, start: int, end: int) -> None:
         """Some bytes are here, and all before them of the same part, see ``BulkClient.read``."""
@@ -231,6 +234,7 @@ class _Mirror:
         self._keeping: list[asyncio.Task[None]] = []  # copies that still read this memory
 
     async def bring(self, request: MirrorRequest, progress: Callable[[], None]) -> str:
+        """Returns the mirror's path when it has the bucket; it is pulled once for all who ask."""
         push = request.version, request.attempt
         self._of = request.node, request.worker
         if push != self._push:
@@ -267,6 +271,7 @@ class _Mirror:
         self._coming.drop(*self._of)
 
     async def _pull(self, request: MirrorRequest, progress: Callable[[], None]) -> None:
+        """Fills the bucket's place, once nobody writes or copies here for an earlier bucket."""
         if self._ending:
             await asyncio.wait(self._ending)  # what they would write, is not of this push
         if self._keeping:

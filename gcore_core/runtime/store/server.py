@@ -9,8 +9,8 @@ From taken to free. A writer announces to its agent, shard by shard, the first s
 shard still needs records (generators hear it with each push of weights). A slab is given back when
 two things are true: every shard that holds it has released the step up to which it does, and the
 slab's owner has announced so itself: until then it may be in the middle of writing there. If the
-owner has ended, what any process announced counts. So records outlive both their writer and their
-shard's controller.
+owner has ended, or the slab is a copy and has no owner, what any process announced counts. So
+records outlive both their writer and their shard's controller.
 
 An example, with shards 0 and 1 and two generators, g0 and g1:
 
@@ -28,8 +28,9 @@ other nodes' content lie among the free slabs as a cache. How they come from the
 ``bulk``. A copy is held only where a shard has asked for that (``keep``), since the node that it is
 of may be lost.
 
-When room is needed, the oldest copies go. The memory of one of them takes the next copy, if nobody
-has a view of it: whoever has, holds a lock on its file. Its pages are warm then; to remove them and
+When room is needed, free slabs are removed in the order in which they were given back, copies among
+them. Where the room is for a copy, it gets the memory of the first of these copies of which nobody
+has a view: whoever has one, holds a lock on its file. Its pages are warm then; to remove them and
 to get new ones from the kernel would take longer than to receive what comes.
 """
 
@@ -94,8 +95,8 @@ from gcore_core.runtime.store.mirrors import Mirrors, note_error
 
 # 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
 SLAB_BYTES = (8 << 20) + 4096
-# Of the copies of a store, those stay mapped here of which no more than so many fit into it: each
-# mapping takes a descriptor.
+# A copy stays mapped here only when it is so large that no more than this many like it fit into the
+# store: each mapping takes a descriptor.
 _MOST_MAPPED = 128
 
 
@@ -107,6 +108,7 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     spill: where slabs are made when the budget is used up and none was given back for
         ``patience_s``.
     budget_bytes: for all slabs in ``directory``; those in ``spill`` do not count.
+    patience_s: see ``spill``.
     bulk_streams: connections to another node over which a large content comes at once.
     """
 
@@ -126,7 +128,8 @@ class _SlabFile:
     held: shard -> last step for which it holds something here.
     spilled: whether it lies on disk.
     copy_of: MAC of the other node's reference whose content it copies; empty for a writer's slab.
-    mapped: the whole of a large copy, for the next one that comes here; None where it is none.
+    mapped: the whole file of a large copy, which stays mapped for the next copy that takes its
+        memory; None where it is not.
     """
 
     name: str
@@ -170,6 +173,7 @@ class SlabService:
             self._server = BulkServer(spec.node, address, secret, self._find, identity)
         self._directory = Path(spec.directory)
         self._spill = Path(spec.spill)
+        # A slab's size is a multiple of this: ``SLAB_BYTES``, or an eighth of a small budget.
         eighth_in_pages = max(1, spec.budget_bytes >> 15)  # an eighth is >> 3, a page is >> 12
         self._unit_bytes = min(SLAB_BYTES, eighth_in_pages << 12)
         self._made = 0  # names are never given again
@@ -301,7 +305,8 @@ class SlabService:
         budget_bytes = self._spec.budget_bytes
         evictable_bytes = sum(slab.nbytes for slab in self._free if not slab.spilled)
         if self._used_bytes - evictable_bytes + nbytes > budget_bytes:
-            return None
+            return None  # there is no room even without all free slabs
+        # Free slabs go until there is room. The first copy that can move on is kept for its memory.
         reused: _SlabFile | None = None
         reused_bytes = 0
         while self._used_bytes - reused_bytes + nbytes > budget_bytes:
@@ -344,7 +349,10 @@ class SlabService:
         return True
 
     def _resized(self, slab: _SlabFile, nbytes: int) -> _SlabFile:
-        """Cuts a slab that nobody else has mapped, or lets it be longer; its pages come later."""
+        """Gives another size to a slab that nobody else has mapped.
+
+        A longer one gets the further pages later, see ``_take_for_copy``.
+        """
         if slab.nbytes != nbytes:
             slab.mapped = None
         if slab.nbytes > nbytes:
@@ -367,7 +375,13 @@ class SlabService:
         return min(fitting, key=lambda slab: (slab.nbytes, slab.owner != owner), default=None)
 
     def _make(self, nbytes: int, *, spilled: bool, allocated: bool) -> _SlabFile:
-        """Makes a slab. One that has no pages yet is for a copy."""
+        """Makes a slab.
+
+        spilled: on disk, with a link to it where the others are.
+        allocated: with its pages. Those of a copy come later, see ``_take_for_copy``.
+
+        Raises DataError where there is no memory or disk for it.
+        """
         name = self._new_name(is_copy=not allocated)
         path = self._directory / name
         if spilled:
@@ -425,7 +439,7 @@ class SlabService:
         """Gives back every slab that is released, see the head of this file."""
         for slab in list(self._slabs.values()):
             announcer = "" if slab.owner in self._ended or slab.copy_of else slab.owner
-            is_coming = bool(slab.copy_of) and not slab.held
+            is_coming = bool(slab.copy_of) and not slab.held  # a copy that is still being pulled
             if not is_coming and is_over(self._released[announcer], slab.held):
                 self._give_back(slab)
 
@@ -476,6 +490,7 @@ class SlabService:
             return Region(file, what.offset, what.nbytes)
         if isinstance(what, PushedContent):
             return Region(self._pushing(what.worker), what.offset, what.nbytes)
+        # What is left is a ``DeltaContent``, of a mirror here or of a worker that pushes from here.
         if what.of.node != self._spec.node:
             return self._mirrors.find_delta(what)
         path = self._pushing(what.of.worker)
@@ -497,7 +512,8 @@ class SlabService:
     async def fetch(self, ref: Ref, call: Call) -> Ref:
         """Returns the reference of this node's copy of what another node has.
 
-        It is pulled once, however many ask. When room is needed, the oldest copy goes first.
+        It is pulled once, however many ask. When room is needed, copies go, see the head of this
+        file.
         """
         self._reader.check(ref)
         pull = self._copies.get(ref.mac)
@@ -541,6 +557,10 @@ class SlabService:
         return True
 
     async def _pull(self, ref: Ref) -> Ref:
+        """Pulls a content into a slab; returns the reference of this copy.
+
+        The copy is free when it has come: it may make room at any time, until somebody holds it.
+        """
         slab = await self._take_for_copy(ref)
         try:
             is_unmapped = slab.mapped is None
@@ -598,7 +618,7 @@ class SlabService:
 
     def _allocate_missing(self, slab: _SlabFile) -> None:
         path = self._directory / slab.name
-        if path.stat().st_blocks * 512 < slab.nbytes:  # POSIX counts blocks of 512 bytes
+        if path.stat().st_blocks * 512 < slab.nbytes:  # Linux counts blocks of 512 bytes
             allocate(path, slab.nbytes, "slab")
 
     def _drop(self, slab: _SlabFile) -> None:
