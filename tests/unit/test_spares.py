@@ -127,13 +127,15 @@ async def test_a_server_that_has_become_a_worker_leaves_no_error_that_nobody_rea
     assert not failures
 
 
+@pytest.mark.parametrize("why", ["'no device'", "'\u00fc' * 5000"], ids=["short", "long"])
 async def test_where_an_import_fails_nothing_is_kept_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spec = worker(tmp_path, module(tmp_path, "raise OSError('no device')\n", monkeypatch))
+    spec = worker(tmp_path, module(tmp_path, f"raise OSError({why})\n", monkeypatch))
     kept = await prepared(tmp_path, spec)
     assert not kept.pids()
     assert await kept.start(spec) is None
+    assert "imported_ahead does not import: OSError" in caplog.text
 
 
 async def test_a_young_run_keeps_nothing_ready_unless_it_is_told_to(tmp_path: Path) -> None:

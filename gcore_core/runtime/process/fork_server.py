@@ -46,6 +46,8 @@ from gcore_core.runtime.process.spawn import decode_spec, read_spec
 from gcore_core.runtime.process.worker import run_process
 
 MESSAGE_BYTES = 4096  # at most, on the control socket
+#: Letters of an error that are told; in UTF-8 a letter has at most four bytes.
+_WHY_LETTERS = MESSAGE_BYTES // 5
 HANDED = 4  # file descriptors that come with a request: spec, lifeline, log, code
 _LOWEST = 19  # the nice value of the thread that imports
 _SETTLE_S = 2.0  # threads that have ended have so long to be gone from the process table
@@ -123,7 +125,8 @@ def import_all(modules: Sequence[str], *, gently: bool) -> str:
             try:
                 importlib.import_module(name)
             except Exception as error:  # isolation point: a worker of the kind will report it
-                failures.append(f"{name} does not import: {type(error).__name__}: {error}")
+                why = f"{name} does not import: {type(error).__name__}: {error}"
+                failures.append(why if len(why) <= _WHY_LETTERS else f"{why[:_WHY_LETTERS]} ...")
                 return
 
     thread = threading.Thread(target=work)

@@ -723,7 +723,7 @@ def _devices(host: Host, devices: int | None) -> tuple[Device, ...]:
 
     A host without GPUs may have more devices than cores: each is a process then.
     """
-    wish = host.slots or devices
+    wish = devices if host.slots is None else host.slots
     found = host.facts.devices
     if wish is None:
         return tuple(Device(index=device.index, kind=device.kind) for device in found)

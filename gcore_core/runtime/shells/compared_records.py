@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -81,7 +82,7 @@ class ComparedRecords:
         chosen = [r for r in self._chosen(request) if r.action_ids is not None]
         shown: list[ShownRecord] = []
         actions = 0
-        for record in chosen[:: max(1, len(chosen) // _SHOWN_RECORDS)]:
+        for record in chosen[:: max(1, math.ceil(len(chosen) / _SHOWN_RECORDS))]:
             actions += len(record.rollout_logp)
             if actions <= _SHOWN_ACTIONS:
                 shown.append(show_record(record))
@@ -216,8 +217,8 @@ def _compared(kept: Compared | None, own: StartLogprobs | None) -> Compared | No
 
 
 _IDS = ("prompt_ids", "action_ids")
-#: Generators are shown about so many records of a rank, fewer than twice as many, with at most so
-#: many actions together. At most so many records are kept as canaries.
+#: Generators are shown at most so many records of a rank, with at most so many actions together. So
+#: many are kept as canaries, at most.
 _SHOWN_RECORDS = 32
 _SHOWN_ACTIONS = 8192
 #: Of a record, so many actions are scored as a canary: its first ones.

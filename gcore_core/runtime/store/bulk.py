@@ -502,12 +502,15 @@ class BulkServer:
     def _accept(self, listener: socket.socket) -> None:
         while self._listener is not None:
             self._unproven.acquire()
+            sock = None
             try:
                 sock, _ = listener.accept()
                 thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
                 thread.start()
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 self._unproven.release()
+                if sock is not None:
+                    sock.close()
                 if self._listener is not None:
                     log.warning("a connection for content cannot be taken: %s", error)
                     time.sleep(0.1)
