@@ -257,7 +257,7 @@ class RunNewcomers:
                 if name in self.controllers:
                     raise
                 return False
-        self.admitted(come)  # not before all know it, since a controller cannot lose another one
+        self.admitted(come)  # not before all know it: none can be told of a loss of what it has not
         return True
 
 

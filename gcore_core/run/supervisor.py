@@ -88,13 +88,15 @@ SETTLE_S = 1.0
 
 
 class Supervisor:
-    """Supervises one run of a job, from the first process to the last.
+    """Supervises one attempt of a run, from the first process to the last.
 
-    Make it inside a running event loop, and await ``run``.
+    When a process is lost for good, ``gcore_core.run.start`` makes another supervisor, for an
+    attempt that goes on from the newest checkpoint. Make it inside a running event loop, and await
+    ``run``.
     """
 
     def __init__(self, job: Job, display: Display, chosen: ChosenObservers | None = None) -> None:
-        """Prepares a run.
+        """Prepares an attempt; takes the lines of steps that it makes again out of the journals.
 
         chosen: the observers that the job names; None: nobody tells them.
         """
@@ -598,8 +600,8 @@ class Supervisor:
     async def _goes_on_without(self, node: str) -> bool:
         """Whether the attempt goes on without a lost node; sees to it, and says so.
 
-        A node with nothing but generators is such a one when the controllers go on, and enough
-        replicas are left.
+        It does without an expendable node (``Job.expendable``) when every controller goes on and
+        enough replicas are left.
         """
         site = self._site
         if site is None:
