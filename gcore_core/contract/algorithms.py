@@ -42,7 +42,7 @@ def is_rounding(difference: float, magnitude: float) -> bool:
 
 
 def are_equal(values: np.ndarray) -> bool:
-    """Whether the numbers, float64[N], are all equal, but for rounding noise; no numbers are.
+    """Whether the numbers, float64[N], are all equal, but for rounding noise; True where N is 0.
 
     Advantages and filters take the rewards of a group for equal by this, since to divide noise by
     its own standard deviation makes numbers of size 1 of it.

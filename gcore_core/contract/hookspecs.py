@@ -53,7 +53,11 @@ def gcore_roles() -> Iterable[p.RoleProvider]:  # type: ignore[empty-body]
 
 @hookspec
 def gcore_placement_policies() -> Iterable[p.PlacementProvider]:  # type: ignore[empty-body]
-    """Placement policies. Factory: ``(config) -> PlacementPolicy``; pure, called by the lead."""
+    """Placement policies. Factory: ``(config) -> PlacementPolicy``; pure.
+
+    The supervisor asks a policy before any process starts. Where it moves devices, the lead asks it
+    again before each step.
+    """
 
 
 @hookspec
@@ -86,8 +90,8 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:  # type: ignore[empty-body]
 
 @hookspec
 def gcore_advantages() -> Iterable[p.AdvantageProvider]:  # type: ignore[empty-body]
-    """Advantage estimators. Factory: ``(config) -> Advantage`` in controllers, or
-    ``ActionAdvantage`` on ranks.
+    """Advantage estimators. Factory: ``(config) -> Advantage``, called in controllers, or
+    ``(config) -> ActionAdvantage``, called in controllers and in each trainer rank.
     """
 
 
@@ -98,7 +102,9 @@ def gcore_objectives() -> Iterable[p.ObjectiveProvider]:  # type: ignore[empty-b
 
 @hookspec
 def gcore_balancers() -> Iterable[p.BalancerProvider]:  # type: ignore[empty-body]
-    """Splitters of records over ranks. Factory: ``(config) -> Balancer``, called in the lead."""
+    """Splitters of records over ranks. Factory: ``(config) -> Balancer``, called in controllers;
+    the lead alone asks it.
+    """
 
 
 @hookspec
