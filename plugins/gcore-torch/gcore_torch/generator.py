@@ -157,9 +157,10 @@ class _Rows:
 class TorchGenerator:
     """A generator over a Hugging Face model in this process.
 
-    It implements Generator, ReceivesWeights, Fingerprints, Sleeps and ScoresLogprobs of
-    ``gcore_core.contract.generator``. Raises ConfigError when the configuration asks for an engine
-    or a decoder that the model cannot have.
+    It implements Generator, ReceivesWeights, Fingerprints, Sleeps, ScoresLogprobs and ExplainsGaps
+    of ``gcore_core.contract.generator``, and ReceivesDevice of
+    ``gcore_core.contract.weight_transfer``. Raises ConfigError when the configuration asks for an
+    engine or a decoder that the model cannot have.
     """
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
@@ -207,7 +208,7 @@ class TorchGenerator:
             align(self._model)
             self._steady = SteadyScorer(self._model, self._device, context.role)
         self._held: list[Finished] = []  # finished samples that are not scored yet
-        self._usual = self._make_decoder()
+        self._usual = self._make_decoder()  # decodes any sample
         self._sampler = self._make_sampler() if self._device.type == "cuda" else None
         self._exact = self._make_exact()  # decodes with the trainer's bits, short records alone
         self._decoder: Decoder = self._usual  # of the samples that run
@@ -650,7 +651,7 @@ class TorchGenerator:
 
         Tensors of another dtype are converted. Raises ContractError while it is asleep.
         """
-        if self._weights.asleep:
+        if self._weights.asleep:  # awake without weights is fine: the push brings them
             self._weights.check_awake()
         self._score_all()
         self._inbox.begin(plan, self._adapter.begin(plan))
