@@ -236,13 +236,18 @@ def open_file(file: Path, nbytes: int) -> Tensor:
 
 
 def share_cuda(memory: Tensor) -> CudaHandle:
-    """Returns a handle by which another process can open CUDA memory. Not tested: needs CUDA."""
+    """Returns a handle by which another process can open CUDA memory.
+
+    No test runs it, since it needs CUDA; ``benchmarks/gpu.py`` does.
+    """
     index, *fields = memory.untyped_storage()._share_cuda_()
     return CudaHandle(_name(index), *fields)
 
 
 def open_cuda(handle: CudaHandle) -> Tensor:
-    """Opens another process's CUDA memory as flat uint8. Not tested: needs CUDA.
+    """Opens another process's CUDA memory as flat uint8.
+
+    No test runs it, since it needs CUDA; ``benchmarks/gpu.py`` does.
 
     Raises ValueError if this process does not see the device, and RuntimeError if CUDA refuses.
     """

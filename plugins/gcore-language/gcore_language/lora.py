@@ -79,6 +79,7 @@ class Adapters:
     targets: full names of the modules that have one, in the model's order.
     rank, scale: as in ``AdapterFacts``.
     alpha: as in ``LoraSettings``.
+    push_alone: whether a push may bring the adapter alone, as ``LoraSettings.push`` says.
     """
 
     def __init__(self, model: Any, lora: LoraSettings, targets: list[str], directory: Path) -> None:

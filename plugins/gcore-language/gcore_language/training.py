@@ -348,6 +348,9 @@ class LanguageTrainer:
     ) -> list[dict[str, float]]:
         """Packs the step's records and computes scalars of each; see ``Trainer.prepare``.
 
+        A reference's log-probs are computed here, where another role has not given them. Old
+        log-probs are computed here only for scalars, else in ``train``.
+
         scalars: any of kl_k1, kl_k2 and kl_k3, in nats, summed over a record's trained actions.
         Raises ConfigError for other scalars, or for any without a reference model.
         """
@@ -542,8 +545,8 @@ class LanguageTrainer:
         Raises ValueError when there are not as many advantages as prepared records, NonFiniteLoss
         when a loss or a gradient's norm is not finite, RecordMismatch when a loss is computed of
         other terms than a record has, and TrainingError when the log-probs that ratios compare with
-        are not those of before the step, or when an update that is looked at is none (see
-        ``resplit_every``).
+        are not those of before the step, when the reference is not the policy that the run began
+        with, or when an update that is looked at fails a check (see ``resplit_every``).
         """
         prepared = self._prepared
         if prepared is None or len(advantages) != len(prepared.records):
