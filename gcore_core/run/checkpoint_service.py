@@ -118,6 +118,7 @@ class Keeper:
         return msgspec.structs.replace(resumed, carried=headers)
 
     async def carried(self, request: Carried, call: Call) -> Nothing:
+        """Keeps the records that a shard carries over from a step; drops those of earlier steps."""
         self._carried = {
             (step, shard): headers
             for (step, shard), headers in self._carried.items()
@@ -127,6 +128,12 @@ class Keeper:
         return Nothing()
 
     async def open(self, request: OpenCheckpoint, call: Call) -> CheckpointPlace:
+        """Makes the directory of a step's checkpoint, and saves the carried records into it.
+
+        Returns the policy's directory in it; other trainers save into theirs beside that. The path
+        is empty where it cannot be made: ``note`` then got the reason, and the run goes on.
+        """
+
         async def act(_: list[None]) -> CheckpointPlace:
             try:
                 path = await asyncio.to_thread(self._checkpoints.begin, request.step)
@@ -185,6 +192,8 @@ class Keeper:
         self._note(f"the checkpoint of step {begun.step} was being saved and is whole")
 
     async def commit(self, request: CommitCheckpoint, call: Call) -> Nothing:
+        """Makes a checkpoint of what the trainers have saved, or removes it where a save failed."""
+
         async def act(_: list[None]) -> None:
             self._begun = None
             collected = await self._collected(request)

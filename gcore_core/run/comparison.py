@@ -197,6 +197,10 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 def _read(directory: Path) -> _Run:
+    """Reads a run's configuration and metrics.
+
+    Raises ConfigError for a directory without a run, and for a run whose steps have no digests.
+    """
     if not directory.is_dir():
         raise ConfigError(
             "no such run directory.", where=str(directory), todo="runs are in runs/<name>/<NNN>"
@@ -329,6 +333,7 @@ def _only_in(first: Any) -> str:
 
 
 def _drawn_differently(first: Record, second: Record) -> list[str]:
+    """Says how two samples differ, by the first of: row, prompt, answer, log-probs, weights."""
     if first.row != second.row:
         return [f"another prompt: row {first.row} | {second.row} of the dataset"]
     prompts, sampled, logps = zip(first.digests, second.digests, strict=True)

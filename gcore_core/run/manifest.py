@@ -211,6 +211,7 @@ def _limited(file: Path) -> bytes:
 
 
 def _problems(checkpoint: Path, manifest: Manifest, hashes: bool) -> Iterator[str]:
+    """Yields what differs between the files that are there and those that the manifest names."""
     entries = dict(files_below(checkpoint))
     entries.pop(MANIFEST, None)
     for name, part in manifest.parts.items():

@@ -338,6 +338,10 @@ def add_adapters(
 
 @torch.no_grad()
 def _freeze(model: nn.Module, dtype: torch.dtype, *, narrow: bool) -> None:
+    """Takes gradients off all weights and rounds them to ``dtype``.
+
+    narrow: whether linear layers are held in ``dtype``; all else stays float32.
+    """
     model.requires_grad_(False)
     if dtype == torch.float32:
         return
@@ -371,6 +375,7 @@ def _standing_in(model: nn.Module, targets: Sequence[str]) -> Iterator[None]:
 
 
 def _inject(model: nn.Module, lora: LoraSettings, targets: list[str], where: str) -> None:
+    """Has peft put float32 adapters on the targets. Raises ConfigError without peft."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

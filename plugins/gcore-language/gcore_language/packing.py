@@ -486,6 +486,10 @@ def _batch(
 
 
 def _flat(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
+    """Builds a flat batch: the tokens of all prompts, then what is fed of all completions.
+
+    multiple: rows of the attention are padded to a multiple of so many tokens.
+    """
     sizes = _Sizes.of(rows)
     prompts = sizes.prompt
     fed = sizes.fed
@@ -575,6 +579,10 @@ def _block(
 
 
 def _shared(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
+    """Builds a batch with a row for each group, or for a part of one.
+
+    multiple: rows are padded to a multiple of so many tokens.
+    """
     sizes = _Sizes.of(rows)
     width = _rounded(max(map(width_of, rows)), multiple)
     ids = np.zeros((len(rows), width), np.int64)
@@ -612,6 +620,10 @@ def _shared(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: in
 
 
 def _padded(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
+    """Builds a batch with a row for each record.
+
+    multiple: rows are padded to a multiple of so many tokens.
+    """
     sizes = _Sizes.of(rows)
     width = _rounded((sizes.prompt + sizes.fed).max(), multiple)
     ids = np.zeros((len(rows), width), np.int64)

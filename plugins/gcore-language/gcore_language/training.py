@@ -323,6 +323,10 @@ class LanguageTrainer:
         return frozenset({*self._objective.requires, "ref_logp", self._ids})
 
     def _allowed_layouts(self) -> frozenset[Layout]:
+        """Returns the layouts that ``packing`` allows, of those that are right for the model.
+
+        Raises ConfigError where it allows none of them.
+        """
         layouts = self._engine.layouts
         packing = self._settings.packing
         if packing == "padded":
@@ -699,7 +703,16 @@ class LanguageTrainer:
     def _update(
         self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool
     ) -> None:
-        # one update of the weights from one minibatch
+        """Makes one update of the weights from one minibatch.
+
+        First the update's weight is summed over all ranks, then every micro-batch goes forward and
+        backward, then the update is checked, and last the optimizer steps. All ranks make the same
+        calls, also those without a micro-batch: sums and checks need all of them.
+
+        part: the minibatch's micro-batches; None where only other ranks have one.
+        first: whether it is the step's first update.
+        Raises NonFiniteLoss or TrainingError; the gradient is then discarded or stays unused.
+        """
         rate = rate_at(
             self._settings, self._updates, self._context.steps * self._context.updates_per_step
         )
