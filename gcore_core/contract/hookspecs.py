@@ -19,9 +19,10 @@ the plugin is broken; the run does not start.
 nothing.
 
 **Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results
-are ignored. One that raises is reported once with its plugin's name and disabled for the rest of
-the run; the others and the run go on. They have no settings: what needs some, or calls over a
-network, is provided by ``gcore_observers`` and chosen under ``observers:``.
+are ignored. One that raises is reported once with its plugin's name. No observer hook of that
+plugin is called again, unless the run goes back to a checkpoint; the others and the run go on. They
+have no settings: what needs some, or calls over a network, is provided by ``gcore_observers`` and
+chosen under ``observers:``.
 """
 
 from __future__ import annotations
@@ -210,7 +211,9 @@ def gcore_step_end(run: RunFacts, report: StepReport) -> None:
 
 @hookspec
 def gcore_weights_published(run: RunFacts, version: int) -> None:
-    """Every generator has verified weights ``version``. Once per push."""
+    """Every replica of the policy's generator that is awake has verified weights ``version``. Once
+    per push.
+    """
 
 
 @hookspec
