@@ -73,9 +73,9 @@ class LeavingNodes:
     note: Callable[[str], None]
     is_up: asyncio.Event
     left: set[str] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)  # nodes that all controllers do without
     _files: dict[str, Path] = field(default_factory=dict)  # node -> where its answer goes
-    _freed: list[str] = field(default_factory=list)
+    _freed: list[str] = field(default_factory=list)  # nodes that go when the step has ended
     _ending: set[asyncio.Future[None]] = field(default_factory=set)  # or they could be collected
 
     async def watch(self, node: str) -> None:

@@ -121,10 +121,12 @@ class Supervisor:
         )
         if job.resumed:
             journals.go_back(job.directory, job.resumed.step, display.note)
-        self._waiting = set(job.names())
-        self._ready = asyncio.Event()
+        self._waiting = set(job.names())  # processes that have not said hello
+        self._ready = asyncio.Event()  # set when none is waited for
+        # Names of those that have not ended.
         self._controllers = {f"controller.{shard}" for shard in range(job.shards)}
-        self._errors: list[GcoreError] = []
+        self._errors: list[GcoreError] = []  # that workers have reported, in order
+        # Done when the attempt has ended well, or its time to stop is over.
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._site: Site | None = None
         self._homecoming: Homecoming | None = None

@@ -94,7 +94,7 @@ class Adapters:
         self._model = model
         self._directory = directory
         self._base_sha256 = ""
-        self._start: dict[str, Tensor] = {}
+        self._start: dict[str, Tensor] = {}  # see ``keep_start``; empty for new adapters
 
     # -- tensors -----------------------------------------------------------------------------------
 

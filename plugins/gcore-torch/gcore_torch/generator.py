@@ -458,6 +458,7 @@ class TorchGenerator:
             top_k=config.top_k,
         )
         if self._steady is not None and not is_exact:
+            # where rounding may have decided: drawn again, from the trainer's own forward pass
             for row in (margins < NEAR).nonzero().flatten().tolist():
                 tokens[row], logp[row], _ = choose(
                     self._steady.next_logits(rows.waiting[row].row, self._actions(row)),
