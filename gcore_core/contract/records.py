@@ -1,6 +1,7 @@
 """Defines what flows between processes: prompts, headers, references, facts, reports.
 
-Everything here is a msgspec struct, encoded as a msgpack array; no field may hold a tensor.
+Everything here is a msgspec struct, and no field may hold a tensor. Those that are sent for every
+record or tensor are encoded as msgpack arrays, the others as maps.
 Controllers see only ``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the
 node that made them and are named by a ``Ref``.
 
