@@ -238,8 +238,8 @@ class Reward(Choice):
     timeout_s: float = _positive(default=10.0)
     worker: str = "scorer"
     workers: int = _at_least(1, default=1)
-    # In every so manieth call in which scores differ, one record's score is asked for again, alone;
-    # 0: in none. Another score ends the run.
+    # In every ``alone_every``-th call in which scores differ, one record's score is asked for
+    # again, alone; 0: in none. Where that score is another, the run ends.
     alone_every: int = _at_least(0, default=0)
     # A file of rows whose reward is known beforehand; None: none.
     known: str | None = None

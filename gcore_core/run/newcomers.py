@@ -260,7 +260,8 @@ class RunNewcomers:
                 if name in self.controllers:
                     raise
                 return False
-        self.admitted(come)  # not before all know it: none can be told of a loss of what it has not
+        # Not before all know it: a controller can be told only of the loss of replicas it has.
+        self.admitted(come)
         return True
 
 
