@@ -103,8 +103,8 @@ class Job:
 
         A role's worker runs where its devices are. Scorers and controllers have none, so they take
         the nodes in turn: those of the same number, which speak with each other, are on one node.
-        Nodes with nothing but replicas of the policy's generator come last, and get no controller:
-        the run can lose them.
+        Nodes that hold no role but the policy's generator come last, and get no controller: the run
+        can lose them. Scorers may stand there.
         """
         roles = self.plan.settings.roles
         nodes = self.placed.node_names
@@ -128,10 +128,9 @@ class Job:
 
     @property
     def may_lose_nodes(self) -> bool:
-        """Whether a step may go on without a machine that has nothing but replicas of the policy's
-        generator.
+        """Whether a step may go on without an *expendable* node; see ``gcore_core.run.lost_nodes``.
 
-        Then no controller is placed on such a machine.
+        Then no controller is placed on a node that holds no role but the policy's generator.
         """
         return ROLLOUT in self.plan.settings.roles and not self.placed.moves
 

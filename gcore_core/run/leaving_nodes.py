@@ -1,6 +1,7 @@
 """Lets machines leave a run on purpose, without a record that is drawn twice.
 
-Only a machine with nothing but replicas of the policy's generator can leave.
+Only a machine with nothing but replicas of the policy's generator can leave, and one that has
+nothing of the run.
 
     an agent asks       it got a SIGTERM, or ``LEAVE``: somebody has named its machine in the run's
                         directory (``run_files.LEAVE``)

@@ -602,8 +602,8 @@ class Supervisor:
     async def _goes_on_without(self, node: str) -> bool:
         """Whether the attempt goes on without a lost node; sees to it, and says so.
 
-        It does without an expendable node (``Job.expendable``) when every controller goes on and
-        enough replicas are left.
+        It does without a node that has nothing of the run. It does without an expendable one
+        (``Job.expendable``) when every controller goes on and enough replicas are left.
         """
         site = self._site
         if site is None:
