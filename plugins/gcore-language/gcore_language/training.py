@@ -284,7 +284,18 @@ class LanguageTrainer:
     """One rank of a policy; see ``gcore_core.contract.trainer.Trainer``.
 
     A plugin's trainer makes the engine and passes it in. It overrides ``pack`` if its actions are
-    not tokens.
+    not tokens. What a step calls, in this order:
+
+        prepare      packs the records into micro-batches (``pack``); reference's log-probs, scalars
+        train        advantages; old log-probs of all minibatches but the first; then the updates
+        _update      one for each minibatch and epoch: forward and backward of its micro-batches,
+                     checks, one step of the optimizer
+        _loss        between the two passes of each micro-batch: the objective's loss, and what the
+                     checks need
+
+    The update checks are ``_check_terms`` in ``_loss``, and after the backward passes
+    ``_check_ratio``, ``_check_reference``, the direction, ``_check_resplit`` and whether the loss
+    is finite. The distance is checked after the optimizer's step (``_updated``).
     """
 
     _output = "logp"  # what the engine gives for each action, by its name in ``Objective.loss``
