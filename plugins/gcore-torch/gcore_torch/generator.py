@@ -6,8 +6,9 @@ running sample one more token. Samples join as rows become free and leave when t
 A sample's random numbers depend only on its seed and the position of the token. Logits, though, are
 rounded differently in another batch. So ``deterministic`` also fixes which samples run together:
 waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit. On a CPU
-in float32 they do not even depend on which samples run together (see ``gcore_torch.steady``);
-finished samples are then held back until all that run together have finished.
+in float32 they do not even depend on which samples run together (see ``gcore_torch.steady``). Where
+that takes another forward pass over whole samples, finished ones are held back until all that run
+together have finished.
 """
 
 from __future__ import annotations
@@ -161,6 +162,17 @@ class TorchGenerator:
     of ``gcore_core.contract.generator``, and ReceivesDevice of
     ``gcore_core.contract.weight_transfer``. Raises ConfigError when the configuration asks for an
     engine or a decoder that the model cannot have.
+
+    What computes tokens and log-probs, by attribute:
+
+        _usual     decodes any sample: by the fused decoder (on a GPU by CUDA graphs), by
+                   transformers' forward pass, or with images
+        _exact     decodes short samples with the trainer's bits (``SteadyDecoder``); None where it
+                   cannot
+        _decoder   one of these two: that of the samples that run. It changes only when none runs
+        _steady    computes again what ``_usual`` has sampled, as the trainer does; None but in a
+                   deterministic run on a CPU in float32
+        _scorer    gives log-probs of records that others ask about; made when first asked
     """
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
