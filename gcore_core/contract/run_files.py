@@ -235,7 +235,10 @@ def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
-    """Says how far a shard's clock is from the time of day; it is the first line of a trace.
+    """Says how far a shard's clock is from the time of day.
+
+    Each controller process writes it before its other lines. So a file has one for each start of
+    the shard, which holds for the lines up to the next one.
 
     shard: the shard's number.
     wall_s: what to add to a time of this process to get seconds since 1970.
@@ -363,6 +366,10 @@ def read_trace(run_dir: Path) -> Iterator[Line]:
 
 
 def _of_day(line: Line, ahead_s: float) -> Line:
+    """Returns a line with seconds since 1970 in place of a process's own; 0 is no time and stays.
+
+    ahead_s: what to add; see ``Clock``.
+    """
     times = {
         name: getattr(line, name)
         for name in line.__struct_fields__

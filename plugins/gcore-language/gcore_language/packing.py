@@ -566,6 +566,12 @@ def _block(
     is_token: np.ndarray,
     device: torch.device,
 ) -> Block:
+    """Makes a block of the flat layout.
+
+    queries: int64[B, Q], token indexes; keys: int64[B, T], likewise.
+    visible: bool[B or 1, Q, T], whether a query sees a key.
+    is_token: bool[B, Q], false for padded queries.
+    """
     bias = np.where(visible, np.float32(0), np.float32(-np.inf))[:, :, None]
     return Block(
         queries=torch.from_numpy(queries).to(device),
