@@ -303,7 +303,7 @@ def adapts(config: Any) -> bool:
 
 
 def rewards_read_by(config: Any) -> frozenset[str]:
-    """Returns the names of the rewards that a filter or an advantage reads by name."""
+    """Returns the rewards that a filter, an advantage or a sampling program reads by name."""
     return config.reads_rewards() if isinstance(config, ReadsRewards) else frozenset()
 
 

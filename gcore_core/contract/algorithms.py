@@ -42,7 +42,7 @@ def is_rounding(difference: float, magnitude: float) -> bool:
 
 
 def are_equal(values: np.ndarray) -> bool:
-    """Whether the numbers, float64[N], are all equal, but for rounding noise; no numbers are.
+    """Whether the numbers, float64[N], are all equal, but for rounding noise; True where N is 0.
 
     Advantages and filters take the rewards of a group for equal by this, since to divide noise by
     its own standard deviation makes numbers of size 1 of it.
@@ -66,7 +66,7 @@ class Objective(Protocol):
         rollout_logp float32[A]: log-prob under the weights that sampled the action
     and what ``requires`` names; a column that is not required may be absent:
         old_logp float32[A]: log-prob under the weights before this step's first update
-        ref_logp float32[A]
+        ref_logp float32[A]: log-prob under the reference
         any column of a role: float32 or int64, [A] or [A, k]
         group int64[A]: the group of each action, 0..G-1. Whoever requires it gets whole groups: all
             records of a prompt are in one micro-batch, on one rank
@@ -77,16 +77,19 @@ class Objective(Protocol):
         logp@COLUMN float32[A, k]: only if required; the log-probs, at the place of each action and
             at its record's temperature, of the k tokens that the role's column COLUMN names
 
-    An objective that requires "values" trains a model with a value head (capability "values"). It
-    gets S = A + R states where others get actions: each record's states before its actions, then
-    the one after the last. ``columns`` has record and mask, which is false at the last state of
-    each record, besides them
-        end bool[S]: true at that last state alone
-        advantage float32[S]: the record's number repeated
+    An objective that requires "values" trains a model with a value head (capability "values"). What
+    lies flat is then not actions but states, S = A + R of them: of each record the state before
+    each action, in order, and then the state after the last one. ``columns`` always has:
+        record int64[S]: the record of each state, 0..R-1
+        mask bool[S]: whether the action after the state is trained on; false at a record's last
+            state, which no action follows
+        end bool[S]: whether the state is its record's last
+        advantage float32[S]: the record's scalar repeated
     and what ``requires`` names:
         old_values float32[S]: values under the weights before this step's first update
         returns float32[S]: what an ``ActionAdvantage`` gives, 0 where mask is false
-    and ``current`` has values float32[S] alone.
+    ``current`` has, with a gradient, only:
+        values float32[S]: values under the weights that are being trained
 
     requires: names of columns, and "entropy", "values" or "logp@COLUMN", without which ``loss``
         cannot work. A trainer that claims "logprobs.tokens" gives the last.

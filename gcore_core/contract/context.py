@@ -21,7 +21,7 @@ class WorkerContext:
     updates_per_step: optimizer updates of one step.
     engine: the role's ``engine:`` mapping, which the plugin hands to its engine unread.
     model: the role's ``model:`` mapping, ``path`` already resolved.
-    devices: indexes of the devices that placement gave it.
+    devices: the devices that placement gave it, by their numbers on this machine.
     rendezvous: an existing private directory in which the ranks of one role may meet (a file
         store), if they are on one node; empty when alone. Ranks on other nodes have other
         directories.

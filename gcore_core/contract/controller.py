@@ -7,6 +7,10 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Controller(Protocol):
-    """Runs one shard of the control program."""
+    """Runs the step program for one shard.
+
+    ``run`` returns when the last step is committed, or when the run is to stop and is saved. Its
+    process ends then. An error that it raises ends the attempt.
+    """
 
     async def run(self) -> None: ...

@@ -35,7 +35,11 @@ class FactorySpec(msgspec.Struct, frozen=True):
 
 
 def build(spec: FactorySpec, *args: Any) -> Any:
-    """Calls the factory as ``factory(config, *args)`` and returns what it makes."""
+    """Calls the factory as ``factory(config, *args)`` and returns what it makes.
+
+    Raises PluginBroken for a reference that names nothing, ContractError where that cannot be
+    called, and ConfigError for a config that its class refuses; and what the factory raises.
+    """
     factory = import_attribute(spec.factory)
     if not callable(factory):
         raise ContractError(

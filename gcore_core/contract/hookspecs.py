@@ -19,9 +19,10 @@ the plugin is broken; the run does not start.
 nothing.
 
 **Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results
-are ignored. One that raises is reported once with its plugin's name and disabled for the rest of
-the run; the others and the run go on. They have no settings: what needs some, or calls over a
-network, is provided by ``gcore_observers`` and chosen under ``observers:``.
+are ignored. One that raises is reported once with its plugin's name. No observer hook of that
+plugin is called again, unless the run goes back to a checkpoint; the others and the run go on. They
+have no settings: what needs some, or calls over a network, is provided by ``gcore_observers`` and
+chosen under ``observers:``.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def gcore_roles() -> Iterable[p.RoleProvider]:  # type: ignore[empty-body]
 
 @hookspec
 def gcore_placement_policies() -> Iterable[p.PlacementProvider]:  # type: ignore[empty-body]
-    """Placement policies. Factory: ``(config) -> PlacementPolicy``; pure, called by the lead."""
+    """Placement policies. Factory: ``(config) -> PlacementPolicy``; pure.
+
+    The supervisor asks a policy before any process starts. Where it moves devices, the lead asks it
+    again before each step.
+    """
 
 
 @hookspec
@@ -86,8 +91,8 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:  # type: ignore[empty-body]
 
 @hookspec
 def gcore_advantages() -> Iterable[p.AdvantageProvider]:  # type: ignore[empty-body]
-    """Advantage estimators. Factory: ``(config) -> Advantage`` in controllers, or
-    ``ActionAdvantage`` on ranks.
+    """Advantage estimators. Factory: ``(config) -> Advantage``, called in controllers, or
+    ``(config) -> ActionAdvantage``, called in controllers and in each trainer rank.
     """
 
 
@@ -98,7 +103,9 @@ def gcore_objectives() -> Iterable[p.ObjectiveProvider]:  # type: ignore[empty-b
 
 @hookspec
 def gcore_balancers() -> Iterable[p.BalancerProvider]:  # type: ignore[empty-body]
-    """Splitters of records over ranks. Factory: ``(config) -> Balancer``, called in the lead."""
+    """Splitters of records over ranks. Factory: ``(config) -> Balancer``, called in controllers;
+    the lead alone asks it.
+    """
 
 
 @hookspec
@@ -204,7 +211,9 @@ def gcore_step_end(run: RunFacts, report: StepReport) -> None:
 
 @hookspec
 def gcore_weights_published(run: RunFacts, version: int) -> None:
-    """Every generator has verified weights ``version``. Once per push."""
+    """Every replica of the policy's generator that is awake has verified weights ``version``. Once
+    per push.
+    """
 
 
 @hookspec

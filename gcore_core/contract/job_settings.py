@@ -198,7 +198,8 @@ class Placement(Choice):
 class Checkpoint:
     """When the run's state is saved and which states stay."""
 
-    every: int = _at_least(0, default=0)  # steps; 0: saved only when a signal ends the run
+    # Steps; 0: saved only when a signal ends the run, or somebody asks for it (``run_files.SAVE``).
+    every: int = _at_least(0, default=0)
     last: int = _at_least(1, default=3)
     keep_every: int = _at_least(0, default=0)
     best: str | None = None  # a metric
@@ -237,7 +238,8 @@ class Reward(Choice):
     timeout_s: float = _positive(default=10.0)
     worker: str = "scorer"
     workers: int = _at_least(1, default=1)
-    # Of how many calls in which scores differ one score is asked for again, alone; 0: of none.
+    # In every ``alone_every``-th call in which scores differ, one record's score is asked for
+    # again, alone; 0: in none. Where that score is another, the run ends.
     alone_every: int = _at_least(0, default=0)
     # A file of rows whose reward is known beforehand; None: none.
     known: str | None = None

@@ -6,7 +6,7 @@ loads no weights and starts nothing. ``g-core plan`` prints the answers of all r
 memory of their devices; ``g-core check`` and ``g-core run`` refuse a job that cannot fit.
 
     def memory(config: MyConfig, worker: WorkerShape) -> Iterable[MemoryNeed]:
-        for phase in worker.phases:
+        for phase in PHASES:
             yield MemoryNeed(phase=phase, what="weights", nbytes=2 * parameters)
 """
 

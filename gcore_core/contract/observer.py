@@ -61,7 +61,7 @@ class Observer(Protocol):
         """
 
     def weights_published(self, version: int) -> None:
-        """Every generator has verified weights ``version``."""
+        """Every replica of the policy's generator that is awake has verified these weights."""
 
     def checkpoint_saved(self, step: int, path: str) -> None:
         """A whole checkpoint of the state after ``step`` steps lies in the directory ``path``.

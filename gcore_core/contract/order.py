@@ -27,6 +27,9 @@ def _row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
     if rows < 1:
         raise DataError("a dataset without rows has no order")
     pass_, index = divmod(ordinal, rows)
+    # The network permutes 0 .. 2**bits - 1, the smallest such range that has all rows. It takes an
+    # index in two halves. Each round changes one half by a hash of the other, which could be undone
+    # from the other half: so no two indexes become the same.
     bits = (rows - 1).bit_length()
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
@@ -37,7 +40,7 @@ def _row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
             low ^= _mixed(high + keys[round_]) & low_mask
             high ^= _mixed(low + keys[round_ + 1]) & high_mask
         index = high << low_bits | low
-        if index < rows:
+        if index < rows:  # else it is permuted again: the walk comes back into the dataset
             return pass_, index
 
 

@@ -57,7 +57,7 @@ class Partition:
     cells: Mapping[str, tuple[Cell, ...]]
 
     def devices(self, role: str, rank: int) -> tuple[int, ...]:
-        """Returns device indexes of one worker of the role."""
+        """Returns the device indexes of one cell of the role: that number ``rank``."""
         return tuple(device.index for device in self.cells[role][rank].devices)
 
 
@@ -65,7 +65,7 @@ class Partition:
 class Need:
     """Says what a role asks of placement.
 
-    kind: "trainer", "generator" or "reward".
+    kind: "trainer", "generator" or "annotator".
     follows: the role whose weights it takes; "" for a model of its own.
     size: slots that one replica takes together.
     least: replicas that must stay awake.

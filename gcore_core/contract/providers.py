@@ -88,10 +88,12 @@ class Provider:
     """Holds what every provider says of itself.
 
     name: lower case with dashes; ``default`` is what ``use: <plugin>`` means.
-    factory: ``"module:attribute"``; called in a worker as ``factory(config, context)`` unless its
-        protocol says more.
+    summary: what it is, in one line, for lists and checks.
+    factory: ``"module:attribute"``; how and where it is called, its hook says
+        (``gcore_core.contract.hookspecs``).
     config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. Its
         methods may tell the core more, see ``gcore_core.contract.abilities``.
+    capabilities: what it claims to be able to do, in words of ``CAPABILITIES``.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
     shared_memory: names of files that its engine makes directly in ``/dev/shm`` and leaves there
         when it is killed, as fnmatch reads them, such as ``("engine_queue_*",)``. The node agent
@@ -171,7 +173,8 @@ class ControllerProvider(Provider):
     goes_on_with_gaps: it goes on from a checkpoint in which some ordinals are consumed above others
         that are not, and takes none of them again. Without it such a checkpoint is refused.
 
-    Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``.
+    Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
+    ``cuts_samples``, ``pushes_nearby``.
     """
 
     calls: Mapping[str, frozenset[str]]
@@ -279,7 +282,8 @@ class TrainerProvider(Provider):
         which it exported, as the library's own model, for ``run.policy()`` in Python; "": nobody
         can.
 
-    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``needs_routing``.
+    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``needs_routing``,
+    ``own_columns``.
     """
 
     opens: str = ""
@@ -322,7 +326,7 @@ class AdvantageProvider(Provider):
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks
         (``ActionAdvantage``); controllers give these the record's reward.
 
-    Abilities of its config: ``requires``, ``works_without_rewards``.
+    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``.
     """
 
     level: str = "record"
@@ -343,7 +347,10 @@ class BalancerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterProvider(Provider):
-    """Describes a filter, which says which groups teach."""
+    """Describes a filter, which says which groups teach.
+
+    Ability of its config: ``reads_rewards``.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Defines what flows between processes: prompts, headers, references, facts, reports.
 
-Everything here is a msgspec struct, encoded as a msgpack array; no field may hold a tensor.
+Everything here is a msgspec struct, and no field may hold a tensor. Those that are sent for every
+record or tensor are encoded as msgpack arrays, the others as maps.
 Controllers see only ``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the
 node that made them and are named by a ``Ref``.
 
@@ -162,7 +163,7 @@ class DraftRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     columns, slot: where it lies, as in its header.
     reward: the weighted sum of its rewards.
     rewards: (reward, value) of each that it has.
-    critique: the first reason that a reward gave; "" without one.
+    critique: the ``reason`` of its header; "" without one.
     """
 
     sample: int
@@ -218,7 +219,7 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ordinal, sample: which record it is.
     values: reward -> value, for rewards with status "ok".
     statuses: reward -> "ok", "failed", "timeout" or "skipped".
-    reason: the first one that a reward gave, such as why it failed; "" without one.
+    reason: why the first reward that failed or timed out gave no value; "" where none did.
     asked: what the rewards asked generator roles.
     receipt: of the values, made of the record that the scorer has opened; see
         ``gcore_core.contract.lineage``.

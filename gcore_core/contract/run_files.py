@@ -6,7 +6,7 @@ The layout; ``latest`` is the run with the highest number:
         config.yaml                the resolved configuration
         origins.json               dotted key of the configuration -> where its value was set
         plugins.lock.json          plugin -> distribution and version
-         data.json                  how many rows the dataset has, and digests of some
+        data.json                  how many rows the dataset has, and digests of some
         environment.jsonl          what each start of the run ran on: versions, machine, digests of the job's files
         metrics.jsonl              one JSON object a step: step, version, time_unix_s, metrics, evaluation, digests,
                                    weights_sha256 where a checkpoint was saved
@@ -22,11 +22,15 @@ The layout; ``latest`` is the run with the highest number:
         memberships.undone.jsonl   lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were
-        samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode"} a line; "arrays": files of
-                                   their pictures, in samples/step_000020/
+        samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode", "status"} a line; "arrays":
+                                   files of their pictures, in samples/step_000020/
         logs/<process>.log
+        checkpoint.key             the key by which checkpoints prove to be the run's own
+        checkpoints/step-000120/   the state after so many steps; see ``gcore_core.run.manifest``
         save                       made by whoever wants a checkpoint at the end of the next step; the run removes it
+        leave/<host>               made, empty, by whoever wants a host to leave the run; the run writes the answer into it
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
+        weights-<role>/            the final weights of a role that is trained besides the policy
         summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
     runs/<name>/latest -> <NNN>
 
@@ -78,7 +82,8 @@ LEAVE = "leave"
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
 _NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
 
-#: Metrics of an update that repeat where a run does; a trainer gives at least these.
+#: Metrics of an update that repeat where a run does. A trainer gives them, but for
+#: ``masked_share``, which controllers add.
 UPDATE_METRICS = (
     "loss",
     "grad_norm",
@@ -102,7 +107,7 @@ def samples_path(run_dir: Path, step: int) -> Path:
 def log_path(run_dir: Path, process: str) -> Path:
     """Returns the log of a process, ``logs/<process>.log``.
 
-    process: a plain word such as ``controller-0``.
+    process: its name, such as ``controller.0`` or ``supervisor``.
     """
     return run_dir / LOGS / f"{process}.log"
 
@@ -194,7 +199,10 @@ def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
 def read_samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """Returns the evaluated answers of one step, one dict a record; empty when there are none.
 
-    prompt, text, mode: texts.
+    prompt: a text, or a list of chat turns.
+    text: the completion.
+    mode: "greedy" or "sampled".
+    status: how the record ended, as in its header.
     rewards: name -> value.
     arrays: name -> a ``.npy`` file, relative to ``samples/``; present only where a record has some.
     """
@@ -227,7 +235,10 @@ def read_lock(run_dir: Path) -> dict[str, dict[str, str]]:
 
 
 class Clock(msgspec.Struct, tag="clock", tag_field="what", frozen=True):
-    """Says how far a shard's clock is from the time of day; it is the first line of a trace.
+    """Says how far a shard's clock is from the time of day.
+
+    Each controller process writes it before its other lines. So a file has one for each start of
+    the shard, which holds for the lines up to the next one.
 
     shard: the shard's number.
     wall_s: what to add to a time of this process to get seconds since 1970.
@@ -355,6 +366,10 @@ def read_trace(run_dir: Path) -> Iterator[Line]:
 
 
 def _of_day(line: Line, ahead_s: float) -> Line:
+    """Returns a line with seconds since 1970 in place of a process's own; 0 is no time and stays.
+
+    ahead_s: what to add; see ``Clock``.
+    """
     times = {
         name: getattr(line, name)
         for name in line.__struct_fields__

@@ -45,7 +45,7 @@ class Draft:
     text: the completion, without special tokens.
     reward: the weighted sum of its rewards.
     rewards: reward -> value, of those that it has.
-    critique: the first reason that a reward gave, cut to a few words; "" without one.
+    critique: ``Header.reason`` of the record, cut to a few words; "" without one.
     """
 
     text: str

@@ -2,7 +2,7 @@
 
 A bucket is some whole tensors in one memory. The sender writes them there and digests each one. The
 receiver reads the same bytes, digests them again and loads a tensor only where the digests agree.
-``runtime.push`` says when this happens, whatever the transport.
+``gcore_core.runtime.push`` says when this happens, whatever the transport.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Decides where a checkpoint is written, when it counts, and which stay; it is the supervisor's
 part.
 
-The lead of the controllers asks for a directory (``open``), has the trainer save into it, says so
-(``begin``) and later commits it. When the run fails in between, ``finish`` commits what the trainer
-has saved. Each shard sends the records that its step carries over (``carried``); they are saved
-when the lead opens the checkpoint of that step.
+The lead of the controllers asks for a directory (``open``), has the trainers save into it, says so
+(``begin``) and later commits it. When the run fails in between, ``finish`` commits what the
+trainers have saved. Each shard sends the records that its step carries over (``carried``); they are
+saved when the lead opens the checkpoint of that step.
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ SURPLUS = "surplus"
 class Keeper:
     """Serves the calls of controllers about checkpoints.
 
-    note: called with a line for a person when a save failed, which ends no run.
-    hashed: called with a step and the SHA-256 of its weights when they are saved.
+    note: called with a line for a person: when a save failed, which ends no run, and when
+        ``finish`` has committed one.
+    hashed: called with a step and the SHA-256 of its weights, as the policy's rank 0 has saved
+        them.
+    saved: called with the step and the directory of each checkpoint that is committed.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Keeper:
         self._trainers = [POLICY, *learners(plan)]
         self._note = note
         self._hashed = hashed
-        self._saved = saved  # called with step and directory of each checkpoint that is whole
+        self._saved = saved
         self._checkpoints = Checkpoints(directory)
         self._once = Gathering(1)  # a repeated request gets the first one's answer
         #: (step, shard) -> its carried records; steps before the latest are dropped.
@@ -90,11 +93,12 @@ class Keeper:
         shards: int,
         homecoming: Homecoming | None = None,
     ) -> Resumed | None:
-        """Puts the checkpoint's carried records into the run's store, once that exists, and the
-        trainer's part of it where its ranks are.
+        """Prepares a site for its workers: sends each trainer's part of the checkpoint to the disks
+        of its ranks, and puts the carried records into the run's store.
 
-        Returns what is resumed, with the headers of these records.
+        Returns ``resumed`` with the headers of these records.
 
+        resumed: None for a new run, for which nothing is sent.
         homecoming: joins the disks of the site; None: there is only one.
         """
         self._homecoming = homecoming
@@ -114,6 +118,7 @@ class Keeper:
         return msgspec.structs.replace(resumed, carried=headers)
 
     async def carried(self, request: Carried, call: Call) -> Nothing:
+        """Keeps the records that a shard carries over from a step; drops those of earlier steps."""
         self._carried = {
             (step, shard): headers
             for (step, shard), headers in self._carried.items()
@@ -123,6 +128,12 @@ class Keeper:
         return Nothing()
 
     async def open(self, request: OpenCheckpoint, call: Call) -> CheckpointPlace:
+        """Makes the directory of a step's checkpoint, and saves the carried records into it.
+
+        Returns the policy's directory in it; other trainers save into theirs beside that. The path
+        is empty where it cannot be made: ``note`` then got the reason, and the run goes on.
+        """
+
         async def act(_: list[None]) -> CheckpointPlace:
             try:
                 path = await asyncio.to_thread(self._checkpoints.begin, request.step)
@@ -181,6 +192,8 @@ class Keeper:
         self._note(f"the checkpoint of step {begun.step} was being saved and is whole")
 
     async def commit(self, request: CommitCheckpoint, call: Call) -> Nothing:
+        """Makes a checkpoint of what the trainers have saved, or removes it where a save failed."""
+
         async def act(_: list[None]) -> None:
             self._begun = None
             collected = await self._collected(request)
@@ -214,7 +227,7 @@ class Keeper:
     def _commit(self, request: CommitCheckpoint) -> Path | None:
         """Makes the parts a checkpoint, and removes those that need not stay.
 
-        Returns its directory, or None where it failed, which is then told.
+        Returns its directory, or None where it failed; ``note`` then got the reason.
         """
         settings = self._plan.settings.checkpoint
         try:

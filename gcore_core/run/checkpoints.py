@@ -5,8 +5,9 @@
     checkpoints.commit(120, facts)              # every file on disk, the manifest on disk, then one rename
     opened = checkpoints.open()                 # the newest that is whole
 
-A crash at any moment leaves the checkpoints before as they were. What a checkpoint holds:
-``gcore_core.run.manifest``.
+A crash at any moment leaves the checkpoints of other steps as they were. Where one of the same step
+stood before, it is set aside right before the rename: a crash between the two loses both. What a
+checkpoint holds: ``gcore_core.run.manifest``.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ class Checkpoints:
     def commit(self, step: int, facts: CheckpointFacts) -> Path:
         """Hashes every part and makes them a checkpoint, which is on the disk when this returns.
 
-        Raises CheckpointError when it cannot, as on a full disk; then the parts are removed and
-        nothing else is.
+        An earlier checkpoint of the same step is replaced. Raises CheckpointError when it cannot,
+        as on a full disk; then the parts are removed.
         """
         partial = self.partial(step)
         target = self.directory / name_of(step)

@@ -115,10 +115,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Says whether two runs are the same, and else where they part.
 
     runs: their directories.
-    same: every stage of every step is the same in both, and both have as many steps.
+    same: every stage of every step is the same in both, both have as many steps, and where both
+        have final weights these are the same.
     steps: how many steps each has finished.
     weights_sha256: of the final weights; "" of a run that has none.
-    step: the step at which they part, counted from 0; None where they do not part.
+    step: the step at which they part, counted from 0; None where they do not part. For "saved" and
+        "length": how many steps both have.
     stage: "start", "generation", "rewarding", "preparation", "training" or "weights"; "saved" where
         only the files of the final weights differ, "length" where one run has more steps.
     record: the first record that differs, by ordinal and sample; None where none does.
@@ -195,6 +197,10 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 def _read(directory: Path) -> _Run:
+    """Reads a run's configuration and metrics.
+
+    Raises ConfigError for a directory without a run, and for a run whose steps have no digests.
+    """
     if not directory.is_dir():
         raise ConfigError(
             "no such run directory.", where=str(directory), todo="runs are in runs/<name>/<NNN>"
@@ -327,6 +333,7 @@ def _only_in(first: Any) -> str:
 
 
 def _drawn_differently(first: Record, second: Record) -> list[str]:
+    """Says how two samples differ, by the first of: row, prompt, answer, log-probs, weights."""
     if first.row != second.row:
         return [f"another prompt: row {first.row} | {second.row} of the dataset"]
     prompts, sampled, logps = zip(first.digests, second.digests, strict=True)
@@ -450,7 +457,11 @@ def _below(key: str, sections: Sequence[str]) -> bool:
 
 
 def _rank(difference: Difference, stage: str) -> tuple[int, int]:
-    """Returns how likely a difference is the cause, the likeliest lowest."""
+    """Returns how likely a difference is the cause, the likeliest lowest.
+
+    The first number is the place in ``_SECTIONS`` of what acts on the stage. Versions, hardware and
+    layout act on every stage, so they follow; last comes what acts on no part of it.
+    """
     sections = _SECTIONS[stage]
     key = difference.what.removeprefix("the file of ")
     acting = [i for i, section in enumerate(sections) if _below(key, (section,))]
@@ -462,6 +473,15 @@ def _rank(difference: Difference, stage: str) -> tuple[int, int]:
 def _cause(
     runs: tuple[_Run, _Run], stage: str, details: Sequence[str], differences: Sequence[Difference]
 ) -> Difference:
+    """Returns the likely cause.
+
+    It is the data where a prompt differs, else the likeliest difference that can act on the stage,
+    unless that is the layout alone. Then a run that is not deterministic is the cause, else
+    whatever differs.
+
+    details: what was said of the first record that differs.
+    differences: the likeliest first.
+    """
     if any("prompt has another content" in line for line in details):
         data = [one for one in differences if one.kind == DATA]
         return data[0] if data else Difference(kind=DATA, what="the rows of the dataset")

@@ -74,8 +74,9 @@ class ConsumedOrdinals:
 def check_data(directory: Path, dataset: Dataset, *, resumed: bool) -> None:
     """Notes digests of some rows when a run begins; compares them when it goes on.
 
-    It costs the opening of 16 rows. Raises DataError when a row is another one than at the
-    beginning. Nothing is compared where the run has no such file.
+    It costs the opening of at most 16 rows. Raises DataError when a row is another one than at the
+    beginning. Nothing is compared where ``data.json`` is missing or only half there. The number of
+    rows is compared elsewhere: ``gcore_core.run.preflight.check_same``.
     """
     path = directory / DATA
     count = len(dataset)

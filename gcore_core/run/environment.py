@@ -138,7 +138,8 @@ def _accelerators() -> Iterator[str]:
 def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the digest of each file that the configuration names, by the name of its key.
 
-    So the same file under another path is the same, and a changed one is not.
+    A value names a file when it has a slash and a file is there. A digest does not depend on the
+    path: the same file under another path is the same, and a changed one is not.
     """
     digests = {}
     for key, value in flat(config):

@@ -136,9 +136,9 @@ class _Guard:
     """Holds the present child, and the signals that ask the run to end."""
 
     def __init__(self) -> None:
-        self._child = 0  # 0 while there is none
-        self._lifeline = -1
-        self._told = -1
+        self._child = 0  # pid of the child; 0 while there is none
+        self._lifeline = -1  # writing end of a pipe: when it closes, the child is killed
+        self._told = -1  # reading end of the pipe into which the child tells (``Begun``)
         # What outlives a supervisor ends when nobody has the other end of this pipe any more.
         self._outliving, self._alive = os.pipe()
         # Without a name, as it may hold a secret; open as long as this process.

@@ -344,7 +344,13 @@ class Homecoming:
         await self.remove(directory)
 
     async def send(self, directory: Path, processes: Iterable[str]) -> None:
-        """Gives a directory of home's to the disks of processes, in the place of what is there."""
+        """Gives a directory of home's to the disks that some processes see.
+
+        Before that, every checkpoint is removed on all disks but home's, so that no state of an
+        earlier attempt stays there.
+
+        processes: their names.
+        """
         nodes = {self._site.where[process] for process in processes}
         disks = [disk for disk in self._disks if nodes & disk.nodes]
         if not disks:

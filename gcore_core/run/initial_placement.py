@@ -44,8 +44,8 @@ class Placed:
     nodes: the machines of the run, in order.
     window: what the policy was shown.
     moves: devices may change between generators, so the policy is asked before every step.
-    sleeps: roles whose backend can sleep.
-    resting: of ``sleeps``, the generators that sleep while the trainer works.
+    sleeps: generator roles whose backend can sleep.
+    resting: those of ``sleeps`` that sleep while the trainer works.
     resting_trainers: the trainers that sleep while generators sample.
     provider: the policy's provider, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read in each rollout; "": none.
@@ -146,7 +146,10 @@ def run_apart(made: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | None = None) -> Placed:
-    """Asks the policy where workers go. Raises PlacementError naming the role that does not fit.
+    """Asks the policy where workers go.
+
+    Raises PlacementError naming the role that does not fit, and ConfigError where the meter that
+    the policy names cannot read the devices of this machine.
 
     nodes: the machines of the run.
     slots: of each role; None: those of the job.
@@ -209,7 +212,7 @@ def place_on_fewer(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
     """Places as ``place`` does; roles that do not fit give up replicas.
 
     A generator keeps as many as ``roles.<name>.least`` says, another role all of them unless that
-    is set. No role has a slot less than it must.
+    is set. Above that, each role gets as many replicas as fit.
     Raises PlacementError where the least do not fit: that of the job's own slots.
     """
     try:
@@ -233,10 +236,10 @@ def place_on_fewer(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
 
 
 def _fewest_slots(plan: Plan, nodes: Sequence[NodeFacts]) -> dict[str, int] | None:
-    """Returns the slots of each role with which the job fits, as few as may be; None: it does not.
+    """Returns slots of each role with which the job fits; None: it does not fit.
 
-    Roles whose replicas hold nothing between two steps give up theirs first: only where that is not
-    enough do others.
+    Generators go down to their least first, since their replicas hold nothing between two steps.
+    Only where that is not enough do the other roles go down to theirs.
     """
     sizes = _replica_sizes(plan)
     slots = _slots(plan)
@@ -252,6 +255,11 @@ def _fewest_slots(plan: Plan, nodes: Sequence[NodeFacts]) -> dict[str, int] | No
 
 
 def _fits(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int]) -> bool:
+    """Whether the job can be placed with these slots.
+
+    Where each shard has replicas of its own (``controller.replicas: owned``), it needs at least
+    one.
+    """
     n_replicas = slots.get(ROLLOUT, 0) // _replica_sizes(plan).get(ROLLOUT, 1)
     is_owned = plan.settings.controller.replicas == "owned"
     if is_owned and n_replicas < plan.settings.controller.shards:

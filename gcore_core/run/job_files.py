@@ -7,8 +7,8 @@ Each node's agent is asked for what it has (``gcore_core.runtime.process.node_fi
     hashes     any other file of that path is read on both sides and compared by SHA-256
     copies     what a node does not have is copied there from home, where ``launcher.files`` says so
 
-A file that differs is never replaced, with one exception: a copy that a run has made, and that
-nobody has changed since. The run is refused then, with a list of every node and file.
+A file that differs is not replaced: the run is refused, with a list of every node and file. The one
+exception is a copy that a run has made and that nobody has changed since; it is copied anew.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ def named_paths(job: Job) -> Iterator[tuple[str, str]]:
     """Yields (role, path) of each file and directory that the job names and that is there.
 
     The role is "" for what is not below ``roles``. A value names a path when it has a slash and
-    something is there. Keys that end with ``_dir`` say where something is written, so they are left
-    out, and so is the run's own directory.
+    something is there; the files of the project's own code are named, too. Left out are keys that
+    end with ``_dir``, which say where something is written, and the run's own directory with those
+    above it.
     """
     config = dict(job.plan.config)
     roles = {
@@ -230,7 +231,10 @@ class _Comparison:
         await asyncio.gather(*(self._look_at(node, want, code) for node, want in wants.items()))
 
     async def _look_at(self, node: str, want: Wanted, code: Mapping[str, str]) -> None:
-        """code: package -> digest of its code at home."""
+        """Compares a node with home as far as facts tell, and notes what is missing or unsure.
+
+        code: package -> digest of its code at home.
+        """
         paths = sorted(want.paths)
         interpreters = sorted(want.interpreters)
         there, of_node, pythons = await asyncio.gather(

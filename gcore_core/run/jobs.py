@@ -1,7 +1,6 @@
 """Derives the workers of a run from a resolved plan: their names, addresses and settings.
 
-Nothing here starts a process. The only thing written is a directory where the workers of one role
-meet.
+Nothing here starts a process or writes a file.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ from gcore_core.runtime.worker_settings import (
 
 #: Sections of the job that choose the algorithms that a controller calls.
 ALGORITHMS = ("advantage", "filter", "sampling", "balance")
-#: Kind of worker -> how often one is started again when it was killed or ends for a timeout.
+#: Kind of worker -> how often one is started again: when it was killed, or asks for it by its exit
+#: code (``RESTART_EXIT_CODE``). A kind that is not here is never started again.
 RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
 #: The function that makes a controller's context. It is named by a string and not imported, because
 #: ``run`` and ``controllers`` never import each other.
@@ -103,7 +103,8 @@ class Job:
 
         A role's worker runs where its devices are. Scorers and controllers have none, so they take
         the nodes in turn: those of the same number, which speak with each other, are on one node.
-        Nodes with nothing but generators come last, and get no controller: the run can lose them.
+        Nodes that hold no role but the policy's generator come last, and get no controller: the run
+        can lose them. Scorers may stand there.
         """
         roles = self.plan.settings.roles
         nodes = self.placed.node_names
@@ -127,9 +128,9 @@ class Job:
 
     @property
     def may_lose_nodes(self) -> bool:
-        """Whether a step may go on without a machine that has nothing but generators.
+        """Whether a step may go on without an *expendable* node; see ``gcore_core.run.lost_nodes``.
 
-        Then no controller is placed on such a machine.
+        Then no controller is placed on a node that holds no role but the policy's generator.
         """
         return ROLLOUT in self.plan.settings.roles and not self.placed.moves
 

@@ -65,6 +65,10 @@ def _journals(run_dir: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _shorten(path: Path, undone: Path, next_step: int) -> None:
+    """Appends the lines of a journal that do not stand to ``undone``, and writes the journal anew.
+
+    The journal is replaced last, so an OSError leaves it whole.
+    """
     # Line by line: the trace of a long run is larger than what should lie in memory.
     with path.open("rb") as lines:
         if all(_stands(line, next_step) for line in lines):

@@ -1,11 +1,16 @@
-"""Lets machines of generators leave a run on purpose, without a record that is drawn twice.
+"""Lets machines leave a run on purpose, without a record that is drawn twice.
+
+Only a machine with nothing but replicas of the policy's generator can leave, and one that has
+nothing of the run.
 
     an agent asks       it got a SIGTERM, or ``LEAVE``: somebody has named its machine in the run's
                         directory (``run_files.LEAVE``)
-    refused             something else than generators is there, or too few replicas would be left
-    told                every controller: its replicas finish what they have, and get nothing new
-    freed               the lead has taken them out, before a push
-    gone                behind the end of that step, its lines are brought home and its agent ends
+    refused             something else is there, or too few replicas would be left
+    told                every controller: the machine's replicas finish what they have, and get
+                        nothing new
+    freed               the lead has taken the replicas out, before a push
+    gone                after the end of that step, the machine's last lines of logs and journals
+                        are brought home and its agent ends
 
 Until it is freed it is a machine like any other: when it ends before, it is lost, and the step goes
 on as it does then.
@@ -69,9 +74,9 @@ class LeavingNodes:
     note: Callable[[str], None]
     is_up: asyncio.Event
     left: set[str] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)  # nodes that all controllers do without
     _files: dict[str, Path] = field(default_factory=dict)  # node -> where its answer goes
-    _freed: list[str] = field(default_factory=list)
+    _freed: list[str] = field(default_factory=list)  # nodes that go when the step has ended
     _ending: set[asyncio.Future[None]] = field(default_factory=set)  # or they could be collected
 
     async def watch(self, node: str) -> None:
@@ -134,7 +139,10 @@ class LeavingNodes:
                 await self.site.nodes[names[0]].agent.call(LEAVE, Nothing())
 
     async def _refusal(self, node: str) -> str:
-        """Has the controllers do without a node; returns why it has to stay, "": it may go."""
+        """Has the controllers do without a node, where it may go.
+
+        Returns why it has to stay; "" where it may go, or was let go before.
+        """
         here = [name for name, there in self.site.where.items() if there == node]
         if not here or node in self._told:
             return ""

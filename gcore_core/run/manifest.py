@@ -201,10 +201,7 @@ def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, 
 
 
 def _limited(file: Path) -> bytes:
-    """Reads a file that is no link. Raises ValueError for one larger than a manifest is.
-
-    Raises ValueError for one larger than a manifest is.
-    """
+    """Reads a file. Raises ValueError for one larger than a manifest is, OSError for a link."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as stream:
         size = os.fstat(descriptor).st_size
@@ -214,6 +211,7 @@ def _limited(file: Path) -> bytes:
 
 
 def _problems(checkpoint: Path, manifest: Manifest, hashes: bool) -> Iterator[str]:
+    """Yields what differs between the files that are there and those that the manifest names."""
     entries = dict(files_below(checkpoint))
     entries.pop(MANIFEST, None)
     for name, part in manifest.parts.items():

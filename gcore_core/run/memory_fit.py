@@ -57,10 +57,11 @@ def check_memory(
     overrides: Sequence[str] = (),
     models: Models | None = None,
 ) -> list[str]:
-    """Returns notes on memory: what may not fit, and of whom nothing is known.
+    """Returns a note for each pool of memory that a full step may be too large for.
+
+    Raises PlacementError for a job that cannot fit.
 
     overrides: those that the plan was made with; what would make it fit is tried beside them.
-    Raises PlacementError for a job that cannot fit.
     """
     needs = memory_needs(plan, placed, models)
     if impossible := needs.too_full(full=False):
@@ -121,10 +122,12 @@ def changes_for(
     *,
     full: bool = True,
 ) -> list[Change]:
-    """Returns changes of settings that help a pool: first each by itself, then several together.
+    """Returns changes of settings that help a pool.
 
-    They are those that backends name beside their needs (``MemoryNeed.setting``), and each was
-    tried: the job was placed and counted again.
+    They are made of the settings that backends name beside their needs (``MemoryNeed.setting``).
+    Each was tried, which means that the job was placed and its memory added up again. Where one
+    setting alone is enough, only such changes are returned. Else all single ones come first, and
+    then several together, if that is enough.
     """
     single = [
         change
@@ -147,9 +150,10 @@ def _together(
     *,
     full: bool,
 ) -> list[Change]:
-    """Returns the change of the fewest settings, taken one after the other, that is enough.
+    """Returns a change of several settings that is enough; no change where none was found.
 
-    The one that says most is taken first; a setting that was changed may be changed again.
+    The search is greedy: the setting that saves most is taken first, then the next beside it. A
+    setting that was changed may be changed again.
     """
     chosen: dict[str, str] = {}  # key -> override
     for _ in range(_ROUNDS):

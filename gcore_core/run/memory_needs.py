@@ -42,7 +42,7 @@ class Pool:
 class Held:
     """Says what one role holds in one pool, in one phase, for one purpose.
 
-    role: the role, or "rewards.<name>".
+    role: its name in the job.
     workers: how many of its workers hold so much here.
     need: what each of them needs.
     """
@@ -63,7 +63,7 @@ class MemoryNeeds:
 
     held: pool -> phase -> what is held there, the largest first.
     there: pool -> its bytes; a pool of unknown size is absent.
-    silent: role -> why nobody says what it needs.
+    silent: role -> why it is not known what it needs, or a part of that.
     placed: where the workers are.
     """
 
@@ -104,7 +104,7 @@ def memory_needs(
     """Asks every chosen backend what it needs, and adds it up.
 
     models: role -> its ``model:`` mapping, where it is known better than in the plan.
-    Raises ContractError where a backend's answer is none.
+    Raises ContractError where a backend's function fails or returns what is not a valid need.
     """
     devices = {device.index: device for device in placed.window.devices}
     kind = next((device.kind for device in devices.values()), "cpu")

@@ -151,13 +151,16 @@ class RunNewcomers:
     # -- what workers say --------------------------------------------------------------------------
 
     def up(self, process: str) -> None:
-        """Notes that a process is up; others than replicas that are coming are no matter here."""
+        """Notes that a process is up. Only replicas that are coming are waited for here."""
         hello = self._coming.get(process)
         if hello is not None and not hello.done():
             hello.set_result(None)
 
     def fails(self, process: str, error: GcoreError) -> bool:
-        """Whether a process is one that is coming; then its error ends only that."""
+        """Returns whether a process is a replica that is coming; takes its error then.
+
+        Such an error keeps the machine out and does not end the run.
+        """
         hello = self._coming.get(process)
         if hello is None:
             return False
@@ -257,7 +260,8 @@ class RunNewcomers:
                 if name in self.controllers:
                     raise
                 return False
-        self.admitted(come)  # not before all know it, since a controller cannot lose another one
+        # Not before all know it: a controller can be told only of the loss of replicas it has.
+        self.admitted(come)
         return True
 
 

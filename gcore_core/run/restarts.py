@@ -47,8 +47,8 @@ class Restarts:
         """
         name = exited.name
         hung = self._hung.pop(name, "")
-        # The first process of a row may have answered: it counts, and is none that was started
-        # again.
+        # The first exit of a row is that of a process which may have answered. So the exit number
+        # RESTARTS_IN_VAIN + 1 is the first after that many restarts in vain.
         count = self._in_vain[name] = self._in_vain.get(name, 0) + 1
         if count <= RESTARTS_IN_VAIN:
             return None

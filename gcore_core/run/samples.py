@@ -33,6 +33,7 @@ async def shown_rows(
             "prompt": prompt.text if prompt.text is not None else prompt.messages,
             "text": text,
             "rewards": header.rewards,
+            # An evaluation draws row r as ordinal -(2r + 1), greedily, and as -(2r + 2), sampled.
             "mode": ("greedy", "sampled")[(-header.ordinal - 1) % 2],
             "status": header.status,
         }

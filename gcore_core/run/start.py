@@ -70,9 +70,10 @@ def prepare(
     """
     if resume is not None and not (guard and guard.remembered()):
         # A supervisor that was killed may have left processes that still write into the run's
-        # files. They end before anything of these is read. With a guard that remembers a node
-        # agent, they end before the journals are read (``_attempts``); the rest is the
-        # supervisor's alone.
+        # files. They are ended before anything of these is read. Where a guard remembers a node
+        # agent, that agent is to be taken over, so it is not ended here: its workers end when the
+        # site is opened (``_attempts``), which is before the journals are read. All other files are
+        # written by the supervisor alone.
         clear_up(resume / "logs" / RECORD)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)

@@ -82,7 +82,10 @@ def _fits(outcomes: list[Measured]) -> dict[str, EngineFit]:
 
 
 def _measured(run: Path) -> tuple[Path, list[Measured], list[Mapping[str, Any]]] | None:
-    """Returns the last steps that a run has measured; None where it has fitted no profile."""
+    """Returns what a run has measured: (its directory, outcomes, metrics of its last steps).
+
+    Raises DataError where it has fitted no profile of an engine.
+    """
     _, by_step = read_placement(run)
     outcomes = [by_step[step] for step in sorted(by_step)][-_STEPS:]
     metrics = [row["metrics"] for row in read_metrics(run)]

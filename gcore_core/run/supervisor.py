@@ -88,13 +88,15 @@ SETTLE_S = 1.0
 
 
 class Supervisor:
-    """Supervises one run of a job, from the first process to the last.
+    """Supervises one attempt of a run, from the first process to the last.
 
-    Make it inside a running event loop, and await ``run``.
+    When a process is lost for good, ``gcore_core.run.start`` makes another supervisor, for an
+    attempt that goes on from the newest checkpoint. Make it inside a running event loop, and await
+    ``run``.
     """
 
     def __init__(self, job: Job, display: Display, chosen: ChosenObservers | None = None) -> None:
-        """Prepares a run.
+        """Prepares an attempt; takes the lines of steps that it makes again out of the journals.
 
         chosen: the observers that the job names; None: nobody tells them.
         """
@@ -119,10 +121,12 @@ class Supervisor:
         )
         if job.resumed:
             journals.go_back(job.directory, job.resumed.step, display.note)
-        self._waiting = set(job.names())
-        self._ready = asyncio.Event()
+        self._waiting = set(job.names())  # processes that have not said hello
+        self._ready = asyncio.Event()  # set when none is waited for
+        # Names of those that have not ended.
         self._controllers = {f"controller.{shard}" for shard in range(job.shards)}
-        self._errors: list[GcoreError] = []
+        self._errors: list[GcoreError] = []  # that workers have reported, in order
+        # Done when the attempt has ended well, or its time to stop is over.
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._site: Site | None = None
         self._homecoming: Homecoming | None = None
@@ -598,8 +602,8 @@ class Supervisor:
     async def _goes_on_without(self, node: str) -> bool:
         """Whether the attempt goes on without a lost node; sees to it, and says so.
 
-        A node with nothing but generators is such a one when the controllers go on, and enough
-        replicas are left.
+        It does without a node that has nothing of the run. It does without an expendable one
+        (``Job.expendable``) when every controller goes on and enough replicas are left.
         """
         site = self._site
         if site is None:

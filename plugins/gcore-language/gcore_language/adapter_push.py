@@ -159,6 +159,7 @@ class AdapterInbox:
             if weight not in now:
                 now[weight] = _digest(self._tensors[weight])
         return {
+            # equal to ``digest`` as long as the matrix is as it was merged
             name: digest ^ merged_digest ^ now[weight_name(name)]
             for name, (digest, merged_digest) in self._held.items()
         }

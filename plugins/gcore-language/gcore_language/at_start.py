@@ -19,6 +19,7 @@ class AtStart:
     """
 
     records: int = 0
+    # of each micro-batch: Batch.index, column record, log-probs, entropies
     _parts: list[tuple[np.ndarray, Tensor, Tensor, Tensor | None]] = field(default_factory=list)
 
     def add(self, batch: Batch, logp: Tensor, entropy: Tensor | None = None) -> None:

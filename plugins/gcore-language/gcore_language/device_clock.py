@@ -8,7 +8,8 @@ What is not measured: the update of the weights, which takes every rank equally 
 the ranks meet. What cannot be told apart: where weights are gathered inside a pass (FSDP, ZeRO-3,
 pipeline stages), the device waits there for other ranks, and that counts as work.
 
-Nothing of it has been run on CUDA yet.
+It has run on one GPU. How exact its seconds are was not measured there: the part ``busy`` of
+``benchmarks/gpu.py`` would.
 """
 
 from __future__ import annotations

@@ -126,9 +126,13 @@ def choose(wanted: str, sides: Sequence[Offers]) -> str:
 
 
 def _together(name: str, words: Sequence[list[str] | None]) -> bool:
+    """Returns whether all sides can use a transport together.
+
+    words: of each side, the sender's first, as ``offers_of`` gives them; None where a side lacks
+        the transport.
+    """
     if name == SHM:
         return True
-    # words: those of each side, None where a side lacks the transport; see ``offers_of``
     known_words = [side for side in words if side]
     alike, processes, devices = (
         [side[at] for side in known_words] for at in (0, 1, slice(2, None))
@@ -236,13 +240,18 @@ def open_file(file: Path, nbytes: int) -> Tensor:
 
 
 def share_cuda(memory: Tensor) -> CudaHandle:
-    """Returns a handle by which another process can open CUDA memory. Not tested: needs CUDA."""
+    """Returns a handle by which another process can open CUDA memory.
+
+    No test runs it, since it needs CUDA; ``benchmarks/gpu.py`` does.
+    """
     index, *fields = memory.untyped_storage()._share_cuda_()
     return CudaHandle(_name(index), *fields)
 
 
 def open_cuda(handle: CudaHandle) -> Tensor:
-    """Opens another process's CUDA memory as flat uint8. Not tested: needs CUDA.
+    """Opens another process's CUDA memory as flat uint8.
+
+    No test runs it, since it needs CUDA; ``benchmarks/gpu.py`` does.
 
     Raises ValueError if this process does not see the device, and RuntimeError if CUDA refuses.
     """
@@ -451,6 +460,11 @@ class DeviceReader:
         self._group: PushGroup | None = None
 
     def load(self, bucket: Bucket) -> None:
+        """Has the receiver load a bucket; see ``WeightReader.load``.
+
+        By nccl the bucket is broadcast into new memory. By ipc the sender's memory is opened with
+        the first bucket and read at the bucket's offset.
+        """
         handle = _handle_of(bucket)
         if self._transport == NCCL:
             memory = torch.empty(_nbytes(bucket), dtype=torch.uint8, device=self._device)

@@ -98,7 +98,7 @@ def exact_norm(parts: Sequence[Tensor], ranks: Collectives) -> float:
 
     It has the same bits however the numbers are dealt to tensors and ranks. Squares of float32s are
     exact in float64; they are rounded to grids that follow from the largest of them and from how
-    many there are. It is inf or nan where a number is.
+    many there are. It is nan where a number is inf or nan.
 
     parts: this rank's; together they hold every number once.
     ranks: sums and maxima over all ranks; all of them must call this function.

@@ -81,8 +81,10 @@ def explain(
         for cause, text, logps in _predictions(columns, score, others)
     ]
     causes = [one for one in tried if one[0] <= (1 - _EXPLAINS) * left_open]
-    held = _energy(records, plain) <= _AGREES * gaps
-    right = _apart(records, plain) <= _AGREES * gaps
+    held = _energy(records, plain) <= _AGREES * gaps  # a plain pass gives what came with records
+    right = _apart(records, plain) <= _AGREES * gaps  # it gives what the trainer has
+    # A plain pass agrees with one side alone: a scale of its logits is looked for that gives the
+    # other side's log-probs, unless something that was tried explains nearly all.
     if held != right and not any(one[0] <= (1 - _EXACT) * left_open for one in causes):
         energy = _apart if held else _energy
         factor, left = _scale(lambda factor: energy(records, scaled(factor)(columns)))

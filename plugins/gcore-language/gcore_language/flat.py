@@ -192,6 +192,12 @@ class _Pass:
 
 
 def _gather(block: Block, query_heads: int, kv_heads: int) -> _Gather:
+    """Makes the indexes of a block.
+
+    Row t (H + 2K) + h of the projections is head h of token t: a query for h < H, else a key, then
+    a value. A token's place among a block's own is r Q + q, for query q of row r; in its row of
+    keys it is T - Q + q, since the last Q keys are the row's own tokens.
+    """
     heads = query_heads + 2 * kv_heads  # rows of a token in the projections
     share = query_heads // kv_heads  # query heads that use one key-value head
     rows, queries = block.queries.shape
@@ -228,6 +234,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, shared: _Pass) -> Tensor:
+        # kept of each block: queries q [K B, Q H/K, E], keys and values kv [2, K B, T, E] and
+        # probabilities p [K B, Q H/K, T]
         table = _turned(projected, shared.turn, shared).view(-1, shared.size)
         saved = []
         outputs = []
@@ -267,6 +275,7 @@ class _Attention(torch.autograd.Function):
             gather = shared.gathers[i]
             q, kv, p = saved[3 * i : 3 * i + 3]
             g = table.index_select(0, gather.outputs).view(q.shape)
+            # with s = q k^T, p = softmax(s) and out = p v: the gradients of s, q, k and v
             grad_s = torch._softmax_backward_data(torch.bmm(g, kv[1].mT), p, -1, p.dtype)
             grad_q = (
                 torch.bmm(grad_s, kv[0]).view(-1, shared.size).index_select(0, gather.back_queries)

@@ -66,7 +66,11 @@ def sizes_in_lockstep(
 
 
 def _row_costs(widths: np.ndarray, hidden_size: int) -> np.ndarray:
-    """Returns float64[rows]: what a row of each width costs, in tokens' worth without attention."""
+    """Returns float64[rows]: what a row of each width costs, in tokens' worth without attention.
+
+    With D the hidden size, a token costs 12 D and each of the width^2 pairs of a causal attention
+    1, as ``packing.cheapest_layout`` counts them.
+    """
     tokens = widths.astype(np.float64)
     return np.asarray(tokens + tokens**2 / (12 * hidden_size))
 

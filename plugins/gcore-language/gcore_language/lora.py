@@ -79,6 +79,7 @@ class Adapters:
     targets: full names of the modules that have one, in the model's order.
     rank, scale: as in ``AdapterFacts``.
     alpha: as in ``LoraSettings``.
+    push_alone: whether a push may bring the adapter alone, as ``LoraSettings.push`` says.
     """
 
     def __init__(self, model: Any, lora: LoraSettings, targets: list[str], directory: Path) -> None:
@@ -93,7 +94,7 @@ class Adapters:
         self._model = model
         self._directory = directory
         self._base_sha256 = ""
-        self._start: dict[str, Tensor] = {}
+        self._start: dict[str, Tensor] = {}  # see ``keep_start``; empty for new adapters
 
     # -- tensors -----------------------------------------------------------------------------------
 
@@ -337,6 +338,10 @@ def add_adapters(
 
 @torch.no_grad()
 def _freeze(model: nn.Module, dtype: torch.dtype, *, narrow: bool) -> None:
+    """Takes gradients off all weights and rounds them to ``dtype``.
+
+    narrow: whether linear layers are held in ``dtype``; all else stays float32.
+    """
     model.requires_grad_(False)
     if dtype == torch.float32:
         return
@@ -370,6 +375,7 @@ def _standing_in(model: nn.Module, targets: Sequence[str]) -> Iterator[None]:
 
 
 def _inject(model: nn.Module, lora: LoraSettings, targets: list[str], where: str) -> None:
+    """Has peft put float32 adapters on the targets. Raises ConfigError without peft."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -293,7 +293,11 @@ def keeps_reference(settings: TrainerSettings, worker: WorkerShape) -> bool:
 
 
 def push_buckets(model: Architecture, dtype: str) -> MemoryNeed:
-    """Returns the need of a push's memory, which the trainer and its receivers share."""
+    """Returns the need of a push's memory, which the trainer and its receivers share.
+
+    It counts one bucket. The memory holds several where the settings of the step program allow it
+    (``push_bucket_bytes``), of which nothing is known here.
+    """
     nbytes = max(_BUCKET_BYTES, NBYTES[dtype] * largest_tensor(model))
     return MemoryNeed(
         phase="push",

@@ -239,7 +239,8 @@ def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: t
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns a tensor as it is saved: contiguous, in host memory; as one of its own.
+    """Returns a tensor as it is saved: contiguous, in host memory. One that is so already is
+    returned itself.
 
     dtype: what a floating point tensor is converted to.
     """

@@ -486,6 +486,10 @@ def _batch(
 
 
 def _flat(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
+    """Builds a flat batch: the tokens of all prompts, then what is fed of all completions.
+
+    multiple: rows of the attention are padded to a multiple of so many tokens.
+    """
     sizes = _Sizes.of(rows)
     prompts = sizes.prompt
     fed = sizes.fed
@@ -562,6 +566,12 @@ def _block(
     is_token: np.ndarray,
     device: torch.device,
 ) -> Block:
+    """Makes a block of the flat layout.
+
+    queries: int64[B, Q], token indexes; keys: int64[B, T], likewise.
+    visible: bool[B or 1, Q, T], whether a query sees a key.
+    is_token: bool[B, Q], false for padded queries.
+    """
     bias = np.where(visible, np.float32(0), np.float32(-np.inf))[:, :, None]
     return Block(
         queries=torch.from_numpy(queries).to(device),
@@ -575,6 +585,10 @@ def _block(
 
 
 def _shared(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
+    """Builds a batch with a row for each group, or for a part of one.
+
+    multiple: rows are padded to a multiple of so many tokens.
+    """
     sizes = _Sizes.of(rows)
     width = _rounded(max(map(width_of, rows)), multiple)
     ids = np.zeros((len(rows), width), np.int64)
@@ -612,6 +626,10 @@ def _shared(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: in
 
 
 def _padded(rows: Sequence[Sequence[Sample]], device: torch.device, multiple: int) -> Batch:
+    """Builds a batch with a row for each record.
+
+    multiple: rows are padded to a multiple of so many tokens.
+    """
     sizes = _Sizes.of(rows)
     width = _rounded((sizes.prompt + sizes.fed).max(), multiple)
     ids = np.zeros((len(rows), width), np.int64)

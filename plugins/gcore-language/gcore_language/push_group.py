@@ -113,6 +113,7 @@ class PushGroup:
 
 
 def _make(device: torch.device, place: Path, rank: int, ranks: int, wait_s: float) -> Any:
+    """Makes the group, by gloo on a CPU and by NCCL on CUDA; its ranks meet in the file."""
     store = dist.FileStore(str(place), ranks)
     store.set_timeout(timedelta(seconds=wait_s))
     if device.type == "cpu":

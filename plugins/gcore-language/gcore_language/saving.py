@@ -189,6 +189,7 @@ class Staging:
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies the tensors to host memory, into that of the save before where it fits."""
         former = self._copies
         self._copies = {}
         for name, tensor in tensors.items():

@@ -284,7 +284,18 @@ class LanguageTrainer:
     """One rank of a policy; see ``gcore_core.contract.trainer.Trainer``.
 
     A plugin's trainer makes the engine and passes it in. It overrides ``pack`` if its actions are
-    not tokens.
+    not tokens. What a step calls, in this order:
+
+        prepare      packs the records into micro-batches (``pack``); reference's log-probs, scalars
+        train        advantages; old log-probs of all minibatches but the first; then the updates
+        _update      one for each minibatch and epoch: forward and backward of its micro-batches,
+                     checks, one step of the optimizer
+        _loss        between the two passes of each micro-batch: the objective's loss, and what the
+                     checks need
+
+    The update checks are ``_check_terms`` in ``_loss``, and after the backward passes
+    ``_check_ratio``, ``_check_reference``, the direction, ``_check_resplit`` and whether the loss
+    is finite. The distance is checked after the optimizer's step (``_updated``).
     """
 
     _output = "logp"  # what the engine gives for each action, by its name in ``Objective.loss``
@@ -323,6 +334,10 @@ class LanguageTrainer:
         return frozenset({*self._objective.requires, "ref_logp", self._ids})
 
     def _allowed_layouts(self) -> frozenset[Layout]:
+        """Returns the layouts that ``packing`` allows, of those that are right for the model.
+
+        Raises ConfigError where it allows none of them.
+        """
         layouts = self._engine.layouts
         packing = self._settings.packing
         if packing == "padded":
@@ -347,6 +362,9 @@ class LanguageTrainer:
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
     ) -> list[dict[str, float]]:
         """Packs the step's records and computes scalars of each; see ``Trainer.prepare``.
+
+        A reference's log-probs are computed here, where another role has not given them. Old
+        log-probs are computed here only for scalars, else in ``train``.
 
         scalars: any of kl_k1, kl_k2 and kl_k3, in nats, summed over a record's trained actions.
         Raises ConfigError for other scalars, or for any without a reference model.
@@ -542,8 +560,8 @@ class LanguageTrainer:
         Raises ValueError when there are not as many advantages as prepared records, NonFiniteLoss
         when a loss or a gradient's norm is not finite, RecordMismatch when a loss is computed of
         other terms than a record has, and TrainingError when the log-probs that ratios compare with
-        are not those of before the step, or when an update that is looked at is none (see
-        ``resplit_every``).
+        are not those of before the step, when the reference is not the policy that the run began
+        with, or when an update that is looked at fails a check (see ``resplit_every``).
         """
         prepared = self._prepared
         if prepared is None or len(advantages) != len(prepared.records):
@@ -696,7 +714,16 @@ class LanguageTrainer:
     def _update(
         self, prepared: _Prepared, part: Sequence[Batch | None], progress: Progress, *, first: bool
     ) -> None:
-        # one update of the weights from one minibatch
+        """Makes one update of the weights from one minibatch.
+
+        First the update's weight is summed over all ranks, then every micro-batch goes forward and
+        backward, then the update is checked, and last the optimizer steps. All ranks make the same
+        calls, also those without a micro-batch: sums and checks need all of them.
+
+        part: the minibatch's micro-batches; None where only other ranks have one.
+        first: whether it is the step's first update.
+        Raises NonFiniteLoss or TrainingError; the gradient is then discarded or stays unused.
+        """
         rate = rate_at(
             self._settings, self._updates, self._context.steps * self._context.updates_per_step
         )

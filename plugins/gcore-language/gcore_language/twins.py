@@ -178,6 +178,11 @@ def _is_tiny(path: str) -> bool:
 
 
 def _make(original: Mapping[str, Any], place: Path, *, head: bool) -> None:
+    """Writes a random model with its tokenizer into a directory.
+
+    original: the ``config.json`` of the model that it is a twin of.
+    head: as for ``twin_of_model``.
+    """
     import torch
     from transformers import (
         AutoConfig,

@@ -109,6 +109,7 @@ class Bed:
         kept.copy_(bytes_of(storage), non_blocking=True)
 
     def _write(self, storages: list[torch.UntypedStorage]) -> None:
+        """Writes storages in host memory to the file. Raises PlacementError without room for it."""
         if not storages:
             return
         path = self._path()

@@ -30,9 +30,11 @@ from torch import Tensor
 
 #: Most tokens, padding included, of one forward pass over prompts.
 _PREFILL_TOKENS = 16384
-#: Sines and cosines that are closer are the same, computed twice; bfloat16 rounds by 2e-3.
+#: Two tables of sines and cosines that differ by no more are the same one, computed twice. Rounding
+#: to bfloat16 changes them by 2e-3.
 _SAME_TABLE = 1e-5
-#: Embeddings whose tables change when longer texts come: an earlier one is another, and right.
+#: Kinds of rotary embedding whose tables change as texts get longer. A table that was made before
+#: may differ from the model's, and is right all the same.
 _GROWING = ("dynamic", "longrope")
 
 

@@ -454,6 +454,10 @@ class TorchEngine:
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
     ) -> None:
+        """Does what ``accumulate`` says; a mixture of experts adds its load-balancing loss.
+
+        ids: as for ``_forward``.
+        """
         books = self._router_books
         if books is not None:
             books.begin(batches, lambda batch: self._forward(self._policy, batch, "none"))

@@ -6,8 +6,9 @@ running sample one more token. Samples join as rows become free and leave when t
 A sample's random numbers depend only on its seed and the position of the token. Logits, though, are
 rounded differently in another batch. So ``deterministic`` also fixes which samples run together:
 waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit. On a CPU
-in float32 they do not even depend on which samples run together (see ``gcore_torch.steady``);
-finished samples are then held back until all that run together have finished.
+in float32 they do not even depend on which samples run together (see ``gcore_torch.steady``). Where
+that takes another forward pass over whole samples, finished ones are held back until all that run
+together have finished.
 """
 
 from __future__ import annotations
@@ -157,9 +158,21 @@ class _Rows:
 class TorchGenerator:
     """A generator over a Hugging Face model in this process.
 
-    It implements Generator, ReceivesWeights, Fingerprints, Sleeps and ScoresLogprobs of
-    ``gcore_core.contract.generator``. Raises ConfigError when the configuration asks for an engine
-    or a decoder that the model cannot have.
+    It implements Generator, ReceivesWeights, Fingerprints, Sleeps, ScoresLogprobs and ExplainsGaps
+    of ``gcore_core.contract.generator``, and ReceivesDevice of
+    ``gcore_core.contract.weight_transfer``. Raises ConfigError when the configuration asks for an
+    engine or a decoder that the model cannot have.
+
+    What computes tokens and log-probs, by attribute:
+
+        _usual     decodes any sample: by the fused decoder (on a GPU by CUDA graphs), by
+                   transformers' forward pass, or with images
+        _exact     decodes short samples with the trainer's bits (``SteadyDecoder``); None where it
+                   cannot
+        _decoder   one of these two: that of the samples that run. It changes only when none runs
+        _steady    computes again what ``_usual`` has sampled, as the trainer does; None but in a
+                   deterministic run on a CPU in float32
+        _scorer    gives log-probs of records that others ask about; made when first asked
     """
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
@@ -207,7 +220,7 @@ class TorchGenerator:
             align(self._model)
             self._steady = SteadyScorer(self._model, self._device, context.role)
         self._held: list[Finished] = []  # finished samples that are not scored yet
-        self._usual = self._make_decoder()
+        self._usual = self._make_decoder()  # decodes any sample
         self._sampler = self._make_sampler() if self._device.type == "cuda" else None
         self._exact = self._make_exact()  # decodes with the trainer's bits, short records alone
         self._decoder: Decoder = self._usual  # of the samples that run
@@ -457,6 +470,7 @@ class TorchGenerator:
             top_k=config.top_k,
         )
         if self._steady is not None and not is_exact:
+            # where rounding may have decided: drawn again, from the trainer's own forward pass
             for row in (margins < NEAR).nonzero().flatten().tolist():
                 tokens[row], logp[row], _ = choose(
                     self._steady.next_logits(rows.waiting[row].row, self._actions(row)),
@@ -650,7 +664,7 @@ class TorchGenerator:
 
         Tensors of another dtype are converted. Raises ContractError while it is asleep.
         """
-        if self._weights.asleep:
+        if self._weights.asleep:  # awake without weights is fine: the push brings them
             self._weights.check_awake()
         self._score_all()
         self._inbox.begin(plan, self._adapter.begin(plan))

@@ -150,6 +150,11 @@ class ExactGradients:
         pass
 
     def passed(self, *, last: bool) -> None:
+        """Adds the gradients of all parameters, as one vector, and sets each ``grad`` to None.
+
+        After the last pass each ``grad`` is its part of the sum; it stays None where no pass of the
+        update used the parameter.
+        """
         parameters = self._parameters
         gradients = [p.grad for p in parameters]
         self._used = [u or g is not None for u, g in zip(self._used, gradients, strict=True)]

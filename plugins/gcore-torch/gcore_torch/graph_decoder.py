@@ -202,7 +202,7 @@ def begin_layer(
 
 
 def end_layer(weights: LayerTensors, x: Tensor, attended: Tensor) -> Tensor:
-    """Does the rest of a layer after its attention, as ``FusedLayer.finish`` does; [n, D].
+    """Does the rest of a layer after its attention, as ``_FusedLayer.finish`` does; [n, D].
 
     x: [n, D], the layer's input.
     attended: [n, H E], outputs of the attention.

@@ -68,7 +68,7 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
 def held_by_rank(
     model: Architecture, config: TorchTrainerConfig, worker: WorkerShape
 ) -> Iterator[MemoryNeed]:
-    """Yields weights, gradients and optimizer of the fullest rank."""
+    """Yields what the fullest rank holds: weights, optimizer, reference, gradients, exact sums."""
     replicas = config.sharding.replicas
     own = _own_numbers(model, config, worker.slots)
     more = f"slots={worker.slots * 2}" if replicas == 1 else "config.sharding.replicas=1"

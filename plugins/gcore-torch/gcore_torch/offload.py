@@ -3,7 +3,8 @@
 state        FSDP2's CPUOffloadPolicy: weights, gradients and moments
 activations  ``torch.autograd.graph.save_on_cpu``: what a forward pass keeps for the backward pass
 
-From CUDA host memory is pinned; that has been written and not run. On a CPU device all is the
+On CUDA that host memory is pinned. ``state`` has run on one GPU (the part ``offload`` of
+``benchmarks/gpu.py``); no run of ``activations`` on a GPU is recorded. On a CPU device all is the
 same memory: nothing is saved, and every number stays as it is.
 """
 

@@ -26,7 +26,8 @@ from gcore_torch.config import TorchRewardConfig
 class TorchReward:
     """Scores records with a scalar reward model; see ``gcore_core.contract.scorer.Scorer``.
 
-    The score is read at the last token, as transformers reads it.
+    The score is read where transformers reads it: at the last token of a decoder, at the first one
+    of an encoder.
     """
 
     def __init__(self, config: TorchRewardConfig, context: WorkerContext) -> None:

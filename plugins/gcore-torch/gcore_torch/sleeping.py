@@ -88,7 +88,7 @@ class SleepingWeights:
         # version and hashes of the weights that fell asleep
         self._version = 0
         self._hashes: dict[str, int] = {}
-        # of discarded weights in host memory shape and dtype (tensors on "meta")
+        # name -> shape and dtype (a tensor on "meta") of weights that were discarded on a CPU
         self._copies: dict[str, Tensor] = {}
         self._bed = Bed(role, 0, "")  # for an accelerator's weights
 

@@ -91,8 +91,10 @@ class SteadyScorer:
     def decodes_alike(self, decoder: SteadyDecoder, vocabulary: int) -> bool:
         """Returns whether a decoder has this scorer's bits, on random tokens.
 
-        Rows are as many as products that are filled up, and more, and answers longer than the
-        columns to which attention is padded. vocabulary: number of tokens to draw from.
+        It is tried with one row, whose products are filled up with zeros, and with many. The
+        answers are longer than the 16 columns to a multiple of which attention is padded.
+
+        vocabulary: number of tokens to draw from.
         """
         if "flat" not in self._policy.layouts:
             return False

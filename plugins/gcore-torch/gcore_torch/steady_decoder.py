@@ -4,8 +4,7 @@ It computes one token for each row, as ``gcore_language.flat`` computes all toke
 with the same matrices, and attention over keys that lie as they lie there. What a kernel does with
 a row must then not depend on how many rows are beside it. Libraries have other kernels for few
 rows, so few are filled up with zeros. Whether that is enough on this machine is tried when a
-generator starts (see
-``gcore_torch.steady.steady_decoder_of``).
+generator starts (``gcore_torch.steady.SteadyScorer.decodes_alike``).
 
 All rows begin together, prompts at column 0 and answers behind the longest prompt, at a multiple of
 16. An example of two prompts, p p and p p p, with two actions each, and 4 in place of 16:

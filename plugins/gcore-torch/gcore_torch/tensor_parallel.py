@@ -18,7 +18,8 @@ from gcore_torch.sharding_settings import problem_of_model
 
 #: Families whose gradients have been found to be those of one rank.
 FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
-#: A norm of heads [rows, tokens, heads, numbers] sees those of this rank alone.
+#: The dimension of heads in the input of a norm of heads, [rows, tokens, heads, numbers]. Each rank
+#: has its own heads there.
 _HEADS = 2
 
 
