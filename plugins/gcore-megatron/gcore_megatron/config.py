@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from gcore_language.lora_settings import LoraSettings
 from gcore_language.settings import TrainerSettings, require
 
 
@@ -34,8 +35,10 @@ class MegatronTrainerConfig(TrainerSettings):
     """
     overlap_grad_reduce: bool = False
     """Whether gradients are summed over the replicas while the backward pass still runs."""
-    lora: dict[str, Any] = field(default_factory=dict)
-    """Adapters, which this trainer does not have: must be empty."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    """Adapters, which this trainer does not have: they must be off, as in the job of a run that
+    another trainer began without them.
+    """
     checkpoint: Literal["distributed", "whole"] = "distributed"
     """Format in which state is saved; both are loaded, whichever is set. distributed:
     Megatron-Core's own, written by all ranks while training goes on, and loaded only with the same
@@ -46,7 +49,7 @@ class MegatronTrainerConfig(TrainerSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            not self.lora,
+            not self.lora.on,
             "lora",
             "Megatron-Core splits and joins the matrices that adapters of peft's layout go on "
             "(queries, keys and values are one), so they cannot be trained here; use the trainer "

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gcore_language.lora_settings import LoraSettings
 from gcore_megatron import arguments, shim
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.logprobs import action_logp, in_chunks
@@ -45,6 +46,13 @@ from gcore_core.contract.errors import ConfigError
 def test_an_invalid_setting_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MegatronTrainerConfig(**setting)
+
+
+def test_adapters_are_refused_and_a_job_that_says_there_are_none_is_taken() -> None:
+    """As the whole job of a run says it that another trainer began."""
+    assert not MegatronTrainerConfig(lora=LoraSettings()).lora.on
+    with pytest.raises(ConfigError, match=r"lora: .* cannot be trained here"):
+        MegatronTrainerConfig(lora=LoraSettings(rank=8))
 
 
 def test_a_replica_takes_the_product_of_its_parallel_sizes() -> None:
