@@ -56,10 +56,6 @@ class Partition:
 
     cells: Mapping[str, tuple[Cell, ...]]
 
-    def devices(self, role: str, rank: int) -> tuple[int, ...]:
-        """Returns the device indexes of one cell of the role: that number ``rank``."""
-        return tuple(device.index for device in self.cells[role][rank].devices)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Need:

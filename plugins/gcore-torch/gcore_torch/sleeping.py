@@ -100,11 +100,6 @@ class SleepingWeights:
         }
 
     @property
-    def leaves(self) -> bool:
-        """Whether a sleep moves or drops the weights."""
-        return self._discard or self._on_device
-
-    @property
     def moves_tensors(self) -> bool:
         """Whether tensors have other memory after a sleep, and share none any more."""
         return self._discard and not self._on_device
