@@ -12,9 +12,16 @@ from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.run_files import CONFIG, DATA
 from gcore_core.controllers.window.journal import read_memberships
 
-#: Sections that decide nothing of what a run computes.
-_FREE = ("run.name", "run.dir", "run.patience_s", "run.spares", "launcher", "cluster", "local")
-_FREE_TOO = ("checkpoint", "evaluation", "controller.shards", "controller.replicas", "placement")
+#: Settings that decide nothing of what a run computes. Of ``plugins`` and ``local`` the run takes
+#: what other settings name, and those are compared.
+_FREE = (
+    *("run.name", "run.dir", "run.patience_s", "run.spares"),
+    *("launcher", "cluster", "placement"),
+    *("plugins", "local", "observers"),
+    *("checkpoint", "evaluation"),
+    *("controller.shards", "controller.replicas", "controller.config.replay"),
+    "roles.rollout.slots",
+)
 _MISSING = "nothing"
 
 
@@ -81,7 +88,7 @@ def check_rows(own: Path, replay: str) -> None:
 
 def _computed(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields dotted key and value of the settings that decide what is computed."""
-    if prefix in (*_FREE, *_FREE_TOO, "controller.config.replay", "roles.rollout.slots"):
+    if prefix in _FREE:
         return
     if not (isinstance(tree, Mapping) and tree):
         yield prefix, tree

@@ -174,6 +174,8 @@ def run_of(directory: Path, lines: list[dict[str, Any]] = LINES, end: str = "\n"
         ("controller.config.replay", "/c", ""),
         ("roles.rollout.slots", 4, ""),
         ("run.name", "b", ""),
+        ("observers.tracker.use", "tracking/wandb", ""),
+        ("plugins", {"async": None, "tracking": ">=0.2"}, ""),
     ],
 )
 def test_a_job_repeats_a_run_if_it_computes_the_same(
