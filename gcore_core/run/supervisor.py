@@ -548,7 +548,9 @@ class Supervisor:
         with contextlib.suppress(GcoreError):
             await site.network.peer(LEAD).call(SAVE_RUN, Nothing())
             request.unlink(missing_ok=True)
-            self._display.note("a checkpoint was asked for; it is saved while the next step runs")
+            self._display.note(
+                "a checkpoint was asked for; it is saved at the end of the next step"
+            )
 
     @contextlib.contextmanager
     def _without_lost(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from gcore_core.contract.errors import DataError, GcoreError, WorkerDied, WorkerError
+from gcore_core.contract.run_files import SAVE
 from gcore_core.run.supervisor import Supervisor
 from gcore_core.runtime.messages import USAGE, LostNodeReply, WorkerExit
 from gcore_core.runtime.rpc.retry import gone
@@ -225,3 +226,20 @@ async def test_a_lost_machine_on_which_nothing_runs_costs_nothing() -> None:
     home: Any = Watch("agent.1", Agent("agent.0", is_lost=True))
     with pytest.raises(WorkerDied):
         await home._watch(home._site.nodes["agent.0"].agent)
+
+
+async def test_a_checkpoint_that_is_asked_for_is_promised_for_the_end_of_the_next_step(
+    tmp_path: Path,
+) -> None:
+    """The lead has ended this step when it is told, and saves where the next one ends."""
+    (tmp_path / SAVE).touch()
+    lead = _Controller(True)
+    notes: list[str] = []
+    supervisor: Any = SimpleNamespace(
+        _job=SimpleNamespace(directory=tmp_path), _display=SimpleNamespace(note=notes.append)
+    )
+    site: Any = SimpleNamespace(network=lead)
+    for _ in range(2):  # asked once, told once
+        await Supervisor._save_if_asked(supervisor, site)
+    assert notes == ["a checkpoint was asked for; it is saved at the end of the next step"]
+    assert not (tmp_path / SAVE).exists()
