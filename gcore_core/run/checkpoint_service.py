@@ -103,9 +103,13 @@ class Keeper:
         """
         self._homecoming = homecoming
         if resumed is not None and homecoming is not None:
-            for role in self._trainers:
-                ranks = [name for name in site.where if name.rpartition(".")[0] == role]
-                await homecoming.send(Path(resumed.path) / role, ranks)
+            ranks_of = {
+                Path(resumed.path) / role: [
+                    name for name in site.where if name.rpartition(".")[0] == role
+                ]
+                for role in self._trainers
+            }
+            await homecoming.send(ranks_of)
         home = site.home_node
         self._store = StoreReader(home.store, site.home, site.secret, home.agent)
         if resumed is None or not (Path(resumed.path) / SURPLUS).is_dir():

@@ -11,7 +11,8 @@ share a disk. From each disk that is not home's, one node brings
 When the run has ended well and all is home, the directory on such a disk is removed, unless it had
 files before.
 
-A run that goes on from a checkpoint sends the trainer's part of it to the nodes of its ranks first.
+A run that goes on from a checkpoint first sends each trainer's part of it to the nodes of that
+trainer's ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import contextlib
 import logging
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -343,22 +344,31 @@ class Homecoming:
                     at_home.append(path)
         await self.remove(directory)
 
-    async def send(self, directory: Path, processes: Iterable[str]) -> None:
-        """Gives a directory of home's to the disks that some processes see.
+    async def send(self, parts: Mapping[Path, Iterable[str]]) -> None:
+        """Gives the parts of a checkpoint at home to the disks of those who load them.
 
-        Before that, every checkpoint is removed on all disks but home's, so that no state of an
-        earlier attempt stays there.
+        It is called once with all parts. Before they are sent, every checkpoint is removed on all
+        disks but home's, so that no state of an earlier attempt stays there.
 
-        processes: their names.
+        parts: directory of a part -> names of the processes that load it.
         """
+        disks_of = {part.absolute(): self._disks_of(names) for part, names in parts.items()}
+        if not any(disks_of.values()):
+            return
+        await self.remove(self._directory / CHECKPOINTS)
+        for part, disks in disks_of.items():
+            await self._send_part(part, disks)
+
+    def _disks_of(self, processes: Iterable[str]) -> list[_Disk]:
+        """Returns the disks, besides home's, that some processes see."""
         nodes = {self._site.where[process] for process in processes}
-        disks = [disk for disk in self._disks if nodes & disk.nodes]
+        return [disk for disk in self._disks if nodes & disk.nodes]
+
+    async def _send_part(self, part: Path, disks: Sequence[_Disk]) -> None:
         if not disks:
             return
-        directory = directory.absolute()
-        await self.remove(self._directory / CHECKPOINTS)
         home = self._site.home_node.agent
-        files = await home.call(LIST_FILES, ListFiles([str(directory)], everything=True))
+        files = await home.call(LIST_FILES, ListFiles([str(part)], everything=True))
         facts_of = {facts.path: facts for facts in files}
         async for path, sha256 in _hashes(home, list(facts_of)):
             await asyncio.gather(

@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gcore_core.contract.errors import CheckpointError, ConfigError
 from gcore_core.run import homecoming as module
+from gcore_core.run.checkpoint_service import Keeper, Resumed
 from gcore_core.run.homecoming import MARKERS, Homecoming, same_disks
 from tests.support.disks import DiskSite, disks
 
@@ -182,8 +184,7 @@ async def test_at_the_end_all_is_home_and_the_nodes_are_as_before(tmp_path: Path
             write(run_on(site, "agent.2") / "checkpoints" / "x" / "part", "saved elsewhere")
             await homecoming.bring_all()
         home = run_on(site, "agent.0")
-        files = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
-        assert files == {"weights/model", "sentinel/step.npz"}
+        assert files_below(home) == {"weights/model", "sentinel/step.npz"}
         assert (home / "weights" / "model").read_text() == "weights"
         assert not run_on(site, "agent.1").exists()
         assert not run_on(site, "agent.2").exists()
@@ -214,11 +215,47 @@ async def test_parts_of_a_checkpoint_come_home_and_go_where_the_trainer_is(tmp_p
             assert {path.name for path in (home / parts).iterdir()} == {"rank0", ".rank1", "both"}
             assert not (run_on(site, "agent.1") / parts.parent).exists()
             stale = write(run_on(site, "agent.1") / "checkpoints" / "step-000001" / "x", "stale")
-            await homecoming.send(home / parts, ["policy.0"])
+            await homecoming.send({home / parts: ["policy.0"]})
             sent = run_on(site, "agent.1") / parts
             assert {path.name for path in sent.iterdir()} == {"rank0", ".rank1", "both"}
             assert not stale.exists()
             assert not (run_on(site, "agent.2") / "checkpoints" / parts.parent.name).exists()
+
+
+async def test_a_run_that_goes_on_sends_each_trainer_its_part(tmp_path: Path) -> None:
+    """Also two trainers on one disk, and one that has ranks on two."""
+    where = {"policy.0": "agent.1", "critic.0": "agent.1", "critic.1": "agent.2"}
+    roles = {"policy": None, "rollout": None, "critic": None}
+    kinds = {"policy": "trainer", "rollout": "generator", "critic": "trainer"}
+    plan: Any = SimpleNamespace(
+        settings=SimpleNamespace(roles=roles),
+        provided={f"roles.{role}": SimpleNamespace(kind=kind) for role, kind in kinds.items()},
+    )
+    with disks(tmp_path, APART, where) as site:
+        home = run_on(site, "agent.0")
+        site.secret = b"s" * 32
+        site.nodes["agent.0"].store = tmp_path
+        for role in ("policy", "critic"):
+            write(home / "checkpoints" / "step-000002" / role / "weights", role)
+        for node in ("agent.1", "agent.2"):
+            write(run_on(site, node) / "checkpoints" / "step-000002" / "critic" / "stale", "")
+            write(run_on(site, node) / "checkpoints" / "step-000003.partial" / "critic" / "x", "")
+        path = str(home / "checkpoints" / "step-000002")
+        async with opened(site) as homecoming:
+            keeper = Keeper(plan, home, print)
+            resumed = Resumed(step=2, path=path, state={})
+            await keeper.enter(site, resumed, 1, homecoming)  # type: ignore[arg-type]
+            assert files_below(run_on(site, "agent.1") / "checkpoints") == {
+                "step-000002/policy/weights",
+                "step-000002/critic/weights",
+            }
+            assert files_below(run_on(site, "agent.2") / "checkpoints") == {
+                "step-000002/critic/weights"
+            }
+
+
+def files_below(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
 async def test_parts_that_two_machines_wrote_differently_are_no_checkpoint(tmp_path: Path) -> None:
