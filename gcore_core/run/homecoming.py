@@ -125,11 +125,6 @@ class Homecoming:
     def _remove_markers(self) -> None:
         shutil.rmtree(self._directory / MARKERS, ignore_errors=True)
 
-    @property
-    def has_disks(self) -> bool:
-        """Whether there is a disk that is not home's."""
-        return bool(self._disks)
-
     def lose(self, node: str) -> None:
         """Notes that a node is lost: nobody asks for what is on a disk that no other node sees."""
         disks = []

@@ -81,7 +81,7 @@ def _fits(outcomes: list[Measured]) -> dict[str, EngineFit]:
     return {role: fit for one in outcomes for role, fit in one.engines.items() if fit.requests}
 
 
-def _measured(run: Path) -> tuple[Path, list[Measured], list[Mapping[str, Any]]] | None:
+def _measured(run: Path) -> tuple[Path, list[Measured], list[Mapping[str, Any]]]:
     """Returns what a run has measured: (its directory, outcomes, metrics of its last steps).
 
     Raises DataError where it has fitted no profile of an engine.

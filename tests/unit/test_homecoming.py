@@ -16,6 +16,7 @@ from gcore_core.contract.errors import CheckpointError, ConfigError
 from gcore_core.run import homecoming as module
 from gcore_core.run.checkpoint_service import Keeper, Resumed
 from gcore_core.run.homecoming import MARKERS, Homecoming, same_disks
+from gcore_core.runtime.messages import READ_GROWN
 from tests.support.disks import DiskSite, disks
 
 APART = {"agent.0": "home", "agent.1": "one", "agent.2": "two"}
@@ -61,10 +62,10 @@ def test_of_two_that_share_a_disk_it_is_enough_that_one_sees_the_other(
 async def test_on_a_shared_disk_nothing_is_done_and_nothing_is_left(tmp_path: Path) -> None:
     with disks(tmp_path, {"agent.0": "home", "agent.1": "home"}) as site:
         async with opened(site) as homecoming:
-            assert not homecoming.has_disks
             log = write(run_on(site, "agent.1") / "logs" / "rollout.0.log", "a line\n")
             await homecoming.bring_all()
             assert log.read_text() == "a line\n"
+            assert READ_GROWN.name not in site.peers["agent.1"].asked
         assert [path.name for path in run_on(site, "agent.0").iterdir()] == ["logs"]
 
 
@@ -119,7 +120,6 @@ async def test_what_a_node_writes_that_comes_later_comes_home_once(
         homecoming = opened(site)
         later = {name: site.nodes.pop(name) for name in ("agent.1", "agent.2", "agent.3")}
         async with homecoming:
-            assert not homecoming.has_disks
             for name, node in later.items():
                 site.nodes[name] = node
                 await homecoming.add(name)
