@@ -288,9 +288,12 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
 def newest(directory: Path, step: int | None = None) -> Resumed:
     """Returns the state in the newest whole checkpoint of a run, or in that of ``step``.
 
+    The run must have ended: one that was set aside when it ended is moved back first.
     Raises CheckpointError when there is none.
     """
-    opened: Opened = Checkpoints(directory).open(step)
+    checkpoints = Checkpoints(directory)
+    checkpoints.restore()
+    opened: Opened = checkpoints.open(step)
     state = msgspec.json.decode((opened.path / STATE).read_bytes(), type=dict[str, Any])
     return Resumed(
         step=opened.manifest.step, path=str(opened.path), state=state, notes=opened.notes

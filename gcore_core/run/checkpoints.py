@@ -6,12 +6,20 @@
     opened = checkpoints.open()                 # the newest that is whole
 
 A crash at any moment leaves the checkpoints of other steps as they were. Where one of the same step
-stood before, it is set aside right before the rename: a crash between the two loses both. What a
+is replaced, these stand in ``checkpoints`` one after the other:
+
+    step-000120                     step-000120.partial     the old one, and the new one
+    step-000120.replaced.partial    step-000120.partial     the old one is set aside
+    step-000120.replaced.partial    step-000120             the new one has its place
+    step-000120
+
+``restore`` moves an old one back that a crash has left aside without a new one in its place. What a
 checkpoint holds: ``gcore_core.run.manifest``.
 """  # noqa: E501
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -43,6 +51,8 @@ from gcore_core.run.manifest import (
 CHECKPOINTS = "checkpoints"
 
 _PARTIAL = ".partial"
+_REPLACED = f".replaced{_PARTIAL}"  # a whole checkpoint, until another one has its place
+_REMOVED = f".removed{_PARTIAL}"  # one that is being removed
 _THREADS = 4  # one waits for the disk while others hash
 
 
@@ -123,7 +133,8 @@ class Checkpoints:
     # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
-        """Makes an empty directory for a step's parts; removes those of saves that never ended.
+        """Makes an empty directory for a step's parts; removes those of saves that never ended,
+        once ``restore`` is done.
 
         Raises CheckpointError when it cannot be made, or when the disk has less room than the
         newest checkpoint takes.
@@ -131,8 +142,12 @@ class Checkpoints:
         path = self.partial(step)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            self.restore()
+            in_use = {self._partial_name(begun) for begun in self._begun - {step}}
+            in_use |= {self._replaced(begun).name for begun in self._begun}
+            in_use |= {self._replaced(aside).name for aside in self._left_aside()}
             for stale in self.directory.glob(f"*{_PARTIAL}"):
-                if stale == path or stale.name not in map(self._partial_name, self._begun):
+                if stale.name not in in_use:
                     shutil.rmtree(stale)
             self._key()
             self._check_room()
@@ -146,7 +161,7 @@ class Checkpoints:
         """Hashes every part and makes them a checkpoint, which is on the disk when this returns.
 
         An earlier checkpoint of the same step is replaced. Raises CheckpointError when it cannot,
-        as on a full disk; then the parts are removed.
+        as on a full disk; then the parts are removed, and the earlier one stays.
         """
         partial = self.partial(step)
         target = self.directory / name_of(step)
@@ -168,18 +183,22 @@ class Checkpoints:
             )
             write_durably(partial / MANIFEST, seal(manifest, self._key()))
             sync(partial)
-            replaced = None
             if target.exists():  # the run was resumed from an earlier step and came here again
-                replaced = self._set_aside(step)
+                shutil.rmtree(self._replaced(step), ignore_errors=True)
+                target.rename(self._replaced(step))
+                self._whole.discard(step)
             partial.rename(target)
             sync(self.directory)
         except OSError as error:
             self.abandon(step)
+            self.restore()
             raise self._refusal(error, target) from error
-        self._begun.discard(step)
         self._whole.add(step)
-        if replaced is not None:
-            shutil.rmtree(replaced, ignore_errors=True)
+        if self._replaced(step).exists():
+            # One that cannot be removed now is removed by the next save.
+            with contextlib.suppress(OSError):
+                self._remove(self._replaced(step))
+        self._begun.discard(step)
         return target
 
     def abandon(self, step: int) -> None:
@@ -205,7 +224,8 @@ class Checkpoints:
             whole = self._newest_whole(sorted(metrics))
             doomed = [step for step in doomed if step != whole] if whole is not None else []
         for step in doomed:
-            shutil.rmtree(self._set_aside(step), ignore_errors=True)
+            self._remove(self.directory / name_of(step))
+            self._whole.discard(step)
         return doomed
 
     def _newest_whole(self, steps: Sequence[int]) -> int | None:
@@ -218,19 +238,45 @@ class Checkpoints:
                 return step
         return None
 
-    def _set_aside(self, step: int) -> Path:
-        """Renames a checkpoint before its removal: half removed, it must not look like one."""
-        aside = self.directory / f"{name_of(step)}.removed{_PARTIAL}"
-        shutil.rmtree(aside, ignore_errors=True)
-        (self.directory / name_of(step)).rename(aside)
-        self._whole.discard(step)
-        return aside
+    def _remove(self, checkpoint: Path) -> None:
+        """Removes a checkpoint. Under another name: half removed, it must not look like one, nor
+        like one that ``restore`` moves back.
+        """
+        removed = checkpoint.with_name(checkpoint.name.removesuffix(_REPLACED) + _REMOVED)
+        shutil.rmtree(removed, ignore_errors=True)
+        checkpoint.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+    def restore(self) -> None:
+        """Moves back the checkpoints that were set aside for new ones which never came.
+
+        That is what a crash leaves that ends ``commit`` between its two renames. Only the process
+        that writes here may call this: before any other it may be the ``commit`` that goes on. One
+        that cannot be moved stays as it is.
+        """
+        for step in self._left_aside():
+            with contextlib.suppress(OSError):
+                self._replaced(step).rename(self.directory / name_of(step))
+                sync(self.directory)
+
+    def _left_aside(self) -> list[int]:
+        """Returns the steps whose checkpoint is set aside while its place is empty, and which this
+        object is not saving.
+        """
+        return [step for step in self.steps() if step not in self._begun and self._is_aside(step)]
+
+    def _is_aside(self, step: int) -> bool:
+        return self._replaced(step).exists() and not (self.directory / name_of(step)).exists()
 
     # -- reading -----------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Returns the steps that have a committed checkpoint, whole or not, in order."""
-        names = os.listdir(self.directory) if self.directory.is_dir() else []
+        """Returns the steps that have a committed checkpoint, whole or not, in order.
+
+        One that ``restore`` would move back is counted.
+        """
+        files = os.listdir(self.directory) if self.directory.is_dir() else []
+        names = {file.removesuffix(_REPLACED) for file in files}
         return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
 
     def verify(self, step: int) -> list[str]:
@@ -252,6 +298,8 @@ class Checkpoints:
         for candidate in candidates:
             path = self.directory / name_of(candidate)
             manifest, problems = inspect(path)
+            if self._is_aside(candidate):
+                problems = ["it was being replaced when the run ended; g-core resume moves it back"]
             if manifest is not None and not problems:
                 self._whole.add(candidate)
                 return Opened(path=path, manifest=manifest, notes=tuple(notes))
@@ -277,6 +325,10 @@ class Checkpoints:
     def partial(self, step: int) -> Path:
         """Returns the directory that ``begin`` makes for a step."""
         return self.directory / self._partial_name(step)
+
+    def _replaced(self, step: int) -> Path:
+        """Returns where a step's checkpoint is set aside while another one takes its place."""
+        return self.directory / (name_of(step) + _REPLACED)
 
     def _key(self) -> bytes:
         try:

@@ -11,12 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from gcore_core.contract.errors import CheckpointError
 from gcore_core.run import checkpoints as module
+from gcore_core.run.checkpoint_service import newest
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Retention
 from gcore_core.run.manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
 
@@ -397,6 +399,96 @@ def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(tmp_path: Path) -> 
         if done.returncode == 0:
             break
     assert seen == {(9, 10), (9, 20), (0, 20)}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing of the core handles it."""
+
+
+@pytest.mark.parametrize("n_renames, content_after", [(0, b"old"), (1, b"old"), (2, b"new")])
+def test_a_kill_at_any_rename_of_a_replacement_leaves_one_of_both(
+    run: Path, monkeypatch: pytest.MonkeyPatch, n_renames: int, content_after: bytes
+) -> None:
+    """The run had gone back before step 20, has come there again, and saves it anew."""
+    save(Checkpoints(run), 10)
+    replace_step_20(Checkpoints(run), b"old")
+    rename = os.rename
+    done: list[str] = []
+
+    def killed(source: Any, target: Any) -> None:
+        if len(done) == n_renames:
+            raise Killed
+        rename(source, target)
+        done.append(Path(target).name)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "rename", killed)
+        replace_step_20(Checkpoints(run), b"new")
+    assert len(done) == n_renames
+    assert Checkpoints(run).steps() == [10, 20]  # what decides whether a run can go on
+    resumed = newest(run)
+    assert (resumed.step, resumed.notes) == (20, ())
+    assert (Path(resumed.path) / "part").read_bytes() == content_after
+    Checkpoints(run).begin(30)
+    left = sorted(child.name for child in (run / "checkpoints").iterdir())
+    assert left == ["step-000010", "step-000020", "step-000030.partial"]
+
+
+def replace_step_20(checkpoints: Checkpoints, part: bytes) -> None:
+    directory = checkpoints.begin(20)
+    (directory / "part").write_bytes(part)
+    (directory / "state.json").write_text("{}")
+    checkpoints.commit(20, FACTS)
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays(
+    two: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one's own rename fails, when the old one is set aside."""
+    before = content(two.directory)
+    rename = os.rename
+
+    def refused(source: Any, target: Any) -> None:
+        if Path(source).name == "step-000020.partial":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refused)
+        with pytest.raises(CheckpointError, match="step-000020 could not be written"):
+            save(two, 20, more=b"new")
+    assert content(two.directory) == before
+    assert two.open().notes == ()
+
+
+def test_a_checkpoint_that_is_half_removed_does_not_come_back(
+    two: Checkpoints, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+
+        def killed(path: Path, ignore_errors: bool = False) -> None:
+            if path.exists():
+                next(path.rglob("ledger.json")).unlink()
+                raise Killed
+
+        patch.setattr(shutil, "rmtree", killed)
+        two.keep(Retention(last=1))
+    again = Checkpoints(run)
+    again.restore()
+    assert again.steps() == [20]
+    again.begin(30)
+    assert again.steps() == [20]
+
+
+def test_a_checkpoint_that_waits_to_be_moved_back_is_named(two: Checkpoints, run: Path) -> None:
+    """For those who only read, and must not move what a running process may be replacing."""
+    (two.directory / "step-000020").rename(two.directory / "step-000020.replaced.partial")
+    opened = Checkpoints(run).open()
+    assert opened.manifest.step == 10
+    assert opened.notes == (
+        "step-000020 is refused: it was being replaced when the run ended; g-core resume moves it "
+        "back",
+    )
 
 
 def _path() -> dict[str, str]:
