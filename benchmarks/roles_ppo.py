@@ -67,9 +67,9 @@ def _explained(folder: Path, seed: int, args: argparse.Namespace) -> float:
     steps = args.critic_steps
     alone = [f"roles.critic.head_start={steps}", "advantage.config.lam=1", "evaluation.every=0"]
     rows = _run(folder, f"critic-{seed}", seed, steps, [*alone, *args.ppo_set])
-    return statistics.mean(
-        float(row["metrics"]["critic/explained_variance"]) for row in rows[-_LAST_STEPS:]
-    )
+    name = "critic/explained_variance"
+    explained = [float(row["metrics"][name]) for row in rows if name in row["metrics"]]
+    return statistics.mean(explained[-_LAST_STEPS:])
 
 
 def _run(

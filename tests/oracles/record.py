@@ -70,6 +70,7 @@ COMMON = (
 )
 #: What depends on the machine or on how messages are sent, not on what is computed.
 MEASURED = (
+    "loop_delay_ms",
     "seconds/",
     "cpu_seconds",
     "memory_mib",
@@ -149,7 +150,9 @@ CASES = {
         drops_groups=True,
     ),
     "judge": Case(
-        "judge", ("arithmetic", "judge"), (*_LANGUAGE, "roles.judge.model.make.config.steps=300")
+        "judge",
+        ("arithmetic", "judge"),
+        (*_LANGUAGE, "cluster.devices=4", "roles.judge.model.make.config.steps=300"),
     ),
     "digits": Case(
         "digits",
