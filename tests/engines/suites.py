@@ -30,7 +30,7 @@ BESIDE = ("gcore-torch", "gcore-algorithms")
 BESIDE_OF = {
     "deepspeed": ("gcore-critic", "gcore-offline", "gcore-teacher"),
     "megatron": ("gcore-critic", "gcore-offline", "gcore-teacher"),
-    "ray": ("gcore-nodes", "gcore-placement", "gcore-queueing"),
+    "ray": ("gcore-nodes", "gcore-placement", "gcore-queueing", "gcore-shrink"),
 }
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
 

@@ -68,9 +68,11 @@ COMMON = (
     "plugins=[]",  # observers draw pictures and change nothing
     "evaluation.show=8",
 )
-#: What depends on the machine or on how messages are sent, not on what is computed.
+#: What depends on the machine, on how messages are sent or on which replica drew a record, not on
+#: what is computed.
 MEASURED = (
     "loop_delay_ms",
+    "sentinel/log_e",
     "seconds/",
     "cpu_seconds",
     "memory_mib",
