@@ -22,7 +22,7 @@ _ACTIONS = 16
 #: Settings of trainers and generators that say how a model is split: a twin is whole.
 _SPLITS: dict[str, Any] = {
     "context": {"ulysses": 1, "ring": 1},
-    "sharding": {"replicas": 1, "tensor": 1},
+    "sharding": {"replicas": 1, "tensor": 1, "experts": 1},
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "context_parallel": 1,

@@ -93,7 +93,7 @@ def test_a_role_is_whole_and_its_answers_are_short(tmp_path: Path) -> None:
     assert changes == {
         "config": {
             "tensor_parallel": 1,
-            "sharding": {"replicas": 1, "tensor": 1},
+            "sharding": {"replicas": 1, "tensor": 1, "experts": 1},
             "max_new_tokens": 16,
             "budget_tokens": 4096,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.shared_settings import ValueHeadSettings
+from gcore_language.twins import twin_of_role
 from gcore_torch import gcore_check
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.expert_parallel import spread_experts
@@ -184,6 +186,19 @@ def test_slots_that_split_the_layers_are_one_replica() -> None:
     assert replica_slots(TorchTrainerConfig(sharding=ShardingSettings(tensor=2))) == 2
     with pytest.raises(ConfigError, match="does not go with replicas"):
         ShardingSettings(tensor=2, replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"), [("sharding", ShardingSettings), ("context", ContextSettings)]
+)
+def test_a_twin_s_trainer_is_whole_however_the_job_splits_the_model(
+    section: str, settings: type[Any], tmp_path: Path
+) -> None:
+    """A twin's settings are merged over the job's, so each size must be among them."""
+    sizes = [one.name for one in dataclasses.fields(settings) if isinstance(one.default, int)]
+    split = dict.fromkeys(sizes, 4)
+    twin = twin_of_role({"config": {section: split}}, tmp_path)["config"][section]
+    assert settings(**{**split, **twin}) == settings()
 
 
 def spread(experts: int, sizes: dict[str, Any], path: Path, **run: Any) -> list[str]:
