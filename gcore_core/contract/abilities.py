@@ -29,6 +29,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from gcore_core.contract.memory import PUSH_BYTES
+
 
 @runtime_checkable
 class Requires(Protocol):
@@ -257,6 +259,18 @@ class PushesNearby(Protocol):
 
 
 @runtime_checkable
+class SizesPushes(Protocol):
+    """Says how much memory a controller's weight pushes go through."""
+
+    def push_bytes(self) -> int:
+        """Returns the bytes of shared memory that all buckets of a push may take together.
+
+        ``WorkerShape.push_bytes`` tells it to backends that say what they will need. Without the
+        method: ``gcore_core.contract.memory.PUSH_BYTES``.
+        """
+
+
+@runtime_checkable
 class NamesMeters(Protocol):
     """Says that a placement policy looks at ``Window.used``, and who reads it."""
 
@@ -372,6 +386,11 @@ def pushes_nearby(config: Any) -> str:
     return config.pushes_nearby() if isinstance(config, PushesNearby) else ""
 
 
+def push_bytes(config: Any) -> int:
+    """Returns how much shared memory a push may go through under a controller."""
+    return config.push_bytes() if isinstance(config, SizesPushes) else PUSH_BYTES
+
+
 def meter_of(config: Any, kind: str) -> str:
     """Returns the factory of the meter that a placement policy wants read; "" for none.
 
@@ -430,6 +449,7 @@ ABILITIES = (
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
     _ability(PushesNearby, "controller"),
+    _ability(SizesPushes, "controller"),
     _ability(NamesMeters, "placement"),
 )
 _NEAR_EDITS = 2

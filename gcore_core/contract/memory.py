@@ -21,6 +21,8 @@ from typing import Any, Literal
 PHASES = ("rollout", "preparation", "training", "push")
 #: Stands for every phase in which the worker sleeps; of backends with the capability "sleep".
 ASLEEP = "asleep"
+#: Shared memory that a weight push goes through, where a step program's settings say nothing else.
+PUSH_BYTES = 256 << 20
 
 Where = Literal["device", "host"]
 
@@ -81,6 +83,8 @@ class WorkerShape:
     requires: columns that the role's objective requires; empty for other roles than trainers.
     given: columns that other roles give.
     deterministic: whether the run is deterministic.
+    push_bytes: shared memory that a weight push may go through, for all its buckets together. It
+        takes less where the weights are smaller, and more where one tensor is larger.
     """
 
     role: str
@@ -91,3 +95,4 @@ class WorkerShape:
     requires: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
     deterministic: bool = False
+    push_bytes: int = PUSH_BYTES

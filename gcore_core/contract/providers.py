@@ -174,7 +174,7 @@ class ControllerProvider(Provider):
         that are not, and takes none of them again. Without it such a checkpoint is refused.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
-    ``cuts_samples``, ``pushes_nearby``.
+    ``cuts_samples``, ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]

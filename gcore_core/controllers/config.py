@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
+from gcore_core.contract.memory import PUSH_BYTES
 from gcore_core.contract.weight_transfer import SHM
 
 
@@ -59,7 +60,7 @@ class SyncConfig:
     too_long: Literal["drop", "error"] = "drop"
     truncated: Literal["train", "mask"] = "train"
     failure_limit: float = 0.5
-    push_bucket_bytes: int = 256 * 1024 * 1024
+    push_bucket_bytes: int = PUSH_BYTES
     push_transport: Literal["auto", "shm", "ipc", "nccl"] = "auto"
     push_fan_out: int = 2
     push_delta: Literal["auto", "always", "never"] = "auto"
@@ -69,6 +70,10 @@ class SyncConfig:
         if self.push_transport in ("auto", SHM):
             return ""
         return f"controller.config.push_transport={self.push_transport}"
+
+    def push_bytes(self) -> int:
+        """Returns ``push_bucket_bytes``; ``g-core plan`` counts them."""
+        return self.push_bucket_bytes
 
     def __post_init__(self) -> None:
         for name in (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import required_by
+from gcore_core.contract.abilities import push_bytes, required_by
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.job_settings import POLICY
@@ -191,6 +191,7 @@ def _shape(
         requires=required_by(plan.objects.get(objective)),
         given=frozenset(column.name for columns in others for column in columns),
         deterministic=plan.settings.run.deterministic,
+        push_bytes=push_bytes(plan.objects.get("controller")),
     )
 
 

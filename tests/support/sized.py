@@ -37,6 +37,8 @@ def needs(config: SizedConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
         yield "much"  # type: ignore[misc]
     if config.fault == "unknown":
         yield MemoryNeed(phase="training", what="cache", nbytes=None, note="takes what is free")
+    if config.fault == "pushes":
+        yield MemoryNeed(phase="push", what="push buckets", nbytes=worker.push_bytes)
     if "make" in worker.model and "path" not in worker.model:
         yield MemoryNeed(phase="training", what="model", nbytes=None, note="it is made first")
     for phase in PHASES:

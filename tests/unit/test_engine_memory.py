@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.memory import trainer_memory as of_deepspeed
+from gcore_language.architecture import architecture_of
+from gcore_language.memory import push_buckets
 from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.memory import trainer_memory as of_megatron
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.memory import generator_memory as of_sglang
+from gcore_torch.config import TorchTrainerConfig
+from gcore_torch.memory import trainer_memory as of_torch
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.memory import generator_memory as of_vllm
 
-from gcore_core.contract.memory import MemoryNeed, WorkerShape
+from gcore_core.contract.memory import PUSH_BYTES, MemoryNeed, WorkerShape
+from gcore_core.contract.records import TensorSpec
+from gcore_core.runtime.messages import BeginPush
+from gcore_core.runtime.process.compute import DirectCompute
+from gcore_core.runtime.push import PushMemory, PushSource
+from gcore_core.testing import fake
 from tests.support.known_models import KNOWN
 
 MODEL = next(model for model in KNOWN if model.name == "Llama-3.1-8B")
@@ -47,6 +58,54 @@ def test_an_offloaded_optimizer_lies_in_the_memory_of_the_host(worker: WorkerSha
     needs = list(of_deepspeed(DeepSpeedTrainerConfig(offload_optimizer=True), worker))
     assert found(needs, "optimizer").on == "host"
     assert found(needs, "weights").on == "device"
+
+
+class Large(fake.FakeTrainer):
+    """Has the tensors of a model, and none of their content."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        model = architecture_of(config)
+        tensors = [*model.root(), *(one for layer in model.all_layers() for one in layer)]
+        shapes = [one.shape for one in tensors for _ in range(one.count)]
+        self._specs = [
+            TensorSpec(f"t{i}", "BF16", s, 2 * math.prod(s)) for i, s in enumerate(shapes)
+        ]
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return self._specs
+
+
+@pytest.mark.parametrize(
+    ("layers", "words", "push_bytes", "note"),
+    [
+        (1, 1000, 8 << 30, "all weights"),
+        (4, 32000, PUSH_BYTES, "push_bucket_bytes"),
+        (4, 32000, 300 << 20, "push_bucket_bytes"),
+        (4, 128256, PUSH_BYTES, "the largest tensor"),
+    ],
+)
+def test_what_a_push_goes_through_is_what_is_foreseen_of_it(
+    layers: int, words: int, push_bytes: int, note: str, tmp_path: Path
+) -> None:
+    """The memory's file has no content, so it takes no room here."""
+    config = {**MODEL.config, "num_hidden_layers": layers, "vocab_size": words}
+    memory = PushMemory(tmp_path / "push")
+    request = BeginPush(version=1, bucket_bytes=push_bytes, receivers=1)
+    PushSource(Large(config), memory, DirectCompute(), request)
+    need = push_buckets(architecture_of(config), "bfloat16", push_bytes)
+    assert need.nbytes == (tmp_path / "push").stat().st_size
+    assert need.note.startswith("shared memory") and note in need.note
+
+
+def test_every_trainer_counts_what_a_push_goes_through(worker: WorkerShape) -> None:
+    """Its tensors take less than the memory of a push."""
+    asked = replace(worker, push_bytes=3 << 30)
+    for needs in (
+        of_deepspeed(DeepSpeedTrainerConfig(), asked),
+        of_megatron(MegatronTrainerConfig(), asked),
+        of_torch(TorchTrainerConfig(), asked),
+    ):
+        assert found(list(needs), "push buckets", "push").nbytes == 3 << 30
 
 
 @pytest.mark.parametrize("settings", [{"tensor_parallel": 8}, {"pipeline_parallel": 8}])

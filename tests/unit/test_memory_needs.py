@@ -101,6 +101,14 @@ def test_a_part_that_a_backend_does_not_know_is_named_with_the_reason(job: Path)
     assert needs.silent == {"rollout": "cache: takes what is free"}
 
 
+def test_a_backend_is_told_what_a_push_may_go_through(job: Path) -> None:
+    plain, pushing = "controller.config.prompts=1", "roles.policy.config.fault=pushes"
+    before = gib(counted(job, machine(1, 80), plain), 0)["push"]
+    assert gib(counted(job, machine(1, 80), pushing), 0)["push"] == before + 0.25
+    more = f"controller.config.push_bucket_bytes={3 * GIB}"
+    assert gib(counted(job, machine(1, 80), pushing, more), 0)["push"] == before + 3
+
+
 def test_a_model_that_a_run_has_made_before_is_known(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def trainer_memory(config: DeepSpeedTrainerConfig, worker: WorkerShape) -> Itera
         return
     yield from _held(model, config, worker)
     yield from of_passes(model, config, worker)
-    yield push_buckets(model, config.dtype)
+    yield push_buckets(model, config.dtype, worker.push_bytes)
 
 
 def _held(

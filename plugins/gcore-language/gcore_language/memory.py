@@ -28,8 +28,6 @@ NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 MOMENTS_BYTES = 8
 #: The most logits that are held at once, see ``gcore_language.policy``.
 CHUNK_LOGITS = 2**25
-#: The most bytes of a bucket of a push, unless one tensor is larger (``gcore_core.runtime.push``).
-_BUCKET_BYTES = 64 << 20
 #: Longest row of the shared layout, see ``gcore_language.packing``.
 _SHARED_ROW_TOKENS = 4096
 
@@ -292,20 +290,30 @@ def keeps_reference(settings: TrainerSettings, worker: WorkerShape) -> bool:
     return settings.reference or bool(settings.reference_path) or required
 
 
-def push_buckets(model: Architecture, dtype: str) -> MemoryNeed:
+def push_buckets(model: Architecture, dtype: str, push_bytes: int) -> MemoryNeed:
     """Returns the need of a push's memory, which the trainer and its receivers share.
 
-    It counts one bucket. The memory holds several where the settings of the step program allow it
-    (``push_bucket_bytes``), of which nothing is known here.
+    All buckets lie in it. It holds the largest tensor at least, and the whole weights at most
+    (``gcore_core.runtime.push``).
+
+    dtype: in which the weights are pushed.
+    push_bytes: as in ``WorkerShape``.
     """
-    nbytes = max(_BUCKET_BYTES, NBYTES[dtype] * largest_tensor(model))
+    largest, whole = (NBYTES[dtype] * n for n in (largest_tensor(model), model.parameters))
+    nbytes = max(largest, min(push_bytes, whole))
+    if nbytes == largest:
+        note = "shared memory of the largest tensor"
+    elif nbytes == whole:
+        note = "shared memory of all weights"
+    else:
+        note = "shared memory, as controller.config.push_bucket_bytes says"
     return MemoryNeed(
         phase="push",
         what="push buckets",
         nbytes=nbytes,
         on="host",
         shared=True,
-        note="shared memory of 64 MiB, or of the largest tensor",
+        note=note,
     )
 
 

@@ -49,7 +49,7 @@ def trainer_memory(config: MegatronTrainerConfig, worker: WorkerShape) -> Iterat
         shared *= config.tensor_parallel if config.sequence_parallel else 1
         note = f"{need.note}; {stages} micro-batches at a time" if stages > 1 else need.note
         yield replace(need, nbytes=(need.nbytes or 0) // shared, note=note)
-    yield push_buckets(model, config.dtype)
+    yield push_buckets(model, config.dtype, worker.push_bytes)
 
 
 def _held(

@@ -55,7 +55,7 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
         yield replace(need, on="host") if config.offload.state else need
     yield _asleep(model, config, worker)
     yield from _computing(_of_slot(model, config.sharding), config, worker)
-    yield push_buckets(model, config.dtype)
+    yield push_buckets(model, config.dtype, worker.push_bytes)
     if worker.slots > 1:
         yield MemoryNeed(
             phase="push",
