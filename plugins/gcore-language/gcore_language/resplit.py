@@ -8,6 +8,7 @@ what its micro-batch holds, a record that sees its neighbours, and dropout all s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -71,7 +72,8 @@ def check_same(
     """Returns how far apart two gradients are: the norm of the difference over that of the first.
 
     Raises TrainingError, which names the tensor that differs most, where it is more than the
-    tolerance.
+    tolerance, or where the second gradient alone is not finite. Where the first is not finite it
+    returns NaN and raises nothing: the engine's update refuses such a gradient.
 
     first, second: this rank's parts, in one order of names on all ranks.
     ignored: nothing is raised where neither the first gradient nor the difference is longer.
@@ -79,6 +81,18 @@ def check_same(
     apart, size = _squares(first, second), _squares(first, {})
     sums = np.array(ranks.sum_parts([*apart.values(), *size.values()]), np.float64).reshape(2, -1)
     total_apart, total_size = np.sqrt(sums.sum(1))
+    if not math.isfinite(total_size):
+        return math.nan
+    if not math.isfinite(total_apart):
+        broken = list(apart)[int(np.isfinite(sums[0]).argmin())]
+        raise TrainingError(
+            "the gradient is not finite where its minibatch is cut otherwise",
+            where=where,
+            why=f"first in {broken}; the same records had a finite gradient in the micro-batches "
+            "that are trained on",
+            todo="look for a loss that divides by what its micro-batch holds, which may be 0",
+            tensor=broken,
+        )
     gap = float(total_apart / total_size) if total_size > 0 else float(total_apart > 0)
     if gap <= tolerance or max(total_apart, total_size) <= ignored:
         return gap

@@ -731,6 +731,10 @@ class LanguageTrainer:
         pass_ = _Pass(weight=weight, progress=progress, first=first, prepared=prepared)
         if part:
             self._accumulate(part, lambda *arguments: self._loss(pass_, *arguments))
+        loss = self._engine.ranks.sum_terms(pass_.losses)
+        if not math.isfinite(loss):
+            self._engine.discard()
+            raise self._not_finite(prepared, pass_.broken, progress, f"loss {loss}")
         self._check_ratio(pass_)
         if first:
             self._check_reference(pass_)
@@ -739,10 +743,6 @@ class LanguageTrainer:
             pass_.direction.check(self._engine.ranks, f"step {progress.step}, update 0")
             if part and weight > 0:
                 self._check_resplit(pass_, part)
-        loss = self._engine.ranks.sum_terms(pass_.losses)
-        if not math.isfinite(loss):
-            self._engine.discard()
-            raise self._not_finite(prepared, pass_.broken, progress, f"loss {loss}")
         norm = 0.0
         if weight > 0:
             norm = self._updated(rate, progress.step, is_looked_at=is_looked_at)
@@ -859,10 +859,13 @@ class LanguageTrainer:
 
         Until an update has changed the weights, the ratio to them is 1; afterwards it is not 1
         everywhere. In bfloat16 an update may be too small to show in any log-prob.
+
+        Raises NonFiniteLoss when log-probs of either side are not finite.
         """
         if "old_logp" not in self._objective.requires:
             return
         furthest, actions = self._engine.ranks.max([pass_.furthest, pass_.actions])
+        self._check_finite(pass_, furthest)
         band = self._settings.logprob_band()
         exact = self._settings.dtype == "float32"
         if not self._moved and furthest > band:
@@ -884,17 +887,30 @@ class LanguageTrainer:
             todo="old_logp is computed once, before the first update of a step",
         )
 
+    def _check_finite(self, pass_: _Pass, furthest: float) -> None:
+        """Raises NonFiniteLoss when a difference of log-probs, the largest of all ranks, is
+        infinite: an objective may give a finite loss of them.
+        """
+        if math.isfinite(furthest):
+            return
+        self._engine.discard()
+        what = "log-probs that are not finite"
+        raise self._not_finite(pass_.prepared, pass_.broken, pass_.progress, what)
+
     def _check_reference(self, pass_: _Pass) -> None:
         """Raises TrainingError when the reference is not the policy that the run began with.
 
         Before the first update both give the same log-probs, within the band. After an update they
         are not all equal, in float32: else the reference shares the policy's weights. A reference
         of another model is not compared, nor one that another role gives.
+
+        Raises NonFiniteLoss when log-probs of either side are not finite.
         """
         own = self._has_reference and not self._settings.reference_path
         if not own or "ref_logp" in self._supplied:
             return
         furthest, actions = self._engine.ranks.max([pass_.from_reference, pass_.referred])
+        self._check_finite(pass_, furthest)
         band = self._settings.logprob_band()
         if self._updates == 0 and furthest > band:
             problem = f"before any update the reference differs by {furthest:.3g}, band {band:g}"
@@ -1073,10 +1089,11 @@ class _Pass:
     first: whether this is the first update of the step.
     prepared: the step's records.
     losses: of this rank's micro-batches so far, before normalisation.
-    furthest: the largest difference so far between log-probs and ``old_logp``, of trained actions.
+    furthest: the largest difference so far between log-probs and ``old_logp``, of trained actions;
+        infinite where one is no number.
     actions: this rank's trained actions so far.
     from_reference, referred: the same two numbers, of ``ref_logp``.
-    broken: this rank's micro-batches whose loss was not finite.
+    broken: this rank's micro-batches whose loss was not finite, or whose log-probs.
     direction: of the loss, where it is looked at.
     """
 
@@ -1104,12 +1121,24 @@ class _Pass:
         """Notes how far log-probs, float32[A], are from ``old_logp`` and ``ref_logp``, if any."""
         mask = batch.columns["mask"]
         if (old_logp := batch.columns.get("old_logp")) is not None:
-            self.furthest = max(self.furthest, float(((logp - old_logp).abs() * mask).max()))
+            self.furthest = max(self.furthest, self._gap(batch, logp, old_logp))
             self.actions += float(mask.sum())
         if (ref_logp := batch.columns.get("ref_logp")) is not None:
-            gap = float(((logp - ref_logp).abs() * mask).max())
-            self.from_reference = max(self.from_reference, gap)
+            self.from_reference = max(self.from_reference, self._gap(batch, logp, ref_logp))
             self.referred += float(mask.sum())
+
+    def _gap(self, batch: Batch, logp: Tensor, other: Tensor) -> float:
+        """Returns the largest difference of log-probs, float32[A], over trained actions.
+
+        It is infinite where one is no number: in Python NaN is no larger than any number, and would
+        be taken for no difference.
+        """
+        gaps = (logp - other).abs().masked_fill(batch.columns["mask"] == 0, 0.0)
+        gap = float(gaps.max())
+        if not math.isfinite(gap):
+            self.broken.append(batch)
+            return math.inf
+        return gap
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_language.ranks import Ranks
+from gcore_language.resplit import check_same
 from gcore_language.schedule import rate_at
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.generator import TorchGenerator
@@ -400,6 +402,81 @@ def test_an_infinite_gradient_of_a_finite_loss_is_detected(
 
     with pytest.raises(NonFiniteLoss, match="gradient norm nan|gradient norm inf"):
         one_step(open_trainer(objective=Root(), dump_dir=str(tmp_path)))
+
+
+class Hiding(tiny.Clip):
+    """Has a finite loss whatever the log-probs are."""
+
+    def loss(self, columns: Any, current: Any) -> Any:
+        finite = {name: torch.nan_to_num(column) for name, column in columns.items()}
+        return super().loss(finite, {"logp": torch.nan_to_num(current["logp"])})
+
+
+@pytest.mark.parametrize(
+    ("objective", "steps", "what"),
+    [
+        (tiny.Clip(), [2], "loss nan in update 1 of step 0"),
+        (tiny.Clip(beta=0.1), [1, 1], "loss nan in update 0 of step 1"),
+        (Hiding(), [2], "log-probs that are not finite in update 1 of step 0"),
+        (Hiding(beta=0.1), [1, 1], "log-probs that are not finite in update 0 of step 1"),
+    ],
+    ids=["ratio", "reference", "hidden ratio", "hidden reference"],
+)
+def test_weights_that_diverged_end_a_run_as_what_they_are(
+    objective: Any,
+    steps: list[int],
+    what: str,
+    open_trainer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Their log-probs are no numbers, so differences of those are no numbers and not 0.
+
+    steps: updates of each step.
+    """
+    trainer = open_trainer(objective=objective, resplit_every=0, dump_dir=str(tmp_path))
+    engine = trainer._engine
+    update = engine.update
+
+    def diverges(rate: float, clip: float) -> float:
+        norm = update(rate, clip)
+        with torch.no_grad():
+            next(iter(engine._tensors.values())).fill_(math.nan)
+        return norm
+
+    monkeypatch.setattr(engine, "update", diverges)
+    with pytest.raises(NonFiniteLoss, match=what) as caught:
+        for step, updates in enumerate(steps):
+            one_step(trainer, step, minibatches=updates)
+    assert Path(caught.value.facts["file"]).is_file()
+
+
+def test_an_infinite_gradient_is_not_taken_for_one_that_depends_on_the_cut(
+    open_trainer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trainer = open_trainer(resplit_every=1, dump_dir=str(tmp_path))
+    gradient = trainer._engine.gradient
+
+    def infinite() -> Any:
+        found = gradient()
+        next(iter(found.values())).fill_(math.inf)
+        return found
+
+    monkeypatch.setattr(trainer._engine, "gradient", infinite)
+    with pytest.raises(NonFiniteLoss, match="gradient norm inf in update 0 of step 0"):
+        one_step(trainer)
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_in_one_cut_alone_is_told_so(number: float) -> None:
+    first = {"head": torch.ones(2), "layer": torch.ones(2)}
+    second = {"head": torch.ones(2), "layer": torch.tensor([1.0, number])}
+    ranks = Ranks(tiny.make_context(Path()), torch.device("cpu"))
+    with pytest.raises(
+        TrainingError, match="not finite where its minibatch is cut otherwise"
+    ) as caught:
+        check_same(first, second, ranks, 1e-3, "step 0, update 0")
+    assert caught.value.facts["tensor"] == "layer"
 
 
 def test_an_unmet_requirement_of_the_objective_is_named(open_trainer: Any) -> None:
