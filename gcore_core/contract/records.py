@@ -163,7 +163,7 @@ class DraftRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     columns, slot: where it lies, as in its header.
     reward: the weighted sum of its rewards.
     rewards: (reward, value) of each that it has.
-    critique: the ``reason`` of its header; "" without one.
+    critique: as in ``gcore_core.contract.sampling.Draft``.
     """
 
     sample: int
@@ -223,6 +223,8 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     asked: what the rewards asked generator roles.
     receipt: of the values, made of the record that the scorer has opened; see
         ``gcore_core.contract.lineage``.
+    critiques: reward -> what it said of the record besides its value, of those that said anything;
+        at most 128 bytes each.
     """
 
     ordinal: int
@@ -232,6 +234,7 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str = ""
     asked: list[Inquiry] = []
     receipt: int = 0
+    critiques: dict[str, str] = {}
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True, gc=False):

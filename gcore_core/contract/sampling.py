@@ -45,7 +45,8 @@ class Draft:
     text: the completion, without special tokens.
     reward: the weighted sum of its rewards.
     rewards: reward -> value, of those that it has.
-    critique: ``Header.reason`` of the record, cut to a few words; "" without one.
+    critique: what the first reward, in the job's order, said of it besides its value
+        (``Score.reason``), at most 128 bytes in UTF-8; "" where none said anything.
     """
 
     text: str

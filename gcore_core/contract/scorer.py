@@ -42,7 +42,9 @@ class Score:
 
     value: finite, with status "ok"; None with any other.
     status: "ok", "failed", "timeout" or "skipped".
-    reason: why there is no value.
+    reason: why there is no value. With a value it is a critique of the record: what a sampling
+        program shows of its draft (``Draft.critique``), of which the first 128 bytes in UTF-8 go
+        there; "" says nothing.
     """
 
     value: float | None

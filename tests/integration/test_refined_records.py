@@ -13,8 +13,10 @@ from gcore_core.testing import fake
 from tests.support import runs
 
 WRITES = '''
-"""A trainer that writes down prompt, text and advantage of each record."""
+"""A trainer that writes down prompt, text and advantage of each record, and a reward that says
+what it counts."""
 import json
+from dataclasses import replace
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
@@ -33,6 +35,20 @@ class Writing(fake.FakeTrainer):
                     "actions": len(columns["action_ids"]), "advantage": float(advantage),
                 }) + "\\n")
         return super().train(step, advantages, minibatches, epochs)
+
+
+class Saying(fake.FakeScorer):
+    def score(self, records):
+        scores = super().score(records)
+        return [
+            replace(score, reason=f"{record.text.count('a')} of {len(record.text)}")
+            for record, score in zip(records, scores)
+        ]
+
+
+@hookimpl
+def gcore_rewards():
+    yield p.RewardProvider(summary="-", factory="writes:Saying")
 
 
 @hookimpl
@@ -99,6 +115,20 @@ def test_refined_records_train_under_the_prompt_of_their_draft(
     steps = [row for row in run.metrics() if "refined_share" in row]
     assert steps
     assert all(row["refined_share"] == 3 / 8 for row in steps)
+
+
+def test_what_a_reward_said_of_the_draft_stands_in_the_prompt(tmp_path: Path) -> None:
+    job = refined_job(tmp_path, launcher={"use": "core/inline"})
+    job["sampling"]["config"]["template"] = "{answer}|{critique}"
+    job["rewards"] = {"silent": {"use": "fake"}, "says": {"use": "writes"}}
+    code, run = runs.finish(tmp_path, job)
+    assert code == 0, run.output
+    groups = groups_trained(tmp_path)
+    assert groups
+    for group in groups:
+        best = max(group[:5], key=reward_of)
+        said = f"{best['text'].count('a')} of {best['actions']}"
+        assert {record["prompt"] for record in group[5:]} == {f"{best['text']}|{said}"}
 
 
 def test_a_group_too_small_for_two_waves_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.order import row_of
@@ -311,6 +312,24 @@ def test_a_wave_is_not_due_before_the_one_before_it_is_scored() -> None:
     for sample in lease.samples:
         ledger.finished(record(0, sample))
     assert not ledger.between_waves({0}), "drawn, not scored"
+
+
+def test_a_critique_is_that_of_the_first_reward_whichever_answers_first() -> None:
+    """So a run repeats. A reward that scores again, and says nothing then, has no critique."""
+    ledger = in_waves(2, 2)
+    ledger.lease(1)
+    names = ["exact", "judge", "style"]
+    for sample in range(2):
+        ledger.finished(record(0, sample))
+    for name in ("style", "judge"):
+        said = replace(score(0, 0, name), critiques={name: f"{name} says so"})
+        ledger.scored(said, set(names))
+    assert ledger.critique(0, 0, names) == "judge says so"
+    assert ledger.critique(0, 1, names) == ""
+    ledger.scored(score(0, 0, "judge"), set(names))
+    assert ledger.critique(0, 0, names) == "style says so"
+    ledger.forget(lambda header: header.sample == 0, {0})
+    assert ledger.critique(0, 0, names) == ""
 
 
 def test_a_lost_record_is_drawn_again_from_the_same_draft() -> None:

@@ -43,6 +43,7 @@ class _Group:
     attempt: how often draws of it were lost, with their replica or its machine.
     records: sample -> its finished record.
     scored: the samples that need no further score.
+    critiques: sample -> reward -> what it said of the record besides its value.
     carried: whether the step before drew it.
     """
 
@@ -53,6 +54,7 @@ class _Group:
     attempt: int = 0
     records: dict[int, Header] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
+    critiques: dict[int, dict[str, str]] = field(default_factory=dict)
     carried: bool = False
 
 
@@ -153,6 +155,14 @@ class Ledger:
             ready.append((ordinal, [group.records[sample] for sample in range(group.due)]))
         return ready
 
+    def critique(self, ordinal: int, sample: int, rewards: Iterable[str]) -> str:
+        """Returns what a record of an open group is said to be like; "" where nothing is said.
+
+        rewards: all of them. The first that said anything counts, whichever answered first.
+        """
+        said = self._open[ordinal].critiques.get(sample, {})
+        return next((said[name] for name in rewards if name in said), "")
+
     def next_wave(self, ordinal: int, wave: int, drafts: Mapping[int, DraftRef]) -> None:
         """Makes the records of a wave due.
 
@@ -199,6 +209,7 @@ class Ledger:
             group.attempt += 1
             for sample in samples:
                 del group.records[sample]
+                group.critiques.pop(sample, None)
             group.scored.difference_update(samples)
             if ordinal in self._ended:
                 self._ended.remove(ordinal)
@@ -234,6 +245,10 @@ class Ledger:
         header.receipt = add_receipts(header.receipt, score.receipt)
         if replaced := {name: v for name, v in header.rewards.items() if name in score.values}:
             header.receipt = add_receipts(header.receipt, -receipt_of(header.seal, replaced))
+        said = group.critiques.get(score.sample, {})
+        kept = {name: text for name, text in said.items() if name not in score.statuses}
+        if said or score.critiques:
+            group.critiques[score.sample] = {**kept, **score.critiques}
         header.rewards = {**header.rewards, **score.values}
         header.reward_status = {**header.reward_status, **score.statuses}
         if names <= header.reward_status.keys():

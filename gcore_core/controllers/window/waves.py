@@ -25,11 +25,14 @@ def next_leases(
     """
     ordinals = {lease.ordinal for lease in leases}
     for ordinal, records in ledger.between_waves(ordinals):
-        ledger.next_wave(ordinal, wave, _drafts(context, records, ledger.waves[wave]))
+        drafts = _drafts(context, ledger, records, ledger.waves[wave])
+        ledger.next_wave(ordinal, wave, drafts)
     return ledger.unfinished(ordinals)
 
 
-def _drafts(context: ControllerContext, records: list[Header], count: int) -> dict[int, DraftRef]:
+def _drafts(
+    context: ControllerContext, ledger: Ledger, records: list[Header], count: int
+) -> dict[int, DraftRef]:
     """Returns sample -> the record that it is made from.
 
     records: those of the group so far, by sample.
@@ -47,13 +50,17 @@ def _drafts(context: ControllerContext, records: list[Header], count: int) -> di
     )
     names = drafts_of(context.sampling_code, program, group, count)
     return {
-        len(records) + place: _ref(records[name], float(numbers.rewards[name]))
+        len(records) + place: _ref(
+            records[name],
+            float(numbers.rewards[name]),
+            ledger.critique(*records[name].key, context.facts.rewards),
+        )
         for place, name in enumerate(names)
         if name >= 0
     }
 
 
-def _ref(record: Header, reward: float) -> DraftRef:
+def _ref(record: Header, reward: float, critique: str) -> DraftRef:
     if record.columns is None:
         raise ValueError(f"record {record.key} has no columns")  # a failed one, which is no draft
     return DraftRef(
@@ -62,5 +69,5 @@ def _ref(record: Header, reward: float) -> DraftRef:
         slot=record.slot,
         reward=reward,
         rewards=tuple(sorted(record.rewards.items())),
-        critique=record.reason,
+        critique=critique,
     )

@@ -391,6 +391,8 @@ def _problem(scores: Any, records: int) -> str:
             return f"score() gave a list with a {type(score).__name__}, not a Score"
         if not isinstance(score.value, numbers.Real | np.bool_ | None):
             return f"score() gave a Score whose value is a {type(score.value).__name__}"
+        if not isinstance(score.reason, str | None):
+            return f"score() gave a Score whose reason is a {type(score.reason).__name__}"
     return ""
 
 
@@ -412,7 +414,10 @@ _SKIPPED = Score(value=None, status=REWARD_SKIPPED)
 
 
 def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
-    """Adds the score of the reward ``name`` to ``result``. The first reason that it has stays."""
+    """Adds the score of the reward ``name`` to ``result``.
+
+    Of the reasons why there is no value, the first stays. The reason of a value is a critique.
+    """
     status = score.status
     statuses = {**result.statuses, name: status}
     if status == REWARD_SKIPPED:
@@ -420,8 +425,11 @@ def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
     value = score.value
     reason = score.reason
     values = result.values
+    critiques = result.critiques
     if status == OK and value is not None and math.isfinite(value):
         values = {**values, name: float(value)}
+        if reason:
+            critiques = {**critiques, name: short_reason(reason)}
     elif status == OK:
         status = REWARD_FAILED
         statuses[name] = status
@@ -430,4 +438,6 @@ def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
     if status != OK and not first_reason:
         # Without a reason here, the record's own would be shown for it, such as "length".
         first_reason = short_reason(f"rewards.{name}: {reason or f'{status}, without a reason'}")
-    return RecordScore(result.ordinal, result.sample, values, statuses, first_reason)
+    return msgspec.structs.replace(
+        result, values=values, statuses=statuses, reason=first_reason, critiques=critiques
+    )

@@ -98,6 +98,7 @@ class ScorerContract(Contract):
         self, scorer: Any, records: list[ScoredRecord], unscorable: ScoredRecord | None
     ) -> None:
         for score in scorer.score([*records, *filter(None, [unscorable])]):
+            assert isinstance(score.reason, str), f"the reason is {score.reason!r}, not a text"
             if score.status == OK:
                 assert score.value is not None and math.isfinite(score.value), (
                     f"the score is {score.value}"

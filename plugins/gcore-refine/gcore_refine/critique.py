@@ -17,9 +17,9 @@ class Critique:
     """Draws a group in two waves.
 
     Records of the first wave answer the row's prompt. Each record of the second wave gets a prompt
-    with an answer of the first wave, its draft, and a critique of that answer. The critique is the
-    reason that a reward gave. Where no reward gave a reason, it is the reward itself. Records of
-    both waves are trained on, each under the prompt that it was drawn from.
+    with an answer of the first wave, its draft, and a critique of that answer. The critique is what
+    a reward said beside its value. Where no reward said anything, it is the reward itself. Records
+    of both waves are trained on, each under the prompt that it was drawn from.
 
     Source: Madaan et al., "Self-Refine", arXiv:2303.17651. There the model writes the critique.
     """
