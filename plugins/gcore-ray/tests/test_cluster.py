@@ -55,7 +55,7 @@ def launcher(two: Two, **settings: Any) -> RayLauncher:
     return launcher_on(two[0], two[2], **settings)
 
 
-def launcher_on(first: Machine, cluster: Cluster, **settings: Any) -> RayLauncher:
+def launcher_on(first: Machine, cluster: Cluster, /, **settings: Any) -> RayLauncher:
     tmpdir = f"RAY_TMPDIR={cluster.environment['RAY_TMPDIR']}"
     command = first.command(["env", tmpdir, *COMMAND])
     config = RayConfig(**{"patience_s": PATIENCE_S, "start_s": LONG_S, **settings})
