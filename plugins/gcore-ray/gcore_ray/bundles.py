@@ -122,7 +122,7 @@ def shortage(made: Sequence[Bundle], nodes: Sequence[RayNode]) -> str:
     if len({_amounts(_without_pin(bundle)) for bundle in made}) > 1:
         head = f"{_number(len(made), 'node')} of {len(nodes)} are asked for, each whole"
     lines = [f"{head}; Ray has {len(able)}"]
-    lacking = [node for node in nodes if node not in able]
+    lacking = sorted((node for node in nodes if node not in able), key=lambda node: node.address)
     for node in lacking[:4]:
         bundle = next((one for one in made if f"node:{node.address}" in one), made[0])
         lines.append(f"{node.address} has {_lacks(_without_pin(bundle), node)}")
