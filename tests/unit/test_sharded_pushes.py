@@ -225,6 +225,30 @@ async def test_the_receivers_get_the_error_of_a_rank_that_cannot_export(tmp_path
     await asyncio.to_thread(exhaust, site.trainers[1].export_weights())
 
 
+async def test_a_push_that_is_followed_keeps_its_turn_when_it_is_freed_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the rank that gave it up is slower to say so than this one is to begin."""
+    site = Site(tmp_path)
+    shell = site.shells[1]
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def compute(work: Any, *args: Any) -> None:
+        began.set()
+        await may_end.wait()
+
+    monkeypatch.setattr(shell, "_compute", compute)
+    call = Call(lambda: None)
+    assert (await shell.reserve(FollowPush(0, 1), call)).waits
+    following = asyncio.ensure_future(shell.follow(FollowPush(0, 1), call))
+    await began.wait()
+    await shell.free(FollowPush(0, 1), call)
+    assert not (await shell.reserve(FollowPush(0, 2), call)).waits, "its turn is taken"
+    may_end.set()
+    await following
+    assert (await shell.reserve(FollowPush(0, 3), call)).waits
+
+
 @pytest.mark.parametrize("late", ["reserve", "free", "follow"])
 async def test_a_message_of_an_earlier_push_that_comes_late_changes_nothing(
     late: str, tmp_path: Path

@@ -153,6 +153,7 @@ class TrainerShell:
         self._turns = asyncio.Lock()  # work that may need the other ranks runs, or a push begins
         self._takers = 0  # how many have the turn or wait for it
         self._reserved = 0  # number of the push for which this rank's turn is kept; 0: none
+        self._followed = 0  # number of the latest push whose export this rank has begun
         self._number = 0  # the latest one: in rank 0 given out, in another rank seen
         self._following: list[asyncio.Task[Nothing]] = []  # of the open push, by rank
         # The step that was saved last, and the hash of its weights.
@@ -552,6 +553,7 @@ class TrainerShell:
         async def act(_: list[None]) -> None:
             if self._reserved != request.number:
                 return
+            self._followed = request.number
             try:
                 await self._compute(lambda: exhaust(exported(self._backend, request.adapter)))
             finally:
@@ -564,7 +566,8 @@ class TrainerShell:
     async def free(self, request: FollowPush, call: Call) -> Nothing:
         """Gives the turn back that was kept for a push, which does not begin now."""
         self._number = max(self._number, request.number)  # its request may be late
-        if self._reserved == request.number:
+        # A push that this rank follows by now gives its turn back itself, at its end.
+        if self._reserved == request.number != self._followed:
             self._give_turn_back()
         return Nothing()
 
