@@ -110,16 +110,19 @@ class Scoring:
         )
 
     def _completed(self, ordinals: Iterable[int]) -> list[list[Header]]:
-        """Returns those of the groups that are complete, and takes down that they are asked about.
+        """Returns the groups that are complete and that the group rewards were not sent yet.
 
-        Records of one group may be in several requests, and it may be complete before the first of
-        them is sent: always so where judges sleep until the last record has come. It is asked about
-        once all the same; again only when a record of it was lost and drawn again.
+        Records of one group may be in several requests. It may be complete before the first of
+        these is sent, as where judges sleep until the last record has come. The first one takes it.
+        A later one takes it again only when a record of it was lost and drawn again.
+
+        ordinals: the groups of a request's records.
         """
         completed = []
         for ordinal in ordinals:
             group = self._ledger.whole(ordinal)
             before = self._asked.get(ordinal, [])
+            # A record that was drawn again has another header.
             is_new = len(before) != len(group) or not all(map(operator.is_, before, group))
             if group and is_new:
                 self._asked[ordinal] = group
