@@ -211,6 +211,15 @@ def test_a_failed_record_needs_no_score() -> None:
     assert len(ledger.complete()) == 1
 
 
+def test_what_a_reward_says_does_not_replace_why_a_record_failed() -> None:
+    ledger = make(samples=1)
+    ledger.lease(1)
+    ledger.finished(record(0, 0, status=FAILED, reason="prompt_too_long"))
+    ledger.scored(replace(score(0, 0, "judge"), reason="no verdict"), {"judge"})
+    ((failed,),) = ledger.complete()
+    assert failed.reason == "prompt_too_long"
+
+
 def test_queries_do_not_change_the_ledger() -> None:
     ledger = make()
     ledger.lease(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gcore_core.runtime.messages import ENDED_BY_ALARM, ENDED_HUNG
@@ -39,6 +40,17 @@ def test_a_group_that_overran_alone_is_scored_no_more(tmp_path: Path) -> None:
     dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
     overruns = dies(tmp_path / "note", BATCH[:2], ENDED_BY_ALARM)
     assert overruns.parts(BATCH) == [[2]]
+
+
+def test_a_note_does_not_grow_with_the_processes_that_end(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    for turn in range(4):
+        work = [*keys((2 * turn, 0)), *keys(*((2 * turn + 1, sample) for sample in range(500)))]
+        overruns = dies(note, work, ENDED_BY_ALARM)
+        assert overruns.suspects(work)  # the latest are kept
+        dies(note, work, ENDED_BY_ALARM)
+    kept = msgspec.json.decode(note.read_bytes()[1:])["suspects"]
+    assert len(kept) == 1024 and len({tuple(key) for key in kept}) == 1024
 
 
 @pytest.mark.parametrize("ending", ["", ENDED_HUNG])

@@ -238,8 +238,9 @@ class Ledger:
         if group is None or score.sample not in group.records:
             return
         header = group.records[score.sample]
-        if score.reason and not has_failed_reward(header):
-            header.reason = score.reason  # it says more than why the record ended
+        # Why a reward failed says more than why a record ended, but no more than why it failed.
+        if score.reason and header.status != FAILED and not has_failed_reward(header):
+            header.reason = score.reason
         # A reward may come twice, as when its whole group is scored again since a record of it was
         # lost with its machine. The later value replaces the earlier, in the receipt too.
         header.receipt = add_receipts(header.receipt, score.receipt)

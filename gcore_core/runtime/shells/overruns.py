@@ -114,7 +114,7 @@ class Overruns:
         if is_alone and is_proof:
             self.add_over(running)
         else:
-            note.suspects += running
+            note.suspects = list(dict.fromkeys([*note.suspects, *running]))[-_KEPT:]
         log.error(
             "rewards.%s: ended the process while %s were scored; rewards.%s.timeout_s bounds it",
             running[0].reward,
