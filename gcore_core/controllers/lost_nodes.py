@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from gcore_core.contract.errors import WorkerDied
@@ -99,6 +99,8 @@ class LostNodes:
 
     def has(self, process: str) -> bool:
         """Whether a process was on a machine that is lost."""
+        if not self._any_lost:
+            return False
         node = self._node_of.get(process)
         return node is not None and self._is_lost[node].is_set()
 
@@ -143,7 +145,7 @@ class LostNodes:
         self,
         peers: Sequence[Peer],
         index: int,
-        others: Sequence[Peer] = (),
+        others: Callable[[], Sequence[Peer]] = tuple,
         *,
         spares_leaving: bool = False,
     ) -> Peer:
@@ -151,14 +153,14 @@ class LostNodes:
 
         Raises its error where all are lost.
 
-        others: asked only where all of ``peers`` are lost.
+        others: returns those that are asked where all of ``peers`` are lost; called only then.
         spares_leaving: one that stays is also asked in the place of one that is about to leave.
         """
         name = peers[index].name
         if not self.has(name) and not (spares_leaving and self.leaves(name)):
             return peers[index]
         left = [peer for peer in peers if not self.has(peer.name)]
-        left = left or [peer for peer in others if not self.has(peer.name)]
+        left = left or [peer for peer in others() if not self.has(peer.name)]
         if not left:
             raise gone(name)
         if spares_leaving:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -487,7 +488,7 @@ def draw_plan(
             where="balance",
             todo="metrics.jsonl counts dropped groups by reason: groups/dropped/<reason>",
         )
-    facts = sorted(facts, key=lambda fact: (fact.ordinal, fact.sample))
+    facts = sorted(facts, key=attrgetter("ordinal", "sample"))
     work = Work(
         group=np.array([fact.ordinal for fact in facts], np.int64),
         prompt=np.array([fact.n_prompt for fact in facts], np.int64),

@@ -231,9 +231,9 @@ def test_a_shard_that_has_lost_its_own_generators_asks_those_of_others() -> None
     lost.survivable = True
     own: list[Any] = [_Silent("rollout.0"), _Silent("rollout.1")]
     others: list[Any] = [*own, _Silent("rollout.2")]
-    assert lost.stand_in(own, 1, others) is own[1]
+    assert lost.stand_in(own, 1, lambda: others) is own[1]
     lost.lose("node1")
-    assert lost.stand_in(own, 1, others) is others[2]
+    assert lost.stand_in(own, 1, lambda: others) is others[2]
     with pytest.raises(WorkerDied) as error:
         lost.stand_in(own, 1)
     assert is_gone(error.value)

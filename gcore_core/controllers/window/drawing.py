@@ -147,8 +147,9 @@ class Drawing:
         lost = 0
         newer = set[str]()  # replicas that hold newer weights than those of the round
         while waiting:
-            others = self._placement.replicas
-            replica = lost_nodes.stand_in(replicas, number, others, spares_leaving=not fixed)
+            replica = lost_nodes.stand_in(
+                replicas, number, lambda: self._placement.replicas, spares_leaving=not fixed
+            )
             if replica.name in newer:
                 holding = self._holding(replicas, newer)
                 replica = holding[number % len(holding)]
