@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -39,11 +41,29 @@ def seal_of(
     columns: all that the generator gave, in any order; names, dtypes, shapes and bytes count.
     """
     digest = xxhash.xxh3_64(struct.pack("<qqQ", ordinal, sample, prompt_digest))
-    for name in sorted(columns):
-        array = np.ascontiguousarray(columns[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.data)
+    add_arrays(digest, columns)
     return digest.intdigest() or 1
+
+
+def add_arrays(digest: xxhash.xxh3_64, arrays: Mapping[str, np.ndarray]) -> None:
+    """Adds names, dtypes, shapes and bytes of arrays to a digest, by name; in any memory order.
+
+    A number without axes has the shape ``(1,)``.
+    """
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(_heading(name, array.dtype, array.shape or (1,)))
+        digest.update(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+
+
+@lru_cache(maxsize=4096)
+def _heading(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Returns what a digest holds before an array's bytes.
+
+    Kept, since to write it takes as long as all else of a short record's seal, and records share
+    names and lengths.
+    """
+    return f"{name} {dtype.str} {shape}\n".encode()
 
 
 def receipt_of(seal: int, values: Mapping[str, float]) -> int:

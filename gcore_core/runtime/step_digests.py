@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from gcore_core.contract.generator import Finished
+from gcore_core.contract.lineage import add_arrays
 from gcore_core.contract.records import Header
 
 #: Column of log-probs. It has a digest of its own, since engines differ in its last digits more
@@ -48,10 +49,7 @@ def digests_of_columns(finished: Finished) -> tuple[int, int]:
 def digest_of_arrays(arrays: Mapping[str, np.ndarray]) -> int:
     """Returns the digest of named arrays, in whatever order they come."""
     digest = xxhash.xxh3_64()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.data)
+    add_arrays(digest, arrays)
     return digest.intdigest()
 
 

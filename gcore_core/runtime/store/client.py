@@ -231,14 +231,14 @@ class StoreReader:
         """Returns (columns, media) of each record.
 
         A reference that several records share is opened once. Content of another node is copied
-        here first.
+        here first. Each array is cut out of its chunk once, however often it is looked at.
         """
         refs = dict.fromkeys(ref for item in items for ref in (item.columns, *item.media.values()))
         contents = await self.arrays(refs)
         opened = dict(zip(refs, contents, strict=True))
         return [
             (
-                opened[item.columns][item.slot],
+                dict(opened[item.columns][item.slot]),
                 {name: opened[ref] for name, ref in item.media.items()},
             )
             for item in items
