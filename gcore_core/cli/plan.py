@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="plan for so many GPUs a node, not for what is here",
     )
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes, with --devices")
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes, with --devices; 1")
     parser.add_argument(
         "--device-gib", type=float, metavar="GIB", help="memory of a GPU, with --devices"
     )
@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.run.memory_needs import memory_needs
     from gcore_core.run.step_seconds import expected_seconds
 
+    imagined = _imagined(args)
     plan = load_plan(args.file, args.overrides)
-    nodes = _imagined(args) if args.devices is not None else find_nodes(plan)
+    nodes = find_nodes(plan) if imagined is None else imagined
     needs = memory_needs(plan, place(plan, nodes))
     full = needs.too_full()
     changes = (
@@ -72,8 +73,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if full else 0
 
 
-def _imagined(args: argparse.Namespace) -> list[NodeFacts]:
-    """Returns the machines that the options describe. Raises ConfigError for sizes of 0."""
+def _imagined(args: argparse.Namespace) -> list[NodeFacts] | None:
+    """Returns the machines that the options describe; None where they describe none.
+
+    Raises ConfigError for sizes of 0, and for sizes without ``--devices``.
+    """
     from gcore_core.contract.errors import ConfigError
     from gcore_core.contract.launching import NodeFacts
     from gcore_core.contract.placement import Device
@@ -87,6 +91,15 @@ def _imagined(args: argparse.Namespace) -> list[NodeFacts]:
     for option, value in sizes.items():
         if value is not None and not 0 < value < 2**40:
             raise ConfigError(f"must be positive, is {value}.", where=option)
+    given = [option for option, value in sizes.items() if value is not None]
+    if given and args.devices is None:
+        raise ConfigError(
+            "is a size of machines that are not here, and --devices is not given.",
+            where=given[0],
+            todo="add --devices N, the GPUs of each of them",
+        )
+    if args.devices is None:
+        return None
     devices = tuple(Device(index=index, kind="cuda") for index in range(args.devices))
     return [
         NodeFacts(
@@ -97,7 +110,7 @@ def _imagined(args: argparse.Namespace) -> list[NodeFacts]:
             device_bytes=int((args.device_gib or 0) * GIB),
             host_bytes=int((args.host_gib or 0) * GIB),
         )
-        for number in range(args.nodes)
+        for number in range(1 if args.nodes is None else args.nodes)
     ]
 
 

@@ -239,6 +239,16 @@ def test_a_machine_of_no_size_is_refused(
     assert f"{option.partition('=')[0]}: must be positive" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--device-gib=80", "--nodes=2", "--host-gib=500"])
+def test_a_size_of_machines_without_their_devices_is_refused(
+    job: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(job), option]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"{option.partition('=')[0]}: is a size of machines")
+    assert "add --devices N" in printed
+
+
 def test_a_run_that_has_measured_nothing_is_refused_by_name(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
