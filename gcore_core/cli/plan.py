@@ -54,12 +54,15 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.run.step_seconds import expected_seconds
 
     imagined = _imagined(args)
-    plan = load_plan(args.file, args.overrides)
+    overrides = list(args.overrides)
+    if args.device_gib is not None:  # of what the job itself says, the option wins
+        overrides.append(f"cluster.device_gib={args.device_gib}")
+    plan = load_plan(args.file, overrides)
     nodes = find_nodes(plan) if imagined is None else imagined
     needs = memory_needs(plan, place(plan, nodes))
     full = needs.too_full()
     changes = (
-        [str(change) for change in changes_for(plan.source, args.overrides, nodes, needs, full[0])]
+        [str(change) for change in changes_for(plan.source, overrides, nodes, needs, full[0])]
         if full
         else []
     )

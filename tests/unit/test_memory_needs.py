@@ -239,6 +239,16 @@ def test_a_machine_of_no_size_is_refused(
     assert f"{option.partition('=')[0]}: must be positive" in capsys.readouterr().err
 
 
+def test_the_memory_on_the_command_line_wins_over_the_job_s(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", str(job), "cluster.device_gib=4", "roles.policy.config.activations=9"]
+    assert main([*words, "--devices", "2", "--device-gib", "20"]) == 0
+    assert "of 20.00" in capsys.readouterr().out
+    assert main([*words, "--devices", "2", "--device-gib", "12"]) == 1
+    assert "roles.policy.config.activations=4 fits: 12.0 of 12.0 GiB" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option", ["--device-gib=80", "--nodes=2", "--host-gib=500"])
 def test_a_size_of_machines_without_their_devices_is_refused(
     job: Path, option: str, capsys: pytest.CaptureFixture[str]
