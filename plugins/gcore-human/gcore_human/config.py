@@ -9,7 +9,7 @@ from typing import Literal
 from gcore_core.contract.errors import ConfigError
 
 #: What a job may write to choose the reward.
-USES = ("human", "human/human")
+USES = ("human", "human/default")
 #: Where the questions of a run are, in the run's directory.
 DIRECTORY = "human"
 #: A page with more buttons than digits has no keys for them.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_human import gcore_rewards
 from gcore_human.checks import problems_of
 from gcore_human.commands import label as command
 from gcore_human.config import HumanConfig
@@ -259,7 +260,7 @@ def test_the_page_of_a_run_can_be_opened_before_its_first_question(tmp_path: Pat
     }
     (tmp_path / "config.yaml").write_text(json.dumps({"rewards": rewards}))  # JSON is YAML
     assert queues_of(tmp_path) == [tmp_path / "human"]
-    rewards["two"] = {"use": "human/human", "config": {"path": "/elsewhere"}}
+    rewards["two"] = {"use": "human/default", "config": {"path": "/elsewhere"}}
     (tmp_path / "config.yaml").write_text(json.dumps({"rewards": rewards}))
     with pytest.raises(ConfigError, match="several directories"):
         command([str(tmp_path)])
@@ -301,6 +302,14 @@ def plan(timeout_s: float, shards: int = 1, patience_s: float = 600.0) -> dict[s
         "controller": {"shards": shards},
         "run": {"patience_s": patience_s},
     }
+
+
+def test_every_word_that_chooses_the_reward_is_checked() -> None:
+    (provider,) = gcore_rewards()
+    for use in ("human", f"human/{provider.name}"):
+        job = plan(10.0)
+        job["rewards"]["liked"]["use"] = use
+        assert len(list(problems_of(job))) == 1, use
 
 
 def test_the_check_finds_limits_that_come_before_the_people() -> None:
