@@ -206,13 +206,20 @@ def refuse(problems: list[str], file: Path) -> None:
 
 
 def _limits(settings: JobSettings) -> Iterator[str]:
-    """Each value is within its declared limit, and every number of the core is finite."""
+    """Each value is within its declared limit, and every number is one; the core's are finite.
+
+    Whether a setting of a plugin may be infinite, the plugin says.
+    """
     for path, value, limit in schema.limits(settings):
         if problem := limit.problem(value):
             yield f"{path}: {problem}"
     for path, value in yaml_source.flat(asdict(settings)).items():
-        if isinstance(value, float) and not math.isfinite(value) and ".config." not in path:
+        if not isinstance(value, float) or math.isfinite(value):
+            continue
+        if ".config." not in path:
             yield f"{path}: must be a finite number, not {value}."
+        elif math.isnan(value):
+            yield f"{path}: must be a number, not {value}."
 
 
 def _cluster(settings: JobSettings) -> Iterator[str]:

@@ -466,6 +466,14 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
             "rewards.length.weight=.nan",
             "rewards.length.weight: must be a finite number, not nan.",
         ),
+        (
+            "controller.config.failure_limit=.nan",
+            "controller.config.failure_limit: must be a number, not nan.",
+        ),
+        (
+            "roles.policy.config.optimizer.learning_rate=.nan",
+            "roles.policy.config.optimizer.learning_rate: must be a number, not nan.",
+        ),
         ("run.epochs=0", "run.epochs: must be greater than 0, not 0.0."),
         ("rewards.length.workers=0", "rewards.length.workers: must be at least 1, not 0."),
         (
