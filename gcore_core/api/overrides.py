@@ -8,6 +8,7 @@ Two forms say the same: a mapping of dotted keys, ``{"run.steps": 20}``, and key
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, get_type_hints
@@ -19,6 +20,8 @@ from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.job_settings import JobSettings
 
 Overrides = Mapping[str, Any] | Sequence[str] | None
+#: Numbers for which JSON has no word, and in whose place its encoder writes null.
+_IN_YAML = {math.inf: ".inf", -math.inf: "-.inf"}
 
 
 def words(overrides: Overrides, keywords: Mapping[str, Any]) -> list[str]:
@@ -67,6 +70,8 @@ def _keys() -> Iterator[str]:
 
 
 def _word(key: str, value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{key}={_IN_YAML.get(value, '.nan')}"
     try:
         text = msgspec.json.encode(value, enc_hook=_plain).decode()
     except (TypeError, NotImplementedError) as error:

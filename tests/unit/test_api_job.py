@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -163,6 +164,8 @@ def test_the_two_forms_say_the_same_and_keywords_win() -> None:
     assert words({"run.steps": 3}, {}) == words(None, {"run__steps": 3}) == ["run.steps=3"]
     assert words(None, {"run": {"steps": 3, "seed": 1}}) == ["run.steps=3", "run.seed=1"]
     assert words(["run.steps=2"], {"run__steps": 3}) == ["run.steps=2", "run.steps=3"]
+    infinite = words({"a.low": -math.inf, "a.odd": math.nan}, {"a__high": math.inf})
+    assert infinite == ["a.low=-.inf", "a.odd=.nan", "a.high=.inf"]
 
 
 # -- rewards and rows ------------------------------------------------------------------------------
