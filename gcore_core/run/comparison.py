@@ -64,7 +64,7 @@ _SECTIONS = {
     "training": ("objective", "roles.policy", "controller.config", "run", "balance"),
     "weights": ("roles.policy", "objective", "controller.config", "run", "balance"),
 }
-#: Keys that do not change what a run computes.
+#: Keys that do not change what a run computes; of ``run.steps`` see ``_of_schedule``.
 _NEUTRAL = (
     "run.name",
     "run.dir",
@@ -180,7 +180,8 @@ def compare(first: Path, second: Path) -> Comparison:
     record, details = _first_record(runs, step, stage)
     tensor, more = _first_tensor(runs, row) if stage in (START, "training", "weights") else ("", [])
     updates = _updates(runs, row) if stage == "training" else []
-    differences = sorted(_differences(runs, step), key=lambda one: _rank(one, stage))
+    unsorted = [*_differences(runs, step), *_of_schedule(runs, row)]
+    differences = sorted(unsorted, key=lambda one: _rank(one, stage))
     return msgspec.structs.replace(
         found,
         step=step,
@@ -431,6 +432,18 @@ def _differences(runs: tuple[_Run, _Run], step: int) -> list[Difference]:
         if not same_file and not _below(key, _NEUTRAL):
             found.append(_of(_kind(key), key, ours, theirs))
     return found
+
+
+def _of_schedule(runs: tuple[_Run, _Run], row: int) -> list[Difference]:
+    """Returns the planned lengths of the runs, where they made the learning rates of a step differ.
+
+    A schedule counts the updates of the whole run. Else ``run.steps`` acts on no step.
+    """
+    planned = [run.config.get("run.steps") for run in runs]
+    rates = [run.rows[row]["metrics"].get("learning_rate") for run in runs]
+    if planned[0] == planned[1] or rates[0] == rates[1]:
+        return []
+    return [_of(CONFIGURATION, "run.steps", *planned)]
 
 
 def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

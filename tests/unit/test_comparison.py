@@ -163,6 +163,23 @@ def test_where_nothing_differs_the_cause_is_unknown(tmp_path: Path) -> None:
     assert found.cause is not None and found.cause.kind == "unknown"
 
 
+@pytest.mark.parametrize(("rate", "cause"), [(2e-4, "run.steps"), (1e-4, "nothing that a run")])
+def test_another_length_is_the_cause_where_it_changed_the_learning_rate(
+    rate: float, cause: str, tmp_path: Path
+) -> None:
+    config = {"run": {"seed": 7, "steps": 2 * STEPS, "deterministic": True}}
+    first = Made(tmp_path / "first", metrics={"learning_rate": 1e-4})
+    second = Made(
+        tmp_path / "second",
+        config=config,
+        digests={(1, "training"): "x"},
+        metrics={"learning_rate": rate},
+    )
+    found = compare(first.write(), second.write())
+    assert found.stage == "training"
+    assert found.cause is not None and found.cause.what.startswith(cause)
+
+
 def test_without_run_deterministic_that_is_the_cause(tmp_path: Path) -> None:
     found = compared(
         tmp_path,
