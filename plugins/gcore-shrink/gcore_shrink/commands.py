@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,8 @@ def _nodes(number: int) -> int:
 def read_job(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns a job as plain values, with overrides and without interpolations.
 
-    Paths that lie beside the file are absolute. Raises DataError and ConfigError.
+    Paths that lie beside the file are absolute, since the small job may lie elsewhere: those of
+    data, models and functions, of ``local``, and of interpreters. Raises DataError and ConfigError.
     """
     try:
         tree = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
@@ -77,7 +79,14 @@ def read_job(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     plain: dict[str, Any] = {str(name): value for name, value in job.items()}
     if isinstance(plain.get("plugins"), list):
         plain["plugins"] = {str(name): None for name in plain["plugins"]}
-    _anchor(plain, file.absolute().parent)
+    base = file.absolute().parent
+    _anchor(plain, base)
+    if plain.get("local"):
+        plain["local"] = [str(base / Path(name).expanduser()) for name in plain["local"]]
+    for role in (plain.get("roles") or {}).values():
+        if isinstance(role, dict) and "/" in str(role.get("python") or ""):
+            # Not resolved: the interpreter of a venv is a link out of it.
+            role["python"] = os.path.normpath(base / Path(role["python"]).expanduser())
     return plain
 
 

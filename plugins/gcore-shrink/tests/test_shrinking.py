@@ -132,6 +132,17 @@ def test_rows_have_the_columns_that_the_settings_name(small: tuple[Path, dict[st
     assert rows[1].fields["answer"] == "2"
 
 
+def test_files_beside_a_job_are_found_from_wherever_the_small_one_lies(tmp_path: Path) -> None:
+    job = yaml.safe_load(JOB)
+    job["local"] = ["mine.py"]
+    job["roles"]["rollout"]["python"] = "envs/vllm/bin/python"
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    read = read_job(tmp_path / "job.yaml", [])
+    assert read["local"] == [str(tmp_path / "mine.py")]
+    assert read["roles"]["rollout"]["python"] == str(tmp_path / "envs/vllm/bin/python")
+    assert read["roles"]["policy"]["python"] == "venv:megatron"
+
+
 def test_a_model_that_nobody_knows_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("Qwen/Qwen3-4B", "someone/unknown"))
     with pytest.raises(ConfigError) as error:
