@@ -60,6 +60,8 @@ _ESTIMATORS = {
 }
 _TRAINERS = {"fsdp": "torch", "fsdp2": "torch", "megatron": "megatron"}
 _GENERATORS = {"vllm": "vllm", "sglang": "sglang", "hf": "torch"}
+#: Of these, what splits a replica over devices and has a provider that sleeps.
+_ENGINES = ("vllm", "sglang")
 _SCHEDULES = {"constant": "constant", "cosine": "cosine"}
 _DTYPES = {
     "bfloat16": "bfloat16",
@@ -352,8 +354,8 @@ def _memory(draft: Draft, value: Any) -> None:
 
 
 def _tensor_parallel(draft: Draft, value: Any) -> None:
-    if draft.get(f"{ROLLOUT}.name") != "vllm":
-        raise NoCounterpart("only vLLM's generator has tensor parallelism")
+    if draft.get(f"{ROLLOUT}.name") not in _ENGINES:
+        raise NoCounterpart("only the generators on vLLM and SGLang have tensor parallelism")
     draft.set(f"{_FROM}.tensor_parallel", int(value))
 
 
@@ -369,9 +371,10 @@ def _engine(name: str, convert: Any) -> Any:
 
 
 def _cache_freed(draft: Draft, value: Any) -> None:
-    if draft.get(f"{ROLLOUT}.name") != "vllm":
-        raise NoCounterpart("only vLLM's generator sleeps")
-    draft.set("roles.rollout.use", "vllm/sleeping" if value else "vllm")
+    engine = draft.get(f"{ROLLOUT}.name")
+    if engine not in _ENGINES:
+        raise NoCounterpart("torch's generator drops its cache whenever it sleeps")
+    draft.set("roles.rollout.use", f"{engine}/sleeping" if value else engine)
 
 
 def _engine_words(draft: Draft, value: Any) -> None:

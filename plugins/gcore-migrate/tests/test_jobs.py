@@ -124,6 +124,20 @@ def test_the_numbers_of_a_known_configuration_are_these() -> None:
     assert job["run"]["steps"] == 30
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_keeps_its_devices_and_its_sleep(engine: str) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    given = {
+        f"{rollout}.name": engine,
+        f"{rollout}.tensor_model_parallel_size": 2,
+        f"{rollout}.free_cache_engine": True,
+    }
+    draft, outcomes = job_of_verl(given)
+    assert draft.job["roles"]["rollout"]["use"] == f"{engine}/sleeping"
+    assert draft.job["roles"]["rollout"]["config"]["tensor_parallel"] == 2
+    assert all(outcome.targets for outcome in outcomes)
+
+
 def test_trl_counts_records_and_a_job_counts_prompts() -> None:
     """8 records a pass, 2 passes an update, 8 passes drawn at a time, in groups of 8."""
     given = {
