@@ -333,7 +333,9 @@ def _min_rate(draft: Draft, value: Any) -> None:
 
 
 def _vllm(draft: Draft, value: Any) -> None:
-    draft.set("roles.rollout.use", "vllm" if value else "torch")
+    """Takes the engine over, and what ``vllm_enable_sleep_mode`` says, which may stand before."""
+    vllm = "vllm/sleeping" if draft.get("vllm_enable_sleep_mode") else "vllm"
+    draft.set("roles.rollout.use", vllm if value else "torch")
 
 
 def _engine(target: str, convert: Callable[[Any], Any]) -> Callable[[Draft, Any], None]:

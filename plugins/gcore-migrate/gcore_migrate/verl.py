@@ -370,6 +370,13 @@ def _engine(name: str, convert: Any) -> Any:
     return apply
 
 
+def _generator(draft: Draft, value: Any) -> None:
+    """Takes the engine over, and what ``free_cache_engine`` says of it, which may stand before."""
+    name = chosen(_GENERATORS, "generator")(value)
+    sleeps = name in _ENGINES and draft.get(f"{ROLLOUT}.free_cache_engine")
+    draft.set("roles.rollout.use", f"{name}/sleeping" if sleeps else name)
+
+
 def _cache_freed(draft: Draft, value: Any) -> None:
     engine = draft.get(f"{ROLLOUT}.name")
     if engine not in _ENGINES:
@@ -769,7 +776,7 @@ _ALL: tuple[Rule, ...] = (
         "Megatron-Core gets what the plugin's settings say",
     ),
     # The generator.
-    to(f"{ROLLOUT}.name", "roles.rollout.use", convert=chosen(_GENERATORS, "generator")),
+    by(f"{ROLLOUT}.name", ("roles.rollout.use",), _generator),
     to(f"{ROLLOUT}.n", "advantage.config.group_size", convert=int),
     to(f"{ROLLOUT}.temperature", f"{_FROM}.temperature", convert=float),
     to(f"{ROLLOUT}.top_p", f"{_FROM}.top_p", convert=float),

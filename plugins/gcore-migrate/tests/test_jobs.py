@@ -126,16 +126,25 @@ def test_the_numbers_of_a_known_configuration_are_these() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_an_engine_keeps_its_devices_and_its_sleep(engine: str) -> None:
+    """Whichever of its keys stands first."""
     rollout = "actor_rollout_ref.rollout"
     given = {
         f"{rollout}.name": engine,
         f"{rollout}.tensor_model_parallel_size": 2,
         f"{rollout}.free_cache_engine": True,
     }
-    draft, outcomes = job_of_verl(given)
-    assert draft.job["roles"]["rollout"]["use"] == f"{engine}/sleeping"
-    assert draft.job["roles"]["rollout"]["config"]["tensor_parallel"] == 2
-    assert all(outcome.targets for outcome in outcomes)
+    for in_order in (given, dict(reversed(given.items()))):
+        draft, outcomes = job_of_verl(in_order)
+        assert draft.job["roles"]["rollout"]["use"] == f"{engine}/sleeping"
+        assert draft.job["roles"]["rollout"]["config"]["tensor_parallel"] == 2
+        assert all(outcome.targets for outcome in outcomes)
+
+
+def test_vllm_sleeps_for_trl_whichever_of_its_keys_stands_first() -> None:
+    given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
+    for in_order in (given, dict(reversed(given.items()))):
+        job = job_of_trl("grpo", in_order)[0].job
+        assert job["roles"]["rollout"]["use"] == "vllm/sleeping"
 
 
 def test_trl_counts_records_and_a_job_counts_prompts() -> None:
