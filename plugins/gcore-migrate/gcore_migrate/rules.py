@@ -131,6 +131,26 @@ def chosen(names: Mapping[str, Any], what: str) -> Callable[[Any], Any]:
     return convert
 
 
+#: What the plugin ``trackers`` has an observer for, under the name that others know it by.
+_TRACKERS = ("mlflow", "trackio", "wandb")
+
+
+def reports(draft: Draft, value: Any) -> None:
+    """Takes TensorBoard over; of another tracker it is said which observer keeps the run in it.
+
+    value: a name or several.
+    Raises NoCounterpart where TensorBoard is not among them.
+    """
+    names = value if isinstance(value, list) else [value]
+    observers = ", ".join(f"{one}: {{use: trackers/{one}}}" for one in names if one in _TRACKERS)
+    if "tensorboard" not in names:
+        named = f"say observers: {{{observers}}}, of gcore-trackers" if observers else ""
+        raise NoCounterpart(named or "it names no tracker that is known here")
+    if observers:
+        draft.todo.append(f"observers: say {{{observers}}}, of gcore-trackers.")
+    draft.set("plugins.report", None)
+
+
 #: Backends whose engines lie in a venv of their own, see ``g-core venv``.
 _IN_VENVS = ("vllm", "sglang", "megatron", "deepspeed")
 

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gcore_migrate.rules import Draft, NoCounterpart, Rule, absent, by, chosen, in_venvs, to
+from gcore_migrate.rules import (
+    Draft,
+    NoCounterpart,
+    Rule,
+    absent,
+    by,
+    chosen,
+    in_venvs,
+    reports,
+    to,
+)
 
 KINDS = ("grpo", "rloo", "sft", "dpo")
 #: The setting by which rules know the kind; it is no setting of TRL.
@@ -379,13 +389,6 @@ def _strategy(target: str) -> Callable[[Draft, Any], None]:
     return apply
 
 
-def _reports(draft: Draft, value: Any) -> None:
-    names = value if isinstance(value, list) else [value]
-    if "tensorboard" not in names:
-        raise NoCounterpart("no tracker but TensorBoard is shipped")
-    draft.set("plugins.report", None)
-
-
 _GENERATES = ("grpo", "rloo")
 _UPDATES = ("controller.config.prompts", "controller.config.minibatches")
 _LORA_TARGETS = ("all-linear", "auto")
@@ -568,7 +571,7 @@ _ALL: tuple[Rule, ...] = (
     absent("logging_first_step", _SHOWN),
     absent("log_completions", "samples of each evaluation are kept and shown"),
     absent("num_completions_to_print", "evaluation.show says how many samples are shown"),
-    by("report_to", ("plugins.report",), _reports),
+    by("report_to", ("plugins.report",), reports),
     to("save_steps", "checkpoint.every", convert=int),
     by("save_strategy", ("checkpoint.every",), _strategy("checkpoint.every")),
     to("save_total_limit", "checkpoint.last", convert=int),

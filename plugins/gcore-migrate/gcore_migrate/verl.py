@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gcore_migrate.rules import Draft, NoCounterpart, Rule, absent, by, chosen, in_venvs, to
+from gcore_migrate.rules import (
+    Draft,
+    NoCounterpart,
+    Rule,
+    absent,
+    by,
+    chosen,
+    in_venvs,
+    reports,
+    to,
+)
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -74,7 +84,6 @@ _DTYPES = {
 
 _ALWAYS_DYNAMIC = "passes are always filled by tokens, up to budget_tokens"
 _STAYS = "the trainer's weights and optimizer stay on its devices"
-_NO_TRACKER = "no tracker but TensorBoard is shipped"
 
 
 # -- the algorithm ---------------------------------------------------------------------------------
@@ -491,13 +500,6 @@ def _project(draft: Draft, value: Any) -> None:
         raise NoCounterpart("trainer.default_local_dir says where the run is")
     name = draft.get("trainer.experiment_name", "run")
     draft.set("run.dir", f"runs/{value}/{name}")
-
-
-def _loggers(draft: Draft, value: Any) -> None:
-    names = value if isinstance(value, list) else [value]
-    if "tensorboard" not in names:
-        raise NoCounterpart(_NO_TRACKER)
-    draft.set("plugins.report", None)
 
 
 def _steps(draft: Draft, value: Any) -> None:
@@ -996,7 +998,7 @@ _ALL: tuple[Rule, ...] = (
     by("trainer.total_training_steps", ("run.steps",), _steps),
     to("trainer.experiment_name", "run.name", convert=str),
     by("trainer.project_name", ("run.dir",), _project, "verl's directory is named by both"),
-    by("trainer.logger", ("plugins.report",), _loggers),
+    by("trainer.logger", ("plugins.report",), reports),
     by(
         "trainer.n_gpus_per_node",
         ("cluster.devices", "roles.policy.slots", "roles.rollout.slots"),

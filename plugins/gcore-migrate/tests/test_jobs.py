@@ -140,6 +140,19 @@ def test_an_engine_keeps_its_devices_and_its_sleep(engine: str) -> None:
         assert all(outcome.targets for outcome in outcomes)
 
 
+@pytest.mark.parametrize(("trainer", "key"), [("verl", "trainer.logger"), ("trl", "report_to")])
+def test_no_tracker_is_left_out_without_a_word(trainer: str, key: str) -> None:
+    def made(names: list[str]) -> tuple[Draft, list[Outcome]]:
+        given = {key: names}
+        return job_of_verl(given) if trainer == "verl" else job_of_trl("grpo", given)
+
+    _, (alone,) = made(["console", "wandb"])
+    assert not alone.targets and "{wandb: {use: trackers/wandb}}" in alone.why
+    draft, (both,) = made(["tensorboard", "wandb"])
+    assert both.targets == ("plugins.report",)
+    assert any("{wandb: {use: trackers/wandb}}" in todo for todo in draft.todo)
+
+
 def test_vllm_sleeps_for_trl_whichever_of_its_keys_stands_first() -> None:
     given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
     for in_order in (given, dict(reversed(given.items()))):
