@@ -148,17 +148,19 @@ class DiffusionTrainerConfig(DenoiserSettings):
     peak.
     """
     final_fraction: float = 0.0
-    """Rate of the run's last update as a fraction of the peak, for schedules linear and cosine. 0
-    lets the rate end at 0.
+    """Rate of the run's last update as a fraction of the peak, for schedules linear and cosine; in
+    0..1. 0 lets the rate end at 0.
     """
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     """AdamW's decay rates of the first and the second moment; two numbers, each at least 0 and
     below 1.
     """
     eps: float = 1e-8
-    """Number that is added to the denominator of AdamW's step."""
+    """Number that is added to the denominator of AdamW's step, at least 0."""
     weight_decay: float = 0.0
-    """AdamW's decoupled decay of matrices; vectors are never decayed. 0 decays nothing."""
+    """AdamW's decoupled decay of matrices, at least 0; vectors are never decayed. 0 decays
+    nothing.
+    """
     clip_grad_norm: float = 1.0
     """Largest norm of the gradient, taken over all ranks; at least 0. A larger gradient is scaled
     down to it; 0 does not clip.
@@ -199,10 +201,22 @@ class DiffusionTrainerConfig(DenoiserSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("learning_rate", "warmup_updates", "clip_grad_norm", "kl_coefficient"):
+        for name in (
+            "learning_rate",
+            "warmup_updates",
+            "eps",
+            "weight_decay",
+            "clip_grad_norm",
+            "kl_coefficient",
+        ):
             require(
                 getattr(self, name) >= 0, name, f"must not be negative, is {getattr(self, name)}"
             )
+        require(
+            0 <= self.final_fraction <= 1,
+            "final_fraction",
+            f"must be in 0..1, is {self.final_fraction}",
+        )
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             "betas",

@@ -45,6 +45,8 @@ def test_the_recipe_is_a_valid_job() -> None:
             r"without noise there are no actions, which algorithms/ppo_clip needs",
         ),
         (["roles.rollout.config.window=11"], r"window: must be in 0..9, is 11"),
+        (["roles.policy.config.weight_decay=-0.1"], r"weight_decay: must not be negative, is -0.1"),
+        (["roles.policy.config.final_fraction=2"], r"final_fraction: must be in 0..1, is 2"),
         (
             ["objective.config.entropy_coefficient=-0.1", "advantage.use=algorithms/gae"],
             r"requires 'values'",

@@ -103,10 +103,10 @@ class TrainerSettings:
     below 1.
     """
     eps: float = 1e-8
-    """Number that is added to the denominator of AdamW's step."""
+    """Number that is added to the denominator of AdamW's step, at least 0."""
     weight_decay: float = 0.0
-    """AdamW's decoupled decay of matrices; vectors (norms, biases) are never decayed. 0 decays
-    nothing.
+    """AdamW's decoupled decay of matrices, at least 0; vectors (norms, biases) are never decayed. 0
+    decays nothing.
     """
     clip_grad_norm: float = 1.0
     """Largest norm of the gradient, taken over all ranks; at least 0. A larger gradient is scaled
@@ -185,6 +185,12 @@ class TrainerSettings:
             "betas",
             f"must be two numbers in 0..1, is {list(self.betas)}",
         )
+        require(
+            0 <= self.weight_decay < math.inf,
+            "weight_decay",
+            f"must not be negative, is {self.weight_decay}",
+        )
+        require(0 <= self.eps < math.inf, "eps", f"must not be negative, is {self.eps}")
         require(
             self.clip_grad_norm >= 0,
             "clip_grad_norm",

@@ -15,6 +15,8 @@ from gcore_core.contract.errors import ConfigError
     [
         ({"learning_rate": -1.0}, "learning_rate: must not be negative, is -1.0"),
         ({"learning_rate": float("nan")}, "learning_rate: must not be negative, is nan"),
+        ({"weight_decay": -0.1}, "weight_decay: must not be negative, is -0.1"),
+        ({"eps": -1e-8}, "eps: must not be negative, is -1e-08"),
         ({"warmup_updates": -1}, "warmup_updates: must not be negative, is -1"),
         ({"final_fraction": 1.5}, r"final_fraction: must be in 0\.\.1, is 1\.5"),
     ],
