@@ -264,8 +264,8 @@ def _rewards(draft: Draft, value: Any) -> None:
         draft.set(f"rewards.{name}.use", "core/function")
         draft.set(f"rewards.{name}.config", {"path": "rewards.py", "name": name})
     draft.todo.append(
-        "rewards: a function here gets a completion and its row, TRL's gets lists of them. Put "
-        "those that the job names into rewards.py."
+        "rewards: a function here gets one record, with record.text and record.prompt.fields, "
+        "TRL's gets lists of completions and columns. Put those that the job names into rewards.py."
     )
 
 

@@ -416,8 +416,9 @@ def _reward_path(draft: Draft, value: Any) -> None:
     draft.set("rewards.custom.use", "core/function")
     draft.set("rewards.custom.config", {"path": str(value), "name": str(name)})
     draft.todo.append(
-        "rewards.custom: a function here gets a completion and its row, verl's gets data_source, "
-        "solution_str, ground_truth and extra_info. Put one in front of it that calls it so."
+        "rewards.custom: a function here gets one record, with record.text and "
+        "record.prompt.fields, verl's gets data_source, solution_str, ground_truth and extra_info. "
+        "Put one in front of it that calls it so."
     )
 
 

@@ -140,6 +140,15 @@ def test_an_engine_keeps_its_devices_and_its_sleep(engine: str) -> None:
         assert all(outcome.targets for outcome in outcomes)
 
 
+def test_a_job_says_how_its_reward_functions_are_called() -> None:
+    drafts = (
+        job_of_verl({"custom_reward_function.path": "mine.py"})[0],
+        job_of_trl("grpo", {"reward_funcs": "mine.right"})[0],
+    )
+    for draft in drafts:
+        assert any("gets one record, with record.text" in todo for todo in draft.todo)
+
+
 @pytest.mark.parametrize(("trainer", "key"), [("verl", "trainer.logger"), ("trl", "report_to")])
 def test_no_tracker_is_left_out_without_a_word(trainer: str, key: str) -> None:
     def made(names: list[str]) -> tuple[Draft, list[Outcome]]:
