@@ -155,8 +155,10 @@ def _with_kl_loss(draft: Draft, value: Any) -> None:
 
 
 def _clip(draft: Draft, value: Any) -> None:
-    draft.set("objective.config.clip_low", float(value))
-    draft.set("objective.config.clip_high", float(value))
+    """Sets both sides, to what a key of a side's own says where there is one, before or behind."""
+    for side in ("low", "high"):
+        own = draft.get(f"{ACTOR}.clip_ratio_{side}")
+        draft.set(f"objective.config.clip_{side}", float(value if own is None else own))
 
 
 def _dual_clip(draft: Draft, value: Any) -> None:

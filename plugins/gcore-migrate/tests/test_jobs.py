@@ -140,6 +140,14 @@ def test_an_engine_keeps_its_devices_and_its_sleep(engine: str) -> None:
         assert all(outcome.targets for outcome in outcomes)
 
 
+def test_a_clip_of_one_side_stays_whichever_key_stands_first() -> None:
+    actor = "actor_rollout_ref.actor"
+    given = {f"{actor}.clip_ratio_high": 0.28, f"{actor}.clip_ratio": 0.2}
+    for in_order in (given, dict(reversed(given.items()))):
+        config = job_of_verl(in_order)[0].job["objective"]["config"]
+        assert (config["clip_low"], config["clip_high"]) == (0.2, 0.28)
+
+
 def test_a_job_says_how_its_reward_functions_are_called() -> None:
     drafts = (
         job_of_verl({"custom_reward_function.path": "mine.py"})[0],
