@@ -25,6 +25,7 @@ REF = "actor_rollout_ref.ref"
 #: verl's own defaults where ours are others, or where a job must say something.
 DEFAULTS: dict[str, Any] = {
     "algorithm.adv_estimator": "gae",
+    "algorithm.lam": 1.0,
     "data.train_batch_size": 1024,
     "data.prompt_key": "prompt",
     "data.max_prompt_length": 512,
@@ -38,6 +39,9 @@ DEFAULTS: dict[str, Any] = {
     f"{ACTOR}.ppo_mini_batch_size": 256,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": None,
     f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    "critic.optim.lr": 1e-5,
+    "critic.cliprange_value": 0.5,
     "trainer.total_epochs": 30,
 }
 

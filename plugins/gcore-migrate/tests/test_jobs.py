@@ -140,6 +140,16 @@ def test_an_engine_keeps_its_devices_and_its_sleep(engine: str) -> None:
         assert all(outcome.targets for outcome in outcomes)
 
 
+def test_verl_s_own_defaults_are_said_where_ours_are_others() -> None:
+    job = job_of_verl({"actor_rollout_ref.model.path": "org/model"})[0].job
+    assert job["advantage"]["config"]["lam"] == 1.0
+    assert job["objective"]["config"]["dual_clip"] == 3.0
+    assert job["roles"]["critic"]["config"]["learning_rate"] == 1e-5
+    assert job["roles"]["critic"]["objective"] == {"use": "critic", "config": {"clip": 0.5}}
+    grpo = job_of_verl({"algorithm.adv_estimator": "grpo"})[0].job
+    assert "critic" not in grpo["roles"] and "lam" not in grpo["advantage"]["config"]
+
+
 def test_a_clip_of_one_side_stays_whichever_key_stands_first() -> None:
     actor = "actor_rollout_ref.actor"
     given = {f"{actor}.clip_ratio_high": 0.28, f"{actor}.clip_ratio": 0.2}
