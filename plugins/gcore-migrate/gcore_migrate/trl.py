@@ -155,8 +155,8 @@ def _steps(draft: Draft, value: Any) -> None:
 
 
 def _epochs(draft: Draft, value: Any) -> None:
-    epochs = max(1, round(float(value)))
-    draft.set("run.epochs", epochs)
+    epochs = float(value)  # a part of one, too
+    draft.set("run.epochs", int(epochs) if epochs.is_integer() else epochs)
     if int(draft.get("max_steps", -1)) <= 0:
         draft.set("run.steps", 1_000_000)
         draft.todo.append(

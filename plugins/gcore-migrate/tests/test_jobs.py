@@ -187,6 +187,11 @@ def test_vllm_sleeps_for_trl_whichever_of_its_keys_stands_first() -> None:
         assert job["roles"]["rollout"]["use"] == "vllm/sleeping"
 
 
+@pytest.mark.parametrize("epochs", [0.5, 2, 3.0])
+def test_a_part_of_an_epoch_stays_one(epochs: float) -> None:
+    assert job_of_trl("grpo", {"num_train_epochs": epochs})[0].job["run"]["epochs"] == epochs
+
+
 def test_trl_counts_records_and_a_job_counts_prompts() -> None:
     """8 records a pass, 2 passes an update, 8 passes drawn at a time, in groups of 8."""
     given = {
