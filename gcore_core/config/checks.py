@@ -47,6 +47,8 @@ _FROM_VALUES = {
     "record": frozenset({"values", "old_values"}),
     "action": frozenset({"values", "old_values", "returns"}),
 }
+#: What processes of the core are named by; no role and no worker of rewards may be.
+_OWN_PROCESSES = frozenset({"agent", "controller", "supervisor"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -275,9 +277,12 @@ def _owned_replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterat
 def _workers(settings: JobSettings) -> Iterator[str]:
     """Roles and scorer workers have different names, because their processes are named by them.
 
+    None has a name of the core's own processes.
     Rewards that share a worker also agree on its number of processes (``workers``).
     """
-    names_in_use = {*settings.roles, "controller", "supervisor"}
+    for name in sorted(settings.roles.keys() & _OWN_PROCESSES):
+        yield f"roles.{name}: processes of the core are named so; give the role another name."
+    names_in_use = settings.roles.keys() | _OWN_PROCESSES
     counts: dict[str, int] = {}
     for name, reward in settings.rewards.items():
         worker = reward.worker
@@ -289,7 +294,7 @@ def _workers(settings: JobSettings) -> Iterator[str]:
         if worker in names_in_use or not schema.NAME.fullmatch(worker):
             yield (
                 f"rewards.{name}.worker: {worker!r} cannot name a worker; use letters, digits, "
-                "'_' and '-', and not the name of a role, 'controller' or 'supervisor'."
+                "'_' and '-', and not the name of a role, 'agent', 'controller' or 'supervisor'."
             )
 
 

@@ -463,6 +463,10 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
             "rewards.length.worker: 'policy' cannot name a worker; use letters",
         ),
         (
+            "rewards.length.worker=agent",
+            "rewards.length.worker: 'agent' cannot name a worker; use letters",
+        ),
+        (
             "rewards.length.weight=.nan",
             "rewards.length.weight: must be a finite number, not nan.",
         ),
@@ -498,6 +502,11 @@ def test_a_value_out_of_range_or_an_unmet_requirement_is_refused(
     job: Job, override: str, expected: str
 ) -> None:
     assert message(job(), override).startswith(expected)
+
+
+def test_no_role_has_a_name_of_the_core_s_own_processes(job: Job) -> None:
+    text = message(job(), "roles.agent.use=fake", "rewards.length.role=agent")
+    assert "roles.agent: processes of the core are named so" in text
 
 
 def test_columns_that_every_trainer_supplies_may_be_required(job: Job) -> None:
