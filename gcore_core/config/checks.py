@@ -88,6 +88,7 @@ def run(
     """
     problems = [
         *_limits(settings),
+        *_run_name(settings),
         *_follows(settings),
         *_workers(settings),
         *_cluster(settings),
@@ -222,6 +223,16 @@ def _limits(settings: JobSettings) -> Iterator[str]:
             yield f"{path}: must be a finite number, not {value}."
         elif math.isnan(value):
             yield f"{path}: must be a number, not {value}."
+
+
+def _run_name(settings: JobSettings) -> Iterator[str]:
+    """The name of the run can be that of a directory, unless ``run.dir`` says which it has."""
+    name = settings.run.name or ""
+    if settings.run.dir is None and (name in (".", "..") or "/" in name or "\0" in name):
+        yield (
+            f"run.name: {name!r} cannot name a directory; use letters, digits, '-', '_' and '.', "
+            "or set run.dir."
+        )
 
 
 def _cluster(settings: JobSettings) -> Iterator[str]:
