@@ -154,7 +154,8 @@ def sockets(directory: str) -> Finding:
 def cache(about: str, variable: str, default: Path) -> Finding:
     """Looks at a directory that grows: whether it can be written, and how much fits into it."""
     place = Path(os.environ.get(variable) or default).expanduser()
-    present = next(path for path in (place, *place.parents) if path.exists())
+    # Path.exists would raise for one that may not be looked into, which is what is looked for.
+    present = next(path for path in (place, *place.parents) if os.path.exists(path))
     if not os.access(present, os.W_OK):
         what = f"{place} cannot be written"
         todo = f"set {variable} to a directory that can"

@@ -65,6 +65,8 @@ def test_a_cache_that_cannot_be_written_is_a_problem(
 ) -> None:
     monkeypatch.setenv("G_CORE_CACHE", str(tmp_path / "cache"))
     assert doctor.cache("cache", "G_CORE_CACHE", Path("~")).state != doctor.PROBLEM
+    monkeypatch.setenv("G_CORE_CACHE", str(tmp_path / ("a" * 300)))  # the system refuses to look
+    assert doctor.cache("cache", "G_CORE_CACHE", Path("~")).state != doctor.PROBLEM
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)  # root may write all
     finding = doctor.cache("cache", "G_CORE_CACHE", Path("~"))
     assert (finding.state, finding.todo) == (

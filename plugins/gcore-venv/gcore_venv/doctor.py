@@ -265,7 +265,8 @@ def _disk(what: str, place: Path, least: int, mend: str) -> Finding:
     least: bytes that must be free.
     mend: how to put it elsewhere.
     """
-    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    # Path.exists would raise for one that may not be looked into.
+    existing = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
     free = shutil.disk_usage(existing).free
     state = f"{readable(free)} free in {existing}"
     return (

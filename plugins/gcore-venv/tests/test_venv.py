@@ -309,6 +309,11 @@ def findings(capsys: pytest.CaptureFixture[str], code: int) -> Iterator[tuple[st
         yield row["what"], row
 
 
+def test_the_doctor_goes_on_where_it_may_not_look(tmp_path: Path) -> None:
+    finding = doctor._disk("disk", tmp_path / ("a" * 300), 1, "elsewhere")
+    assert finding.mend == "" and finding.told.endswith(str(tmp_path))
+
+
 def test_the_doctor_names_a_remedy_for_each_environment(
     toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
