@@ -32,7 +32,7 @@ def {name}_of_records(records):
         for r in records
     ]
     columns = {{"prompts": prompts, "completions": completions}}
-    for field in records[0].prompt.fields:
+    for field in dict.fromkeys(name for r in records for name in r.prompt.fields):
         columns[field] = [r.prompt.fields.get(field) for r in records]
     return {name}(**{chosen})
 '''

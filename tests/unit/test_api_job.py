@@ -52,6 +52,10 @@ def with_everything(completions: list[Any], **columns: Any) -> list[float]:
     return [float(len(columns)) for _ in completions]
 
 
+def with_a_column(completions: list[str], level: list[int | None]) -> list[float]:
+    return [float(one or 0) for one in level]
+
+
 def job(**changes: Any) -> Any:
     given = {"model": None, "reward": right, "data": ROWS, "algorithm": FAKE, **changes}
     return gcore.job(**given)
@@ -179,6 +183,11 @@ def test_a_function_scores_in_a_worker_as_it_would_here(
     reward: Any, expected: list[float], tmp_path: Path
 ) -> None:
     assert scores(reward, tmp_path, ROWS, ["2", "13"]) == expected
+
+
+def test_a_column_that_the_first_row_lacks_is_a_column(tmp_path: Path) -> None:
+    rows: list[Mapping[str, Any]] = [ROWS[0], {**ROWS[1], "level": 3}]
+    assert scores(with_a_column, tmp_path, rows, ["2", "4"]) == [0.0, 3.0]
 
 
 def test_a_function_of_trl_gets_chats_and_all_columns(tmp_path: Path) -> None:
