@@ -92,7 +92,7 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
 
 def models_cache() -> Path:
     """Returns where models that jobs make are kept: ``models`` in $G_CORE_CACHE, or the default."""
-    return Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
+    return Path(os.environ.get("G_CORE_CACHE") or "~/.cache/g-core").expanduser() / "models"
 
 
 def find_made(make: Mapping[str, Any], cache_dir: Path) -> Path | None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.errors import ConfigError, DataError
-from gcore_core.run.make_model import make_model
+from gcore_core.run.make_model import make_model, models_cache
 
 TEACH = """\
 import os, pathlib
@@ -55,6 +55,16 @@ def made(file: Path, cache: Path, report: Report | None = None, **config: Any) -
 
 def leftovers(cache: Path) -> list[str]:
     return sorted(path.suffix for path in cache.iterdir() if path.suffix not in (".lock", ".log"))
+
+
+def test_the_cache_may_be_named_from_home_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("G_CORE_CACHE", "~/kept")
+    assert models_cache() == tmp_path / "kept" / "models"
+    monkeypatch.delenv("G_CORE_CACHE")
+    assert models_cache() == tmp_path / ".cache" / "g-core" / "models"
 
 
 def test_a_model_is_made_in_another_process_with_its_progress(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Classifier:
             )
         from gcore_core.kits.models import make_model
 
-        cache = Path(os.environ.get("G_CORE_CACHE") or Path.home() / ".cache" / "g-core") / "models"
+        cache = Path(os.environ.get("G_CORE_CACHE") or "~/.cache/g-core").expanduser() / "models"
         make = {"path": config.path, "name": config.name, "config": dict(config.config)}
         return make_model(make, cache, lambda *_: context.progress())
 
