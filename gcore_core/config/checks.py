@@ -141,6 +141,9 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
     built_in_a_role: set[str] = set()
     opened: dict[str | None, Interpreter] = {}  # each is started once, however many roles it has
     for role, node in settings.roles.items():
+        paths = [f"roles.{role}", *_built_beside(role, provided)]
+        providers = {path: provided[path] for path in paths if path in provided}
+        built_in_a_role |= providers.keys()
         try:
             if node.python not in opened:
                 opened[node.python] = open_interpreter(node.python, where=f"roles.{role}.python")
@@ -148,9 +151,6 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
             errors[str(error)] = error
             continue
         interpreter = opened[node.python]
-        paths = [f"roles.{role}", *_built_beside(role, provided)]
-        providers = {path: provided[path] for path in paths if path in provided}
-        built_in_a_role |= providers.keys()
         installed = [item for item in providers.values() if item.installed]
         versions = {item.distribution: item.version for item in installed}
         wrong = list(differences(interpreter, versions, where=f"roles.{role}.python")) or _unmet(

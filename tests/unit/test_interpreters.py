@@ -275,6 +275,22 @@ def test_a_role_needs_the_plugins_of_what_its_workers_build_and_no_others(
     assert (f"{python_of(other)} has no gcore-beside." in said) == is_missing, said
 
 
+def test_an_engine_is_not_missed_here_where_its_own_interpreter_is_missing(
+    installed: InstalledPlugins, job, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
+    source = (installed.directory / "gcore_fake.py").read_text()
+    needing = source.replace(
+        'GeneratorProvider(summary="samples", factory',
+        'GeneratorProvider(summary="samples", needs=("no-such-engine>=3",), factory',
+    )
+    assert needing != source
+    (installed.directory / "gcore_fake.py").write_text(needing)
+    assert cli.main(["check", str(job()), "roles.rollout.python=/no/bin/python"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("roles.rollout.python: there is no interpreter /no/bin/python.")
+    assert "no-such-engine" not in said
+
+
 def test_an_engine_that_is_missing_here_is_named_with_the_command_that_installs_it(
     installed: InstalledPlugins, job, capsys: pytest.CaptureFixture[str]
 ) -> None:  # type: ignore[no-untyped-def]
