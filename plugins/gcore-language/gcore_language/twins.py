@@ -104,7 +104,8 @@ def twin_of_role(node: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     smaller: dict[str, Any] = {name: one for name, one in _SPLITS.items() if name in config}
     for name, most in {"max_new_tokens": _ACTIONS, "context_length": LONGEST}.items():
         if name in config:
-            smaller[name] = min(most, int(config[name]))
+            given = config[name]  # None: as many as the model allows
+            smaller[name] = most if given is None else min(most, int(given))
     if "budget_tokens" in config:
         smaller["budget_tokens"] = 2 * LONGEST
     if config.get("reference_path"):

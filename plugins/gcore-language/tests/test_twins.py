@@ -86,6 +86,11 @@ def test_a_reward_model_that_is_not_made_yet_is_like_the_policy(tmp_path: Path) 
         twin_of_reward({"config": {"path": missing}}, tmp_path / "twins")
 
 
+def test_a_context_as_long_as_the_model_allows_is_a_twin_s_longest(tmp_path: Path) -> None:
+    changes = twin_of_role({"config": {"context_length": None}}, tmp_path)
+    assert changes == {"config": {"context_length": 2048}}
+
+
 def test_a_role_is_whole_and_its_answers_are_short(tmp_path: Path) -> None:
     config: dict[str, Any] = {"tensor_parallel": 4, "max_new_tokens": 4096, "temperature": 0.7}
     config |= {"budget_tokens": 9, "sharding": {"tensor": 4}}
