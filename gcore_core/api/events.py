@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -37,9 +38,25 @@ class Note(msgspec.Struct, tag="note", frozen=True):
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
-    """See ``Display.step``; the samples of a report stay where they are."""
+    """See ``Display.step``; the samples of a report stay where they are.
 
-    report: StepReport
+    metrics, evaluation: as in the report; JSON has null for NaN and infinities.
+    """
+
+    step: int
+    version: int
+    metrics: Mapping[str, float | None]
+    evaluation: Mapping[str, float | None]
+
+    @property
+    def report(self) -> StepReport:
+        """Returns the report, with NaN for what was no finite number."""
+        return StepReport(
+            step=self.step,
+            version=self.version,
+            metrics=_numbers(self.metrics),
+            evaluation=_numbers(self.evaluation),
+        )
 
 
 class Finish(msgspec.Struct, tag="finish", frozen=True):
@@ -88,13 +105,23 @@ class EventDisplay:
         send(self._pipe, Phase(text=text, share=share))
 
     def step(self, report: StepReport) -> None:
-        send(self._pipe, Step(report=msgspec.structs.replace(report, samples=[])))
+        event = Step(
+            step=report.step,
+            version=report.version,
+            metrics=report.metrics,
+            evaluation=report.evaluation,
+        )
+        send(self._pipe, event)
 
     def note(self, text: str) -> None:
         send(self._pipe, Note(text=text))
 
     def finish(self, lines: Iterable[str] = ()) -> None:
         send(self._pipe, Finish(lines=list(lines)))
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def send(pipe: int, event: Event) -> None:
