@@ -35,6 +35,8 @@ from gcore_core.runtime.gaps import refuse_gaps
 LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
 #: What a resumed run must not change: it would be another run.
 _FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
+#: What it may change of each reward: a run that ends since scores take too long may get more time.
+_HOW_LONG = ("timeout_s", "workers")
 
 
 def check_parts(plan: Plan) -> None:
@@ -197,4 +199,9 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
 
 def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns dotted key -> value of the settings that must not change."""
-    return {key: value for key, value in flat(config).items() if key.startswith(_FIXED)}
+    free = {f"rewards.{name}.{key}" for name in config.get("rewards", {}) for key in _HOW_LONG}
+    return {
+        key: value
+        for key, value in flat(config).items()
+        if key.startswith(_FIXED) and key not in free
+    }

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gcore_core import cli
 from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import ConfigError
+from gcore_core.run.checkpoint_service import CONFIG, Resumed
+from gcore_core.run.preflight import check_same
 from gcore_core.testing.installed import InstalledPlugins
 
 Job = Callable[..., Path]
@@ -43,6 +47,7 @@ class NoRecords:
 class TakesNothing:
     def __init__(self): ...
 """
+MORE_TIME = ["rewards.length.timeout_s=60", "rewards.length.workers=2"]
 
 
 @pytest.fixture
@@ -98,6 +103,17 @@ def test_a_model_that_cannot_be_made_is_refused_with_its_path(
     overrides = "roles.policy.model={make: {path: no.py, name: teach}}"
     shown = refused(job, capsys, overrides, code=2)
     assert "roles.policy.model.make.path:" in shown and "no such file" in shown
+
+
+def test_a_resumed_run_may_give_a_reward_more_time_and_no_other_weight(
+    job: Job, tmp_path: Path
+) -> None:
+    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(load_plan(job()).config))
+    resumed = Resumed(step=2, path=str(tmp_path), state={})
+    check_same(resumed, load_plan(job(), MORE_TIME), rows=8)
+    with pytest.raises(ConfigError) as error:
+        check_same(resumed, load_plan(job(), [*MORE_TIME, "rewards.length.weight=2"]), rows=8)
+    assert error.value.why == "rewards.length.weight: 1.0 was saved, 2.0 is asked for"
 
 
 def test_what_a_plugin_misses_of_files_is_refused_and_a_job_that_is_only_read_is_not(
