@@ -94,6 +94,8 @@ class SyncConfig:
             )
         if self.logprob_band is not None and not self.logprob_band > 0:
             raise ValueError(f"logprob_band must be positive, not {self.logprob_band}")
+        if not 0 <= self.failure_limit <= 1:
+            raise ValueError(f"failure_limit must be from 0 to 1, not {self.failure_limit}")
 
     def updates_per_step(self) -> int:
         """Returns the optimizer updates of one step; a trainer's schedule counts them."""

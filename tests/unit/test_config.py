@@ -471,8 +471,8 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
             "rewards.length.weight: must be a finite number, not nan.",
         ),
         (
-            "controller.config.failure_limit=.nan",
-            "controller.config.failure_limit: must be a number, not nan.",
+            "controller.config.failure_limit=50",
+            "controller.config: failure_limit must be from 0 to 1, not 50.0.",
         ),
         (
             "roles.policy.config.optimizer.learning_rate=.nan",
