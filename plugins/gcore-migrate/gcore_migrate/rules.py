@@ -103,6 +103,11 @@ def to(key: str, *targets: str, convert: Callable[[Any], Any] | None = None, why
     return Rule(key, targets, apply, why)
 
 
+def run_name(value: Any) -> str:
+    """Returns the name of a run as that of a directory, which a run here has."""
+    return str(value).replace("/", "-")
+
+
 def by(key: str, targets: Sequence[str], apply: Apply, why: str = "") -> Rule:
     """Returns the rule of a key for which a function decides."""
     return Rule(key, tuple(targets), apply, why)

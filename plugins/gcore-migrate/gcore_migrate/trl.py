@@ -19,6 +19,7 @@ from gcore_migrate.rules import (
     chosen,
     in_venvs,
     reports,
+    run_name,
     to,
 )
 
@@ -563,7 +564,7 @@ _ALL: tuple[Rule, ...] = (
     by("use_rslora", (f"{_TO}.lora.use_rslora",), _lora("use_rslora", bool)),
     by("load_in_4bit", (f"{_TO}.lora.load_in_4bit",), _lora("load_in_4bit", bool)),
     to("seed", "run.seed", convert=int),
-    to("run_name", "run.name", convert=str),
+    to("run_name", "run.name", convert=run_name),
     to("output_dir", "run.dir", convert=str),
     absent("overwrite_output_dir", "a directory that holds a run is never written over"),
     absent("logging_steps", _SHOWN),

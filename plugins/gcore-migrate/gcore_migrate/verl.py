@@ -14,6 +14,7 @@ from gcore_migrate.rules import (
     chosen,
     in_venvs,
     reports,
+    run_name,
     to,
 )
 
@@ -1003,7 +1004,7 @@ _ALL: tuple[Rule, ...] = (
     # The run.
     by("trainer.total_epochs", ("run.epochs", "run.steps"), _epochs),
     by("trainer.total_training_steps", ("run.steps",), _steps),
-    to("trainer.experiment_name", "run.name", convert=str),
+    to("trainer.experiment_name", "run.name", convert=run_name),
     by("trainer.project_name", ("run.dir",), _project, "verl's directory is named by both"),
     by("trainer.logger", ("plugins.report",), reports),
     by(

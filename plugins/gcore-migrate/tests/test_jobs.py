@@ -180,6 +180,11 @@ def test_no_tracker_is_left_out_without_a_word(trainer: str, key: str) -> None:
     assert any("{wandb: {use: trackers/wandb}}" in todo for todo in draft.todo)
 
 
+def test_a_name_of_a_run_can_be_that_of_a_directory() -> None:
+    assert job_of_verl({"trainer.experiment_name": "qwen/4b"})[0].job["run"]["name"] == "qwen-4b"
+    assert job_of_trl("grpo", {"run_name": "qwen/4b"})[0].job["run"]["name"] == "qwen-4b"
+
+
 def test_vllm_sleeps_for_trl_whichever_of_its_keys_stands_first() -> None:
     given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
     for in_order in (given, dict(reversed(given.items()))):
