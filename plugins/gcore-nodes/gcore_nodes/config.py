@@ -39,6 +39,8 @@ class CommandConfig(MachinesConfig):
             raise ValueError(f"python must be a path without blanks or quotes, not {self.python!r}")
         if self.min_hosts is not None and self.min_hosts < 1:
             raise ValueError(f"min_hosts must be at least 1, not {self.min_hosts}")
+        if isinstance(self.hosts, list) and (self.min_hosts or 1) > len(self.hosts):
+            raise ValueError(f"min_hosts is {self.min_hosts}, and hosts is {self.hosts}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,5 +80,6 @@ class JoinConfig(MachinesConfig):
             raise ValueError(f"wait_s must be positive, not {self.wait_s}")
         if self.min_hosts is not None and self.min_hosts < 1:
             raise ValueError(f"min_hosts must be at least 1, not {self.min_hosts}")
-        if isinstance(self.hosts, int) and (self.min_hosts or 1) > self.hosts:
+        named = len(self.hosts) if isinstance(self.hosts, list) else self.hosts
+        if isinstance(named, int) and (self.min_hosts or 1) > named:
             raise ValueError(f"min_hosts is {self.min_hosts}, and hosts is {self.hosts}")

@@ -85,6 +85,7 @@ def test_wrong_templates(template: str, message: str) -> None:
         ({"devices": 0}, "positive"),
         ({"patience_s": 7.0}, "at least 8"),
         ({"min_hosts": 0}, "min_hosts must be at least 1"),
+        ({"min_hosts": 2}, "min_hosts is 2, and hosts is ['a']"),
         ({"hosts": ["a", "a"]}, "named 2 times"),
     ],
 )

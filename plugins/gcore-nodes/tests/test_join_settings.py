@@ -27,6 +27,7 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
         ({"wait_s": 0.0}, "wait_s must be positive"),
         ({"min_hosts": 0}, "min_hosts must be at least 1"),
         ({"min_hosts": 2}, "min_hosts is 2, and hosts is 1"),
+        ({"hosts": ["a"], "min_hosts": 2}, "min_hosts is 2, and hosts is ['a']"),
         ({"port": 80}, "port must be from 1024"),
     ],
 )
