@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import JobSettings
+from gcore_core.contract.run_files import LATEST
 
 _OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
 #: The origin of a value that an override on the command line has set begins with this.
@@ -128,7 +129,15 @@ def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
     place = anchored(name, base)
     explicit = name.startswith((".", "~", "/")) or name.count("/") > 1
     if explicit or place.exists() or (not hub and _FILE_SUFFIX.fullmatch(place.suffix)):
-        node["path"] = str(place)
+        node["path"] = str(_pinned(place))
+
+
+def _pinned(place: Path) -> Path:
+    """Returns a path with the run itself for a link ``latest``, which goes on to the next run."""
+    for link in (place, *place.parents):
+        if link.name == LATEST and os.path.islink(link):
+            return link.parent / os.readlink(link) / place.relative_to(link)
+    return place
 
 
 def _text(file: Path) -> str:

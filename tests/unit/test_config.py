@@ -167,6 +167,14 @@ roles:
     assert there.config["roles"]["policy"]["model"]["path"] == str(tmp_path / "model_dir")
 
 
+def test_a_path_through_the_latest_run_names_that_run(job: Job, tmp_path: Path) -> None:
+    weights = tmp_path / "runs" / "job" / "001" / "weights"
+    weights.mkdir(parents=True)
+    (tmp_path / "runs" / "job" / "latest").symlink_to("001")
+    plan = load_plan(job(), ["roles.policy.model.path=runs/job/latest/weights"])
+    assert plan.config["roles"]["policy"]["model"]["path"] == str(weights)
+
+
 # -- why -------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from gcore_core.contract.errors import ConfigError, DataError
-from gcore_core.contract.run_files import CONFIG, DATA
+from gcore_core.contract.run_files import CONFIG, DATA, LATEST
 from gcore_core.controllers.window.journal import read_memberships
 
 #: Settings that decide nothing of what a run computes. Of ``plugins`` and ``local`` the run takes
@@ -34,6 +34,10 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
     directory = Path(replay)
     if not (directory / CONFIG).is_file():
         yield f"{where}: {replay} holds no run; give the directory of one, such as runs/NAME/001."
+        return
+    if directory.name == LATEST and directory.is_symlink():
+        run = directory.parent / directory.readlink()
+        yield f"{where}: {replay} goes on to the next run of its name; give {run}."
         return
     try:
         read_memberships(directory)

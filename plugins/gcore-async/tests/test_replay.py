@@ -202,6 +202,14 @@ def test_a_line_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "memberships.jsonl:2: a line cannot be read." in told
 
 
+def test_the_latest_run_is_to_be_named(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "001")
+    latest = tmp_path / "latest"
+    latest.symlink_to("001")
+    (told,) = problems(JOB, str(latest))
+    assert told.endswith(f"{latest} goes on to the next run of its name; give {run}.")
+
+
 def test_a_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     (told,) = problems(JOB, str(tmp_path / "none"))
     assert "holds no run" in told
