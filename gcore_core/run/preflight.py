@@ -30,6 +30,7 @@ from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.make_model import check_make
 from gcore_core.runtime.gaps import refuse_gaps
+from gcore_core.runtime.shells.checked_rewards import read_known
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
 LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
@@ -59,11 +60,15 @@ def check_parts(plan: Plan) -> None:
 
 
 def check_files(plan: Plan, nodes: Sequence[NodeFacts]) -> None:
-    """Raises one ConfigError that lists what plugins miss of the files that the job names.
+    """Raises one ConfigError that lists what plugins miss of the files that the job names, or for
+    a file of known rewards that has none.
 
     nodes: the machines that the run may use.
     """
     here = not any(node.host for node in nodes)
+    for name, reward in plan.settings.rewards.items():
+        if here and reward.known:
+            read_known(reward.known, name)
     checks.refuse(plan.plugins.check_files(plan.config, here=here), plan.source)
 
 

@@ -105,6 +105,15 @@ def test_a_model_that_cannot_be_made_is_refused_with_its_path(
     assert "roles.policy.model.make.path:" in shown and "no such file" in shown
 
 
+def test_a_file_of_known_rewards_that_is_none_is_refused(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = refused(job, capsys, "rewards.length.known=known.jsonl", code=2)
+    assert shown.startswith("rewards.length.known: ") and "FileNotFoundError" in shown
+    (tmp_path / "known.jsonl").write_text('{"row": {"prompt": "a"}, "text": "b"}')
+    assert "KeyError" in refused(job, capsys, "rewards.length.known=known.jsonl", code=2)
+
+
 def test_a_resumed_run_may_give_a_reward_more_time_and_no_other_weight(
     job: Job, tmp_path: Path
 ) -> None:

@@ -390,6 +390,9 @@ async def test_a_known_reward_that_is_given_otherwise_ends_the_run(
     assert asked == ["abc", "abcd"]
     right = shell(_lengths)
     assert [score.values for score in await bench.ask(right)] == [{"r": 3.0}, {"r": 2.0}]
+    known.write_text('{"row": {"prompt": "1+1="}, "text": "a\u2028c", "reward": 4}\n')
+    with pytest.raises(RecordMismatch, match="gives 1 for an answer"):  # numpy has truth values
+        await bench.ask(shell(lambda records: [Score(value=np.bool_(True)) for _ in records]))  # type: ignore[arg-type]
     known.write_text('{"text": "abc"}\n')
     with pytest.raises(ConfigError, match="rewards.r.known: .* has no known rewards: KeyError"):
         await bench.ask(shell(_lengths))

@@ -97,7 +97,8 @@ def read_known(path: str, name: str) -> list[KnownRow]:
     """
     where = f"rewards.{name}.known"
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        # Not splitlines, which also ends a line at characters that a text in JSON may have.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
         numbered = [(n, json.loads(line)) for n, line in enumerate(lines, 1) if line.strip()]
         return [_known_row(place, *line) for place, line in enumerate(numbered)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -141,7 +142,7 @@ async def check_known(name: str, path: str, rows: Sequence[KnownRow], ask: Ask) 
         elif math.isclose(score.value, row.reward, rel_tol=_CLOSE, abs_tol=1e-9):
             continue
         else:
-            said = f"gives {score.value:g}"
+            said = f"gives {float(score.value):g}"
         wrong = f"{said} for an answer whose reward is known to be {row.reward:g}"
         raise RecordMismatch(
             f"the reward {wrong}",
