@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     if args.why:
         print(plan.why(args.why))
     else:
-        from omegaconf import OmegaConf
+        from gcore_core.config.yaml_source import written
 
-        print(OmegaConf.to_yaml(OmegaConf.create(plan.config)), end="")
+        print(written(plan.config), end="")
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError
@@ -22,6 +23,8 @@ _OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
 #: The origin of a value that an override on the command line has set begins with this.
 OVERRIDE = "override "
 _FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w{0,9}")
+#: What OmegaConf takes for the beginning of a reference, and the backslashes before it.
+_LITERAL = re.compile(r"(\\*)\$\{")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,8 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
             todo="indent with spaces; quote strings that hold ': ', '#', '{' or '['",
             line=line,
         ) from error
+    except OmegaConfBaseException as error:
+        raise _unreadable(error, str(file)) from error
     if node is not None and loaded is None:
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
     origins = {key: f"{file.name}, line {line}" for key, line in _lines(node, "")}
@@ -71,6 +76,19 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
     return Source(
         file=file, tree={str(key): value for key, value in merged.items()}, origins=origins
     )
+
+
+def written(config: Mapping[str, Any]) -> str:
+    """Returns the YAML of resolved settings, which reads as they are: no ``${`` is a reference."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(config))))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return _LITERAL.sub(r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {key: _escaped(one) for key, one in value.items()}
+    return [_escaped(one) for one in value] if isinstance(value, list) else value
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -166,6 +184,17 @@ def _override(override: str) -> Any:
         raise ConfigError(
             f"the value of override {override!r} is not valid YAML.", where=key
         ) from error
+    except OmegaConfBaseException as error:
+        raise _unreadable(error, key) from error
+
+
+def _unreadable(error: OmegaConfBaseException, where: str) -> ConfigError:
+    """Returns our error for a value, mostly a reference, of which OmegaConf makes nothing."""
+    return ConfigError(
+        f"what is set cannot be read: {str(error).splitlines()[0].rstrip('.')}.",
+        where=where,
+        todo=r"where ${ begins no reference but is text, write \${",
+    )
 
 
 def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:

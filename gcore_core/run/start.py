@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from gcore_core.config import checks
+from gcore_core.config import checks, yaml_source
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import WorkerError
@@ -100,7 +98,7 @@ def prepare(
     display = display or _displayed(plan, display_of)
     for note in resumed.notes if resumed else ():
         display.note(note)
-    run_directory.write_config(directory, OmegaConf.to_yaml(plan.config))
+    run_directory.write_config(directory, yaml_source.written(plan.config))
     run_directory.write_origins(directory, plan.provenance())
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
     environment.write(directory, plan, resumed.step if resumed else 0)

@@ -8,6 +8,7 @@ import pytest
 
 from gcore_core.config import schema
 from gcore_core.config.plan import load_plan
+from gcore_core.config.yaml_source import written
 from gcore_core.contract.errors import (
     ConfigError,
     ContractError,
@@ -256,6 +257,20 @@ def test_an_unknown_interpolation_is_refused_with_its_path(job: Job) -> None:
         message(job("run: {seed: '${nowhere}'}"))
         == "run.seed: Interpolation key 'nowhere' not found."
     )
+
+
+def test_what_is_no_reference_is_refused_and_may_be_written_as_text(
+    job: Job, tmp_path: Path
+) -> None:
+    file = job(r"run: {name: '${\frac{1}{2}}'}")
+    shown = message(file)
+    assert shown.startswith(f"{file}: what is set cannot be read: ") and r"write \${" in shown
+    override = r"run.name=${\frac}"
+    assert message(job(), override).startswith("run.name: what is set cannot be read: ")
+    plan = load_plan(job(r"run: {name: '\${\frac} and \\\${x}'}"))
+    assert plan.config["run"]["name"] == r"${\frac} and \${x}"
+    (tmp_path / "again.yaml").write_text(written(plan.config))
+    assert load_plan(tmp_path / "again.yaml").config["run"]["name"] == plan.name
 
 
 # -- wrong keys and values -------------------------------------------------------------------------

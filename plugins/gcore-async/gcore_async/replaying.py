@@ -44,7 +44,10 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
     except DataError as error:
         yield f"{where}: {error.where}: {error.what} {error.why}"
         return
-    earlier = yaml.safe_load((directory / CONFIG).read_text())
+    from omegaconf import OmegaConf
+
+    earlier = OmegaConf.to_container(OmegaConf.load(directory / CONFIG), resolve=True)
+    assert isinstance(earlier, dict)
     difference = first_difference(earlier, plan)
     if difference:
         yield f"{where}: {difference} A run repeats only as it was; leave that as it is there."
