@@ -55,6 +55,9 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
             todo="indent with spaces; quote strings that hold ': ', '#', '{' or '['",
             line=line,
         ) from error
+    except yaml.YAMLError as error:  # a character that no YAML has
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"not valid YAML: {first}.", where=str(file)) from error
     except OmegaConfBaseException as error:
         raise _unreadable(error, str(file)) from error
     if node is not None and loaded is None:

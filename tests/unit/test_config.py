@@ -236,6 +236,15 @@ def test_a_syntax_error_has_its_line(tmp_path: Path, text: str, line: int, probl
     )
 
 
+def test_a_character_that_no_yaml_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("run: {name: a\x1b}\n")
+    shown = message(tmp_path / "x.yaml")
+    assert shown == (
+        f"{tmp_path / 'x.yaml'}: not valid YAML: unacceptable character #x001b: "
+        "special characters are not allowed."
+    )
+
+
 @pytest.mark.parametrize(
     "override", ["run.steps", "=3", "run..steps=1", "run.steps =1", "a[0]=1", ""]
 )
