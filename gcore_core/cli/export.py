@@ -48,5 +48,6 @@ def run(args: argparse.Namespace) -> int:
 
         size = export_step(args.run_dir, args.step, args.to, args.role)
     print(f"{args.to}: {size / 1e6:.1f} MB")
-    print(f"weights_sha256 {weights_sha256(args.to)}")
+    if not args.to.is_dir() or any(args.to.glob("*.safetensors")):  # not of a pipeline of models
+        print(f"weights_sha256 {weights_sha256(args.to)}")
     return 0

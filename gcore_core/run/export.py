@@ -20,6 +20,7 @@ from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.run_files import CONFIG, METRICS, WEIGHTS
 from gcore_core.contract.weights_hash import WeightsHash
+from gcore_core.run.checkpoints import CHECKPOINTS
 
 INDEX = "model.safetensors.index.json"
 
@@ -127,7 +128,7 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             "no such run directory.", where=str(run_dir), todo="runs are in runs/<name>/<NNN>"
         )
     weights = run_dir / name
-    if any(weights.glob("*.safetensors")):
+    if any(weights.rglob("*.safetensors")):  # a pipeline has them in its parts' directories
         return weights
     if not (run_dir / CONFIG).exists() and not (run_dir / METRICS).exists():
         raise DataError(
@@ -136,17 +137,33 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             why=f"it has neither {CONFIG} nor {METRICS}",
             todo="name a directory such as runs/<name>/<NNN>",
         )
+    if name != WEIGHTS and (run_dir / WEIGHTS).is_dir():
+        others = sorted(path.name for path in run_dir.glob(f"{WEIGHTS}-*"))
+        roles = [POLICY, *(other.removeprefix(f"{WEIGHTS}-") for other in others)]
+        raise DataError(
+            "this run has trained no such role.",
+            where=str(run_dir),
+            why=f"it has ended well, and there is no {name}/",
+            todo=f"for --role name one of: {', '.join(roles)}",
+        )
+    todo = f"start it anew: g-core run {run_dir / CONFIG} run.dir=null"
+    if any((run_dir / CHECKPOINTS).glob("step-*")):
+        todo = (
+            f"go on with it: g-core resume {run_dir}; or export what it has saved: --step N, of "
+            f"g-core checkpoint list {run_dir}"
+        )
     raise DataError(
         "this run has no final weights.",
         where=str(run_dir),
         why=f"{name}/ is written when a run ends well; this one has not",
-        todo=f"start it anew: g-core run {run_dir / CONFIG} run.dir=null",
+        todo=todo,
     )
 
 
 def _check(weights: Path) -> None:
     """Raises DataError unless every file is whole and holds the tensors that the index says."""
-    names_in = {file.name: tensor_names(file) for file in sorted(weights.glob("*.safetensors"))}
+    files = sorted(weights.rglob("*.safetensors"))
+    names_in = {str(file.relative_to(weights)): tensor_names(file) for file in files}
     index = weights / INDEX
     if not index.exists():
         return

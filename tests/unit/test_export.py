@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core import cli
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.run.export import INDEX, export, tensor_names
 
@@ -42,7 +43,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def _content(directory: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*")}
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    return {str(file.relative_to(directory)): file.read_bytes() for file in files}
 
 
 def test_an_export_is_byte_for_byte_the_final_weights(run_dir: Path, tmp_path: Path) -> None:
@@ -156,6 +158,42 @@ def test_a_run_that_did_not_end_cannot_be_exported(run_dir: Path, tmp_path: Path
         "  weights/ is written when a run ends well; this one has not",
         f"  start it anew: g-core run {run_dir / 'config.yaml'} run.dir=null",
     ]
+
+
+def test_a_run_that_has_saved_something_is_gone_on_with(run_dir: Path, tmp_path: Path) -> None:
+    for file in (run_dir / "weights").iterdir():
+        file.unlink()
+    (run_dir / "checkpoints/step-000002").mkdir(parents=True)
+    with pytest.raises(DataError) as caught:
+        export(run_dir, tmp_path / "out")
+    assert caught.value.todo == (
+        f"go on with it: g-core resume {run_dir}; or export what it has saved: --step N, of "
+        f"g-core checkpoint list {run_dir}"
+    )
+
+
+def test_a_role_that_was_not_trained_is_named(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "weights-critic").mkdir()
+    with pytest.raises(DataError, match="has trained no such role") as caught:
+        export(run_dir, tmp_path / "out", "reference")
+    assert caught.value.todo == "for --role name one of: policy, critic"
+
+
+def test_a_pipeline_is_exported_with_all_its_parts(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (run_dir / "weights").iterdir():
+        file.unlink()
+    part = run_dir / "weights/transformer"
+    part.mkdir()
+    (run_dir / "weights/model_index.json").write_text("{}")
+    _safetensors(part / "diffusion_pytorch_model.safetensors", _header(x=(0, 4)), b"1234")
+    assert cli.main(["export", str(run_dir), "--to", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}: 0.0 MB\n"
+    assert _content(tmp_path / "out") == _content(run_dir / "weights")
+    (part / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    with pytest.raises(DataError, match="this file of weights is damaged"):
+        export(run_dir, tmp_path / "again")
 
 
 def test_a_directory_that_is_missing_or_no_run_is_named(tmp_path: Path) -> None:
