@@ -11,6 +11,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VERBS = {
     "run": "train as a YAML file says",
@@ -171,3 +175,17 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         print("  ".join(cells).rstrip())
+
+
+def write_file(path: Path, text: str, *, option: str) -> None:
+    """Writes the file that an option names. Raises ConfigError where that cannot be."""
+    from gcore_core.contract.errors import ConfigError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}.",
+            where=option,
+            todo="name a file in a directory that is there",
+        ) from error

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0 when nothing failed, 3 otherwise."""
     import importlib.util
 
+    from gcore_core.cli import write_file
     from gcore_core.config import catalog
     from gcore_core.contract.errors import PluginBroken, PluginError
 
@@ -69,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
         "version": plugin.version,
         **report,
     }
+    _show(report)  # first: what was found is not lost where the file cannot be written
     if args.report:
-        args.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    _show(report)
+        write_file(args.report, json.dumps(report, indent=2) + "\n", option="--report")
     return 0 if code == _PASSED else PluginError.exit_code
 
 

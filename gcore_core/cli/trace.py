@@ -31,13 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gcore_core.cli import write_file
     from gcore_core.contract.run_files import read_trace
 
     lines = list(read_trace(args.run_dir))
     if args.perfetto is not None:
-        args.perfetto.write_text(
-            json.dumps({"traceEvents": list(timeline(lines)), "displayTimeUnit": "ms"})
-        )
+        text = json.dumps({"traceEvents": list(timeline(lines)), "displayTimeUnit": "ms"})
+        write_file(args.perfetto, text, option="--perfetto")
         print(f"{args.perfetto}: open it in ui.perfetto.dev")
         return 0
     values = numbers(lines)

@@ -78,9 +78,16 @@ def write(name: str, kind: str, to: Path | None = None) -> Written:
             where=where,
             todo="name another directory: --to DIR",
         )
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be written: {error.strerror}.",
+            where=where,
+            todo="name another directory: --to DIR",
+        ) from error
     return Written(directory, tuple(files), _next_steps(name, directory, files))
 
 

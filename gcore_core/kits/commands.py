@@ -11,6 +11,7 @@ venvs: the module that knows where venvs of engines lie.
 find_devices: the devices of this machine.
 SHARED_MEMORY: the directory of shared memory.
 print_table: prints rows under headings.
+write_file: writes the file that an option names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gcore_core.cli import print_table as print_table
+    from gcore_core.cli import write_file as write_file
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
@@ -38,6 +40,7 @@ _HOMES = {
     "open_interpreter": "gcore_core.config.interpreters",
     "print_table": "gcore_core.cli",
     "run_file": "gcore_core.run.start",
+    "write_file": "gcore_core.cli",
 }
 _MODULES = {"catalog": "gcore_core.config.catalog", "venvs": "gcore_core.config.venvs"}
 

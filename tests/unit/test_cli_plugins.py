@@ -355,6 +355,9 @@ def test_templates_of_a_plugin_are_used_without_importing_it(
     assert (written.directory / "pyproject.toml").exists()
     with pytest.raises(Exception, match="no template for 'studio/pianter'.*'studio/painter'"):
         scaffold.write("oil", "studio/pianter", tmp_path / "other")
+    (tmp_path / "file").touch()
+    with pytest.raises(Exception, match="file/new.* cannot be written: Not a directory"):
+        scaffold.write("oil", "studio/painter", tmp_path / "file" / "new")
 
 
 def test_help_names_exactly_the_kinds_of_templates() -> None:

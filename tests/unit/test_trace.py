@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core import cli
 from gcore_core.cli.trace import numbers, timeline
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
@@ -111,6 +112,17 @@ def test_slices_of_one_row_never_overlap_and_include_all_records(tmp_path: Path)
         assert all(
             end <= start + 1e-6 for (_, end), (start, _) in zip(spans, spans[1:], strict=False)
         )
+
+
+def test_a_timeline_that_cannot_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(_write(tmp_path, [0]))
+    file = tmp_path / "gone" / "timeline.json"
+    assert cli.main(["trace", str(tmp_path), "--perfetto", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"--perfetto: {file} cannot be written: No such file or directory."
+    )
 
 
 def test_the_numbers_count_verdicts_and_stages(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
+from gcore_core.kits.commands import write_file
 from gcore_human.config import DIRECTORY
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def pairs(words: list[str]) -> int:
             todo="judge more pairs, or choose another --by or --ties",
         )
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    args.to.write_text(text, encoding="utf-8")
+    write_file(args.to, text, option="--to")
     print(f"{args.to}: {len(rows)} rows of {len({each.pair for each in judgements})} judged pairs")
     return 0
 

@@ -12,7 +12,7 @@ from gcore_human.commands import pairs as command
 from gcore_human.judgements import Judgement, Undone
 from gcore_human.preferences import preferences
 
-from gcore_core.contract.errors import DataError
+from gcore_core.contract.errors import ConfigError, DataError
 
 
 def said(rater: str, what: str, pair: str = "p", prompt: Any = "q") -> Judgement:
@@ -100,6 +100,13 @@ def test_the_command_writes_the_fields_format_without_what_was_taken_back(tmp_pa
     assert command([str(file), "--to", str(to)]) == 0
     (row,) = map(json.loads, to.read_text().splitlines())
     assert (row["prompt"], row["chosen"], row["rejected"]) == ("q", "x", "y")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl"
+    file.write_bytes(msgspec.json.encode(said("a", "x")) + b"\n")
+    with pytest.raises(ConfigError, match="--to: .* cannot be written: No such file or directory"):
+        command([str(file), "--to", str(tmp_path / "gone" / "pairs.jsonl")])
 
 
 def test_a_file_without_a_preference_writes_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.commands import print_table
+from gcore_core.kits.commands import print_table, write_file
 from gcore_migrate import trl, verl
 from gcore_migrate.reading import read_trl, read_verl
 from gcore_migrate.rules import Draft, Outcome, Rule, apply_rules
@@ -97,7 +97,7 @@ def _give(draft: Draft, outcomes: Sequence[Outcome], source: str, to: Path | Non
         raise ConfigError(
             "there is a file already", where=str(to), todo="take another name for --to"
         )
-    to.write_text(text, encoding="utf-8")
+    write_file(to, text, option="--to")
     taken = sum(bool(outcome.targets) for outcome in outcomes)
     print(f"{to}: {taken} of {len(outcomes)} keys taken over", file=sys.stderr)
     for todo in dict.fromkeys(draft.todo):

@@ -108,6 +108,8 @@ def test_a_job_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "#   trainer.logger=x: " in job.read_text()
     with pytest.raises(ConfigError, match="there is a file already"):
         from_verl([str(file), "--to", str(job)])
+    with pytest.raises(ConfigError, match="--to: .* cannot be written: No such file or directory"):
+        from_verl([str(file), "--to", str(tmp_path / "gone" / "job.yaml")])
 
 
 def test_a_kind_that_the_file_does_not_say_must_be_given(
