@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+from omegaconf import OmegaConf
 
 from gcore_core.api.overrides import Overrides, words
 from gcore_core.api.views import Views
@@ -48,7 +48,9 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Returns the resolved configuration as plain values."""
-        return dict(yaml.safe_load(self.yaml))
+        tree = OmegaConf.to_container(OmegaConf.load(self.dir / run_files.CONFIG), resolve=True)
+        assert isinstance(tree, dict)
+        return {str(key): value for key, value in tree.items()}
 
     @property
     def steps(self) -> int:
