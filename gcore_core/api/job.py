@@ -122,8 +122,8 @@ def _model(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
             node["make"] = rows.anchored(node["make"])
         return node, {}
     if isinstance(model, str | Path):
-        place = Path(model).expanduser()
-        return {"path": str(place.absolute()) if place.exists() else str(model)}, {}
+        is_there = Path(model).expanduser().exists()
+        return {"path": rows.placed(model) if is_there else str(model)}, {}
     if inspect.isfunction(model):
         name = f"{model.__name__}.py"
         text = file_of(model, "model")

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.config import yaml_source
 from gcore_core.contract.errors import DataError
 
 _PROMPT = "prompt"
@@ -28,8 +29,7 @@ def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[s
     if isinstance(data, Mapping):
         return {**data, "config": anchored(data.get("config") or {})}, {}
     if isinstance(data, str | Path):
-        path = str(Path(data).expanduser().absolute())
-        return {"use": "core/jsonl", "config": {"path": path}}, {}
+        return {"use": "core/jsonl", "config": {"path": placed(data)}}, {}
     rows = list(_rows(data, where))
     if not rows:
         raise DataError("there are no rows.", where=where, todo="give at least one dict")
@@ -47,8 +47,16 @@ def anchored(node: Mapping[str, Any]) -> dict[str, Any]:
     """
     path = node.get("path")
     if isinstance(path, str | Path) and Path(path).expanduser().exists():
-        return {**node, "path": str(Path(path).expanduser().absolute())}
+        return {**node, "path": placed(path)}
     return dict(node)
+
+
+def placed(path: str | Path) -> str:
+    """Returns a path from the root on, through the run itself where it names a link ``latest``.
+
+    A run of the same name would take the link before it reads the path.
+    """
+    return str(yaml_source.pinned(Path(path).expanduser().absolute()))
 
 
 def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:

@@ -150,10 +150,10 @@ def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
     place = anchored(name, base)
     explicit = name.startswith((".", "~", "/")) or name.count("/") > 1
     if explicit or place.exists() or (not hub and _FILE_SUFFIX.fullmatch(place.suffix)):
-        node["path"] = str(_pinned(place))
+        node["path"] = str(pinned(place))
 
 
-def _pinned(place: Path) -> Path:
+def pinned(place: Path) -> Path:
     """Returns a path with the run itself for a link ``latest``, which goes on to the next run."""
     for link in (place, *place.parents):
         if link.name == LATEST and os.path.islink(link):

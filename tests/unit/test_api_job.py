@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 import gcore_core as gcore
+from gcore_core.api.job import _model
 from gcore_core.api.overrides import words
 from gcore_core.api.rewards import rewards_of
-from gcore_core.api.rows import dataset_of
+from gcore_core.api.rows import anchored, dataset_of
 from gcore_core.builtin.config import FunctionRewardConfig
 from gcore_core.builtin.function_reward import FunctionScorer
 from gcore_core.config.plan import load_plan
@@ -103,6 +104,16 @@ def test_the_yaml_of_a_call_is_the_job_that_it_runs(tmp_path: Path) -> None:
     assert (plan.settings.run.steps, plan.settings.run.seed) == (3, 5)
     assert Path(plan.at("rewards.right.config.path")) == tmp_path / "right.py"
     assert Path(plan.at("data.config.path")).read_text().count("\n") == len(ROWS)
+
+
+def test_a_path_through_the_latest_run_names_that_run(tmp_path: Path) -> None:
+    weights = tmp_path / "001" / "weights"
+    weights.mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("001")
+    for path in (tmp_path / "latest" / "weights", str(tmp_path / "latest" / "weights")):
+        assert anchored({"path": path}) == {"path": str(weights)}
+        assert dataset_of(path, "", "")[0]["config"] == {"path": str(weights)}
+        assert _model(path) == ({"path": str(weights)}, {})
 
 
 def test_settings_of_a_provider_that_was_replaced_are_left_out() -> None:
