@@ -18,8 +18,8 @@ from gcore_core.api.rows import anchored
 from gcore_core.contract.errors import ConfigError
 
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-#: What TRL passes that rows do not have; a function that asks for more of it is refused.
-_OF_CALL = ("prompts", "completions")
+#: What TRL passes besides, and nobody does here; a function that cannot do without it is refused.
+_OF_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 
 #: Calls a function that was written for TRL. Its rows are dicts of lists there.
 _OF_LISTS = '''
@@ -101,6 +101,13 @@ def _function(name: str, function: Callable[..., Any], where: str) -> tuple[dict
     parameters = inspect.signature(plain).parameters
     config: dict[str, Any] = {"path": f"{name}.py", "name": plain.__name__}
     if "completions" in parameters:
+        lacking = [name for name in _OF_TRL if _is_needed(parameters.get(name))]
+        if lacking:
+            raise ConfigError(
+                f"{plain.__name__} needs what TRL alone has: {', '.join(lacking)}.",
+                where=where,
+                todo="do without it, or give it a default",
+            )
         text += _OF_LISTS.format(name=plain.__name__, chosen=_columns(parameters))
         return config | {"name": f"{plain.__name__}_of_records", "batch": True}, text
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in _KEYWORD]
@@ -117,6 +124,10 @@ def _function(name: str, function: Callable[..., Any], where: str) -> tuple[dict
     if positional[0].name == "records":
         config["batch"] = True
     return config, text
+
+
+def _is_needed(parameter: inspect.Parameter | None) -> bool:
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def _columns(parameters: Mapping[str, inspect.Parameter]) -> str:

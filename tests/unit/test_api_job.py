@@ -53,6 +53,14 @@ def with_everything(completions: list[Any], **columns: Any) -> list[float]:
     return [float(len(columns)) for _ in completions]
 
 
+def of_tokens(completions: list[str], completion_ids: list[list[int]]) -> list[float]:
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def of_tokens_if_there(completions: list[str], completion_ids: Any = None) -> list[float]:
+    return [0.0 for _ in completions]
+
+
 def with_a_column(completions: list[str], level: list[int | None]) -> list[float]:
     return [float(one or 0) for one in level]
 
@@ -204,6 +212,12 @@ def test_a_column_that_the_first_row_lacks_is_a_column(tmp_path: Path) -> None:
 def test_a_function_of_trl_gets_chats_and_all_columns(tmp_path: Path) -> None:
     chat = {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4", "level": 1}
     assert scores(with_everything, tmp_path, [chat], ["4"]) == [3.0]  # prompts, answer, level
+
+
+def test_a_function_that_needs_tokens_of_trl_is_refused() -> None:
+    with pytest.raises(ConfigError, match="of_tokens needs what TRL alone has: completion_ids"):
+        rewards_of(of_tokens)
+    assert rewards_of(of_tokens_if_there)[0]
 
 
 def test_rewards_are_named_and_weighted() -> None:
