@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from gcore_core.api import rewards, rows, templates
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 FOLDER = "job"
 FILE = "job.yaml"
+#: Keys of a job that hold paths of files.
+_PATHS = ("path", "known", "python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,29 @@ def make_job(
         policy = tree.setdefault("roles", {}).setdefault("policy", {})
         policy["model"], added = _model(model)
         files |= added
-    return _with_overrides(tree, files, words(overrides, keywords))
+    return _with_overrides(tree, files, [_from_here(w) for w in words(overrides, keywords)])
+
+
+def _from_here(word: str) -> str:
+    """Returns an override whose paths, where they are of this directory, are absolute.
+
+    The job is written elsewhere, and paths in it are relative to that place.
+    """
+    key, _, text = word.partition("=")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:  # told where the job is read
+        return word
+    placed = _placed(key.rpartition(".")[2], value)
+    is_same = placed is value or placed == value  # NaN equals nothing
+    return word if is_same else f"{key}={msgspec.json.encode(placed).decode()}"
+
+
+def _placed(key: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _placed(str(name), inner) for name, inner in value.items()}
+    is_path = key in _PATHS and isinstance(value, str) and value
+    return rows.placed(value) if is_path and Path(value).expanduser().exists() else value
 
 
 def _model(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:

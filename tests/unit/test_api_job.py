@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import gcore_core as gcore
-from gcore_core.api.job import _model
+from gcore_core.api.job import _from_here, _model
 from gcore_core.api.overrides import words
 from gcore_core.api.rewards import rewards_of
 from gcore_core.api.rows import anchored, dataset_of
@@ -122,6 +122,20 @@ def test_a_path_through_the_latest_run_names_that_run(tmp_path: Path) -> None:
         assert anchored({"path": path}) == {"path": str(weights)}
         assert dataset_of(path, "", "")[0]["config"] == {"path": str(weights)}
         assert _model(path) == ({"path": str(weights)}, {})
+
+
+def test_paths_in_overrides_of_a_call_are_those_of_this_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    given = {"roles.reference.model.path": "base", "roles.judge": {"model": {"path": Path("base")}}}
+    here = [_from_here(word) for word in words(given, {"data__config__path": "org/name"})]
+    assert here == [
+        f'roles.reference.model.path="{tmp_path / "base"}"',
+        f'roles.judge={{"model":{{"path":"{tmp_path / "base"}"}}}}',
+        'data.config.path="org/name"',
+    ]
 
 
 def test_settings_of_a_provider_that_was_replaced_are_left_out() -> None:
