@@ -93,7 +93,7 @@ def make_job(
         tree = templates.template(algorithm)
         name = algorithm.replace("/", "-")
     else:
-        tree = copy.deepcopy(dict(algorithm))
+        tree = copy.deepcopy(_placed("", algorithm))
         name = "train"
     tree["run"] = {"name": name, **tree.get("run", {})}
     tree["data"], added = rows.dataset_of(data, "rows.jsonl", "data")
@@ -129,8 +129,11 @@ def _from_here(word: str) -> str:
 
 
 def _placed(key: str, value: Any) -> Any:
+    """Returns a value with its paths absolute, those that are there; ``key`` names it."""
     if isinstance(value, Mapping):
         return {name: _placed(str(name), inner) for name, inner in value.items()}
+    if key == "local" and isinstance(value, list):
+        return [_placed("path", inner) for inner in value]
     is_path = key in _PATHS and isinstance(value, str) and value
     return rows.placed(value) if is_path and Path(value).expanduser().exists() else value
 

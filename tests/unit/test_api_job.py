@@ -136,6 +136,12 @@ def test_paths_in_overrides_of_a_call_are_those_of_this_directory(
         f'roles.judge={{"model":{{"path":"{tmp_path / "base"}"}}}}',
         'data.config.path="org/name"',
     ]
+    tree = {**FAKE, "roles": {**FAKE["roles"], "policy": {**FAKE["roles"]["policy"]}}}
+    tree["roles"]["policy"]["model"] = {"path": "base"}
+    (tmp_path / "mine.py").touch()
+    made = job(algorithm={**tree, "local": [*FAKE["local"], "mine.py"]}).tree
+    assert made["roles"]["policy"]["model"]["path"] == str(tmp_path / "base")
+    assert made["local"] == [*FAKE["local"], str(tmp_path / "mine.py")]
 
 
 def test_settings_of_a_provider_that_was_replaced_are_left_out() -> None:
