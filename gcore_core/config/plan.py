@@ -476,7 +476,16 @@ def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Pat
         local_plugin(yaml_source.anchored(name, base), f"local[{i}]")
         for i, name in enumerate(core["local"])
     ]
-    local_plugins = {plugin.name: plugin for plugin in locals_}
+    local_plugins: dict[str, catalog.Installed] = {}
+    for plugin in locals_:
+        other = local_plugins.setdefault(plugin.name, plugin)
+        if other.module != plugin.module:
+            raise PluginClash(
+                f"two local files are named {plugin.name!r}.",
+                where="local",
+                why=f"{other.module} and {plugin.module}",
+                todo="rename one; a name cannot be shared",
+            )
     mentions = [(name, f"plugins.{name}", pin or "") for name, pin in core["plugins"].items()]
     mentions += [(use.partition("/")[0], f"{path}.use", "") for path, use in _uses(core)]
     plugins_to_load = {catalog.CORE: (installed.get(catalog.CORE, where=""), "")}

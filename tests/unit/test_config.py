@@ -590,6 +590,15 @@ def test_clashing_incompatible_and_unpinned_plugins_are_refused(
     assert "gcore-fake 0.1.0 and gcore-fork 0.1.0" in message(job(), kind=PluginClash)
 
 
+def test_two_local_files_of_one_name_are_refused(job: Job, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").touch()
+    load_plan(job("local: [a/mine.py, a/mine.py]"))
+    shown = message(job("local: [a/mine.py, b/mine.py]"), kind=PluginClash)
+    assert "two local files are named 'mine'" in shown and str(tmp_path / "b/mine.py") in shown
+
+
 def test_a_local_file_may_not_take_the_name_of_an_installed_plugin(
     job: Job, tmp_path: Path
 ) -> None:
