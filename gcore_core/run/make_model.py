@@ -74,7 +74,7 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     model_directory = cache_dir / key
     if (model_directory / _COMPLETE).is_file():
         return model_directory
-    cache_dir.mkdir(parents=True, exist_ok=True)
+    _make_cache(cache_dir)
     with _locked(cache_dir / f"{key}.lock", progress) as lock:
         if not (model_directory / _COMPLETE).is_file():
             partial = cache_dir / f"{key}.partial"
@@ -88,6 +88,22 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     return model_directory
+
+
+def _make_cache(cache_dir: Path) -> None:
+    """Raises ConfigError where models cannot be kept in a directory."""
+    reason = ""
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = str(error.strerror)
+    if not reason and os.access(cache_dir, os.W_OK | os.X_OK):
+        return
+    raise ConfigError(
+        f"the model cannot be kept in {cache_dir}: {reason or 'it cannot be written'}",
+        where="model.make",
+        todo="set $G_CORE_CACHE to a directory that can be written",
+    )
 
 
 def models_cache() -> Path:

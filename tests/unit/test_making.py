@@ -67,6 +67,13 @@ def test_the_cache_may_be_named_from_home_on(
     assert models_cache() == tmp_path / ".cache" / "g-core" / "models"
 
 
+def test_a_cache_that_cannot_be_made_is_named_with_what_sets_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be kept in .*file/models: Not a directory") as e:
+        made(written(tmp_path), tmp_path / "file" / "models", Report())
+    assert "G_CORE_CACHE" in e.value.todo
+
+
 def test_a_model_is_made_in_another_process_with_its_progress(tmp_path: Path) -> None:
     report = Report()
     model = made(written(tmp_path), tmp_path / "cache", report)
