@@ -134,7 +134,7 @@ def _placed(key: str, value: Any) -> Any:
         return {name: _placed(str(name), inner) for name, inner in value.items()}
     if key == "local" and isinstance(value, list):
         return [_placed("path", inner) for inner in value]
-    is_path = key in _PATHS and isinstance(value, str) and value
+    is_path = (key in _PATHS or key.endswith("_path")) and isinstance(value, str) and value
     return rows.placed(value) if is_path and Path(value).expanduser().exists() else value
 
 

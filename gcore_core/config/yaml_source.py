@@ -122,6 +122,8 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
                 venvs.resolve(role.python, where=f"roles.{name}.python"), base
             )
         _resolve(role.model, base, hub=True)
+        for key in [key for key in role.config if str(key).endswith("_path")]:
+            _resolve(role.config, base, hub=True, key=key)
         if isinstance(role.model.get("make"), MutableMapping):
             _resolve(role.model["make"], base, hub=False)
 
@@ -138,19 +140,20 @@ def _interpreter(name: str, base: Path) -> str:
     return str(anchored(name, base))
 
 
-def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool) -> None:
+def _resolve(node: MutableMapping[str, Any], base: Path, *, hub: bool, key: str = "path") -> None:
     """Makes the ``path`` of one mapping absolute where it means a local path.
 
+    key: another key of it that is meant.
     hub: whether a name may mean a model of the hub. Such a name (org/name) stays as it is unless it
         exists here.
     """
-    name = node.get("path")
+    name = node.get(key)
     if not isinstance(name, str) or not name:
         return
     place = anchored(name, base)
     explicit = name.startswith((".", "~", "/")) or name.count("/") > 1
     if explicit or place.exists() or (not hub and _FILE_SUFFIX.fullmatch(place.suffix)):
-        node["path"] = str(pinned(place))
+        node[key] = str(pinned(place))
 
 
 def pinned(place: Path) -> Path:

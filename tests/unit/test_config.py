@@ -8,7 +8,7 @@ import pytest
 
 from gcore_core.config import schema
 from gcore_core.config.plan import load_plan
-from gcore_core.config.yaml_source import written
+from gcore_core.config.yaml_source import resolve_paths, written
 from gcore_core.contract.errors import (
     ConfigError,
     ContractError,
@@ -19,7 +19,7 @@ from gcore_core.contract.errors import (
     PluginNotFound,
 )
 from gcore_core.contract.factories import build
-from gcore_core.contract.job_settings import MISSING
+from gcore_core.contract.job_settings import MISSING, JobSettings, Role
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 Job = Callable[..., Path]
@@ -166,6 +166,14 @@ roles:
     assert plan.config["roles"]["rollout"]["model"]["path"] == "org/name", "a hub name stays"
     there = load_plan(job(extra.replace("make: {path: make.py}", "path: model_dir")))
     assert there.config["roles"]["policy"]["model"]["path"] == str(tmp_path / "model_dir")
+
+
+def test_settings_of_a_role_that_end_in_path_are_relative_to_the_file_too(tmp_path: Path) -> None:
+    given = {"reference_path": "../base/a/b", "lora_path": "org/name", "dump_dir": "x/y/z"}
+    settings = JobSettings(roles={"policy": Role(config=dict(given))})
+    resolve_paths(settings, tmp_path / "jobs")
+    expected = {**given, "reference_path": str(tmp_path / "base/a/b")}
+    assert settings.roles["policy"].config == expected
 
 
 def test_a_path_through_the_latest_run_names_that_run(job: Job, tmp_path: Path) -> None:

@@ -62,11 +62,15 @@ def problems(plan: Mapping[str, Any], plugin: str, here: bool) -> Iterator[str]:
     """
     for name, role in plan["roles"].items():
         model = role.get("model") or {}
-        if role["use"].partition("/")[0] != plugin or "make" in model or not model.get("path"):
+        if role["use"].partition("/")[0] != plugin:
             continue
-        yield from path_problems(
-            f"roles.{name}.model.path", str(model["path"]), model.get("revision"), here
-        )
+        if "make" not in model and model.get("path"):
+            yield from path_problems(
+                f"roles.{name}.model.path", str(model["path"]), model.get("revision"), here
+            )
+        reference = str((role.get("config") or {}).get("reference_path") or "")
+        if reference and directory_here(reference) is None:
+            yield from missing(f"roles.{name}.config.reference_path", reference, here)
 
 
 def path_problems(where: str, path: str, revision: Any, here: bool) -> Iterator[str]:

@@ -135,7 +135,7 @@ class TrainerSettings:
     supplies it.
     """
     reference_path: str = ""
-    """Model directory of the reference; empty: the initial policy's."""
+    """Directory of the reference's model, or its name on the hub; empty: the initial policy's."""
     gradient_checkpointing: bool = False
     """Whether to keep only the layers' inputs and compute the rest again in the backward pass,
     which saves memory and costs time.

@@ -41,6 +41,16 @@ def test_a_directory_without_config_weights_or_tokenizer_is_told(tmp_path: Path)
     assert told(whole) == []
 
 
+def test_a_reference_that_is_not_there_is_told(tmp_path: Path) -> None:
+    def of(path: str) -> list[str]:
+        role = {"use": "mine", "model": {"make": {}}, "config": {"reference_path": path}}
+        return list(problems({"roles": {"policy": role}}, "mine", True))
+
+    [problem] = of(str(tmp_path / "gone"))
+    assert problem.startswith("roles.policy.config.reference_path: there is no directory ")
+    assert of(str(tmp_path)) == of("") == []
+
+
 @pytest.mark.parametrize(
     "tokenizer", ["tokenizer.model", "vocab.txt", "spiece.model", "tokenizer_config.json"]
 )
