@@ -13,6 +13,7 @@ import numpy as np
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.sentinel import Pair
+from gcore_core.kits.commands import write_file
 from gcore_sentinel.evidence import (
     EDGES,
     MOMENTS,
@@ -192,7 +193,7 @@ def main(words: list[str]) -> int:
             f"{directory}: {len(run.rollout)} actions, log e {peak(run, file.table()):.1f} at most"
         )
     encoded = msgspec.json.format(msgspec.json.encode(file), indent=1)
-    options.out.write_bytes(encoded + b"\n")
+    write_file(options.out, encoded.decode() + "\n", option="--out")
     names = ", ".join(f"{share:.3f}" for share in file.worst_shares)
     slope = f"{file.worst_slope:.5f}"
     print(f"{options.out}: {shown(file.pair)}; largest healthy shares {names}, slope {slope}")

@@ -108,10 +108,11 @@ def written(small: Shrinking, source: Path) -> str:
 def _anchor(node: Any, base: Path) -> None:
     """Makes paths absolute that mean files beside the job, in place."""
     for name, value in node.items() if isinstance(node, dict) else ():
-        if name in ("path", "known") and isinstance(value, str):
-            place = base / value
+        is_path = name in ("path", "known") or str(name).endswith("_path")
+        if is_path and isinstance(value, str) and value:
+            place = base / Path(value).expanduser()
             if place.exists() or value.startswith(("./", "../", "~")):
-                node[name] = str(place.expanduser().resolve())
+                node[name] = str(place.resolve())
         else:
             _anchor(value, base)
 

@@ -136,9 +136,13 @@ def test_files_beside_a_job_are_found_from_wherever_the_small_one_lies(tmp_path:
     job = yaml.safe_load(JOB)
     job["local"] = ["mine.py"]
     job["roles"]["rollout"]["python"] = "envs/vllm/bin/python"
+    job["roles"]["policy"]["config"] = {"reference_path": "./base"}
+    job["data"]["config"]["path"] = "~/rows.jsonl"
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     read = read_job(tmp_path / "job.yaml", [])
     assert read["local"] == [str(tmp_path / "mine.py")]
+    assert read["roles"]["policy"]["config"]["reference_path"] == str(tmp_path / "base")
+    assert read["data"]["config"]["path"] == str(Path("~/rows.jsonl").expanduser().resolve())
     assert read["roles"]["rollout"]["python"] == str(tmp_path / "envs/vllm/bin/python")
     assert read["roles"]["policy"]["python"] == "venv:megatron"
 
