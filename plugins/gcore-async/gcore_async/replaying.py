@@ -46,8 +46,7 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
         return
     from omegaconf import OmegaConf
 
-    earlier = OmegaConf.to_container(OmegaConf.load(directory / CONFIG), resolve=True)
-    assert isinstance(earlier, dict)
+    earlier: Any = OmegaConf.to_container(OmegaConf.load(directory / CONFIG), resolve=True)
     difference = first_difference(earlier, plan)
     if difference:
         yield f"{where}: {difference} A run repeats only as it was; leave that as it is there."
