@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 from gcore_core.config import checks, yaml_source
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract import run_files
-from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.run import directory as run_directory
@@ -43,6 +44,8 @@ from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 
 log = logging.getLogger(__name__)
+_ENDS_S = 3.0  # a supervisor that was just killed is gone within that
+_LOOK_S = 0.1
 
 #: Makes the display of a run: (number of steps, whether it evaluates) -> display.
 DisplayOf = Callable[[int, bool], Display]
@@ -72,7 +75,7 @@ def prepare(
         # agent, that agent is to be taken over, so it is not ended here: its workers end when the
         # site is opened (``_attempts``), which is before the journals are read. All other files are
         # written by the supervisor alone.
-        clear_up(resume / "logs" / RECORD)
+        _end_what_is_left(resume)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
     dataset = build(plan.factory("data"))
@@ -123,6 +126,23 @@ def prepare(
         missing=found.missing,
     )
     return job, display
+
+
+def _end_what_is_left(run_dir: Path) -> None:
+    """Ends what a supervisor that was killed has left of a run.
+
+    Raises ConfigError where one lives on this machine, since both would write into the run's files.
+    """
+    until_s = time.monotonic() + _ENDS_S
+    while pid := clear_up(run_dir / run_files.LOGS / RECORD):
+        if time.monotonic() > until_s:
+            raise ConfigError(
+                "this run goes on already.",
+                where=str(run_dir),
+                why=f"process {pid} supervises it",
+                todo=f"wait for its end; or have it save its state and end: kill {pid}",
+            )
+        time.sleep(_LOOK_S)
 
 
 def _displayed(plan: Plan, display_of: Any) -> Display:

@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gcore_core.contract.errors import ConfigError
+from gcore_core.run import start
 from gcore_core.runtime.process import leftovers
 from gcore_core.runtime.process.leftovers import Record, clear_up, identify
 
@@ -98,14 +100,33 @@ def test_nothing_of_a_run_whose_supervisor_lives_is_touched(
     with subprocess.Popen(["sleep", "1000"]) as other:
         contents["supervisor"] = {"pid": other.pid, "start_ticks": start_ticks(other.pid)}
         path.write_bytes(msgspec.json.encode(contents))
-        clear_up(path)
+        assert clear_up(path) == other.pid
         assert process.poll() is None
         assert file.exists() and path.exists()
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # a zombie is no longer alive
-        clear_up(path)
+        assert clear_up(path) == 0
     assert process.poll() == -signal.SIGKILL
     assert not file.exists() and not path.exists()
+
+
+def test_a_run_that_goes_on_is_not_resumed(
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "_ENDS_S", 0.0)
+    path = tmp_path / "logs" / leftovers.RECORD
+    path.parent.mkdir()
+    contents = record_of(path, process, tmp_path / "file")
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        contents["supervisor"] = {"pid": other.pid, "start_ticks": start_ticks(other.pid)}
+        path.write_bytes(msgspec.json.encode(contents))
+        with pytest.raises(ConfigError, match="this run goes on already") as error:
+            start.prepare(tmp_path / "config.yaml", (), None, tmp_path)
+        assert f"kill {other.pid}" in error.value.todo
+        other.kill()
+    with pytest.raises(ConfigError, match="no such file"):
+        start.prepare(tmp_path / "config.yaml", (), None, tmp_path)
+    assert process.poll() == -signal.SIGKILL
 
 
 def test_a_record_that_is_missing_or_damaged_does_no_harm(tmp_path: Path) -> None:

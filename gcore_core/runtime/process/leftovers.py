@@ -137,22 +137,24 @@ class Record:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
 
 
-def clear_up(path: Path) -> None:
+def clear_up(path: Path) -> int:
     """Ends the processes that a lost agent has left, removes their files and directories, and then
-    its record.
+    its record. Returns 0.
 
     Nothing happens where there is no record, and while the supervisor that it belongs to lives and
-    is not this process. A process is killed only if it is still the one that was written down. When
-    the machine was started anew since, its processes are gone, and only the record is removed.
+    is not this process: then its pid is returned. A process is killed only if it is still the one
+    that was written down. When the machine was started anew since, its processes are gone, and only
+    the record is removed.
     """
     try:
         contents = msgspec.json.decode(path.read_bytes(), type=_Contents)
     except (OSError, msgspec.DecodeError):
-        return
+        return 0
     if contents.boot == _boot():
         supervisor = contents.supervisor
-        if supervisor != identify_process(os.getpid()) and is_running(supervisor):
-            return
+        is_other = supervisor != identify_process(os.getpid())
+        if supervisor is not None and is_other and is_running(supervisor):
+            return supervisor.pid
         # The agent ends its workers and removes its store when it is alone. One that hangs is
         # killed first: it would start its workers again.
         _wait_for(contents.agent)
@@ -161,6 +163,7 @@ def clear_up(path: Path) -> None:
         for file in [*contents.files, *contents.directories]:
             file.remove()
     path.unlink(missing_ok=True)
+    return 0
 
 
 def _wait_for(process: StartedProcess | None) -> None:
