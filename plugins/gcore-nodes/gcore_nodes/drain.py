@@ -53,11 +53,22 @@ def drain(run: Path, host: str, wait_s: float) -> int:
 
 
 def _followed(file: Path, host: str, wait_s: float) -> int:
-    """Prints each answer as it comes; returns 0 when the host has left."""
+    """Prints each answer as it comes; returns 0 when the host has left.
+
+    Raises ConfigError when the file that asks is gone.
+    """
     until_s = time.monotonic() + wait_s
     said = ""
     while time.monotonic() < until_s:
-        answer = file.read_text().strip()
+        try:
+            answer = file.read_text().strip()
+        except FileNotFoundError:
+            raise ConfigError(
+                f"nobody asks {host} to leave any more",
+                where="g-core nodes drain",
+                why=f"{file} was removed, as another drain of the host does at its end",
+                todo="see what that one has printed, or call this again",
+            ) from None
         if answer and answer != said:
             said = answer
             print(answer, flush=True)

@@ -62,6 +62,20 @@ def test_a_run_that_does_not_answer_is_told_so(
     assert capsys.readouterr().err == "node2 has not left in 0.3 s: no run answers\n"
 
 
+def test_a_second_drain_of_a_host_ends_with_the_first(run: Path) -> None:
+    def removing() -> None:
+        file = run / "leave" / "node2"
+        while not file.exists():
+            pass
+        file.unlink()
+
+    thread = threading.Thread(target=removing)
+    thread.start()
+    with pytest.raises(ConfigError, match="nobody asks node2 to leave any more"):
+        drain(run, "node2", 60.0)
+    thread.join()
+
+
 @pytest.mark.parametrize("host", ["", "..", ".hidden", "a/b"])
 def test_what_is_no_name_of_a_host_is_refused(run: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="is no name of a host"):
