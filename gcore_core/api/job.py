@@ -72,7 +72,7 @@ class Job:
         run = self.tree["run"]
         directory = run_directory.create(Path("runs"), run["name"], run.get("dir"))
         file = self.write(directory / FOLDER)
-        return follow(file, [f"run.dir={directory}"])
+        return follow(file, words({"run.dir": str(directory)}, {}))
 
 
 def make_job(

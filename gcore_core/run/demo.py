@@ -6,6 +6,7 @@ This is ``g-core demo``. Each run is a ``g-core run`` of its own, in a process g
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -150,7 +151,7 @@ def _training(settings: Settings, directory: Path) -> Iterator[_Training]:
     output = directory.with_suffix(".log")
     command = [sys.executable, "-u", "-m", "gcore_core", "run", str(settings.recipe)]
     overrides = {
-        "run.dir": directory,
+        "run.dir": json.dumps(str(directory)),  # YAML, whatever is in its name
         "run.steps": settings.steps,
         "run.seed": settings.seed,
         "run.deterministic": "true",  # replicas and batches by ordinal: so what it computes repeats

@@ -124,6 +124,19 @@ def test_a_path_through_the_latest_run_names_that_run(tmp_path: Path) -> None:
         assert _model(path) == ({"path": str(weights)}, {})
 
 
+def test_a_run_lies_below_a_directory_of_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tries #1: first"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    followed: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr("gcore_core.api.follow.follow", lambda *given: followed.append(given))
+    job().train()
+    ((file, given),) = followed
+    assert load_plan(file, given).settings.run.dir == str(place / "runs" / "train" / "001")
+
+
 def test_paths_in_overrides_of_a_call_are_those_of_this_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
