@@ -31,7 +31,7 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
     plan: the resolved configuration.
     """
     where = "controller.config.replay"
-    directory = Path(replay)
+    directory = Path(replay).expanduser()
     if not (directory / CONFIG).is_file():
         yield f"{where}: {replay} holds no run; give the directory of one, such as runs/NAME/001."
         return
@@ -73,7 +73,7 @@ def check_rows(own: Path, replay: str) -> None:
 
     own: the directory of this run.
     """
-    files = [Path(replay) / DATA, own / DATA]
+    files = [Path(replay).expanduser() / DATA, own / DATA]
     if not all(file.is_file() for file in files):
         return
     there, here = (yaml.safe_load(file.read_text()) for file in files)

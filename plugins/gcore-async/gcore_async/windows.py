@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from gcore_async.config import AsyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
@@ -18,6 +20,6 @@ def running_window(
         placement,
         ahead=config.ahead,
         age=config.age,
-        replay=config.replay,
+        replay=None if config.replay is None else os.path.expanduser(config.replay),
         by_clock=config.order == "clock",
     )

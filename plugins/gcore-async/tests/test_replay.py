@@ -202,6 +202,12 @@ def test_a_line_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "memberships.jsonl:2: a line cannot be read." in told
 
 
+def test_a_run_may_be_named_from_home_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_of(tmp_path / "001")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list(problems(JOB, "~/001")) == []
+
+
 def test_the_latest_run_is_to_be_named(tmp_path: Path) -> None:
     run = run_of(tmp_path / "001")
     latest = tmp_path / "latest"

@@ -1006,7 +1006,7 @@ class LanguageTrainer:
 
         rank = self._context.rank
         update = len(progress.rates)
-        directory = Path(self._settings.dump_dir or self._context.directory)
+        directory = Path(self._settings.dump_dir or self._context.directory).expanduser()
         path = directory / f"nonfinite-step{progress.step}-update{update}-rank{rank}.safetensors"
         arrays: dict[str, np.ndarray] = {}
         for batch in batches:

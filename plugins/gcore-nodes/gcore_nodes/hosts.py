@@ -42,7 +42,7 @@ def find_hosts(
         return listed(hosts)
     if hosts == "slurm":
         return of_slurm(environment)
-    return of_file(Path(hosts))
+    return of_file(Path(hosts).expanduser())
 
 
 def listed(names: Sequence[str]) -> list[Host]:

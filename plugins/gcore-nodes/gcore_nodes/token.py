@@ -33,7 +33,7 @@ def read_token(file: str | None, variable: str, where: str) -> bytes:
     else:
         source = f"the file {file}"
         try:
-            token = Path(file).read_bytes().strip()
+            token = Path(file).expanduser().read_bytes().strip()
         except OSError as error:
             raise ConfigError(
                 f"the token cannot be read: {error.strerror}",

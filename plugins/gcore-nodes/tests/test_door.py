@@ -436,6 +436,8 @@ def test_a_token_comes_from_a_file_or_the_environment(
     file = tmp_path / "token"
     file.write_bytes(TOKEN + b"\n")
     assert read_token(str(file), "UNSET", "here") == TOKEN
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert read_token(f"~/{file.name}", "UNSET", "here") == TOKEN
     monkeypatch.setenv("A_TOKEN", TOKEN.decode())
     assert read_token(None, "A_TOKEN", "here") == TOKEN
     for arguments, message in (

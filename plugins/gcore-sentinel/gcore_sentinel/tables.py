@@ -98,7 +98,7 @@ def find(choice: str, pair: Pair, model: Mapping[str, Any]) -> TableFile | None:
     if not choice:
         return None
     if choice != "auto":
-        return _named(Path(choice), pair)
+        return _named(Path(choice).expanduser(), pair)
     facts = model_facts(model)
     files = (read(item.read_bytes(), item.name) for item in _shipped())
     return next((file for file in files if file.pair == pair and file.model == facts), None)
