@@ -26,6 +26,8 @@ from gcore_core.contract.factories import import_source
 from gcore_core.contract.providers import KINDS, Provider
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
+#: Fields of a description that name something in a module.
+_REFERENCES = ("factory", "memory", "twin", "opens")
 #: Called with plugin, hook and error when an observer raises for the first time.
 ReportFailure = Callable[[str, str, Exception], None]
 
@@ -387,14 +389,18 @@ def _check_description(plugin: Installed, hook: str, spec: Any, expected: type[P
 
 
 def _anchored(spec: Provider, plugin: Installed, module: ModuleType) -> Provider:
-    """Replaces the stem of a project's own file in the factory by the file's path.
+    """Replaces the stem of a project's own file in references to it by the file's path.
 
-    Such a file calls itself by its stem, but a worker can find it only by its path.
+    Such a file calls itself by its stem, but it can be found only by its path.
     """
-    source, _, attribute = spec.factory.rpartition(":")
-    if plugin.module.endswith(".py") and source in (plugin.name, module.__name__):
-        return replace(spec, factory=f"{plugin.module}:{attribute}")
-    return spec
+    if not plugin.module.endswith(".py"):
+        return spec
+    anchored: dict[str, Any] = {}
+    for name in _REFERENCES:
+        source, _, attribute = getattr(spec, name, "").rpartition(":")
+        if source in (plugin.name, module.__name__):
+            anchored[name] = f"{plugin.module}:{attribute}"
+    return replace(spec, **anchored)
 
 
 def _who(plugin: Installed) -> str:

@@ -317,6 +317,25 @@ def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_
     ]
 
 
+def test_whatever_a_description_of_a_project_file_names_in_it_is_found_by_path(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        HEAD + "class T:\n    pass\n@hookimpl\ndef gcore_trainers():\n"
+        "    yield p.TrainerProvider(summary='', factory='mine:T', memory='mine:m', "
+        "twin='mine:t', opens='mine:o')\n"
+    )
+    plugins = Plugins()
+    plugins.load(local_plugin(file))
+    (item,) = plugins.providers("trainer")
+    assert [item.spec.memory, item.spec.twin, item.spec.opens] == [  # type: ignore[attr-defined]
+        f"{file}:m",
+        f"{file}:t",
+        f"{file}:o",
+    ]
+
+
 def test_a_missing_project_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="local: cannot read .*gone.py: No such file"):
         local_plugin(tmp_path / "gone.py")
