@@ -485,4 +485,4 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
 
 def kind_of(provider: Provider) -> str:
     """Returns the kind of a description, such as "generator" or "reward"."""
-    return next(kind for kind, (_, cls) in KINDS.items() if type(provider) is cls)
+    return next(kind for kind, (_, cls) in KINDS.items() if isinstance(provider, cls))

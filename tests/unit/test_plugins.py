@@ -296,6 +296,21 @@ def test_checks_of_files_are_told_whether_workers_start_here_and_cannot_change_t
     assert config == {"a": {"b": 1}}
 
 
+def test_a_description_of_a_class_of_the_plugins_own_is_one_of_its_kind(
+    installed: InstalledPlugins,
+) -> None:
+    add(
+        installed,
+        "own",
+        "from dataclasses import dataclass\n"
+        "class OwnFilter(p.FilterProvider):\n    pass\n"
+        "@dataclass\nclass Settings:\n    size: int = 1\n"
+        "@hookimpl\ndef gcore_filters():\n"
+        "    yield OwnFilter(summary='', factory='x:F', config=Settings)\n",
+    )
+    assert [item.reference for item in load("own").providers("filter")] == ["own"]
+
+
 def test_a_project_file_is_a_plugin_named_by_its_stem_whose_factories_are_found_by_path(
     tmp_path: Path,
 ) -> None:
