@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.run_files import CONFIG, METRICS, WEIGHTS
@@ -36,7 +36,7 @@ def export(run_dir: Path, to: Path, role: str = POLICY) -> int:
     exactly, and all tensors that the index names are there. ``to`` appears whole or not at all.
 
     Raises DataError when there is no such run, it has no final weights or a file is damaged, and
-    ConfigError when ``to`` exists or cannot be written.
+    ConfigError when ``to`` exists or cannot be written, or the run trains no such role.
     """
     weights = _final_weights(run_dir, WEIGHTS if role == POLICY else f"{WEIGHTS}-{role}")
 
@@ -130,6 +130,8 @@ def _final_weights(run_dir: Path, name: str) -> Path:
     weights = run_dir / name
     if any(weights.rglob("*.safetensors")):  # a pipeline has them in its parts' directories
         return weights
+    if name != WEIGHTS and any((run_dir / WEIGHTS).glob("*.safetensors")):
+        raise _untrained(run_dir, name.removeprefix(f"{WEIGHTS}-"))
     if not (run_dir / CONFIG).exists() and not (run_dir / METRICS).exists():
         raise DataError(
             "this directory holds no run.",
@@ -157,6 +159,17 @@ def _final_weights(run_dir: Path, name: str) -> Path:
         where=str(run_dir),
         why=f"{name}/ is written when a run ends well; this one has not",
         todo=todo,
+    )
+
+
+def _untrained(run_dir: Path, role: str) -> ConfigError:
+    """Returns the error for a role without final weights in a run that has the policy's."""
+    folders = sorted(run_dir.glob(f"{WEIGHTS}-*"))
+    roles = [POLICY, *(folder.name.removeprefix(f"{WEIGHTS}-") for folder in folders)]
+    return ConfigError(
+        f"no role {role!r} is trained in this run{did_you_mean(role, roles)}.",
+        where="g-core export --role",
+        why=f"there are: {', '.join(roles)}",
     )
 
 

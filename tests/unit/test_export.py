@@ -56,6 +56,21 @@ def test_an_export_is_byte_for_byte_the_final_weights(run_dir: Path, tmp_path: P
     assert [child.name for child in (tmp_path / "out").iterdir()] == ["model"]
 
 
+def test_a_role_that_the_run_has_not_trained_is_told_with_those_that_it_has(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    (run_dir / "weights").rename(run_dir / "weights-critic")
+    (run_dir / "weights").mkdir()
+    _safetensors(run_dir / "weights/a.safetensors", _header(x=(0, 4)), b"1234")
+    with pytest.raises(ConfigError) as caught:
+        export(run_dir, tmp_path / "out", "critc")
+    assert str(caught.value) == (
+        "g-core export --role: no role 'critc' is trained in this run (did you mean 'critic'?).\n"
+        "  there are: policy, critic"
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_file_written_by_the_safetensors_library_is_accepted(tmp_path: Path) -> None:
     numpy = pytest.importorskip("safetensors.numpy")
     import numpy as np
