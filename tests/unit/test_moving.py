@@ -156,6 +156,16 @@ def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> 
     assert window.profiles == {"rollout": engine_profiles.Profile(base_s=0.5)}
 
 
+def test_a_journal_that_cannot_be_written_is_told_once_and_does_not_stop_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lead = mover({}, directory=str(tmp_path / "run"))
+    for step in (1, 2):
+        lead._write(run_files.Measured(step=step, measured_s=1.0))
+    (message,) = caplog.messages
+    assert "placement.jsonl cannot be written" in message
+
+
 def test_a_new_run_begins_with_the_profiles_that_the_run_before_has_fitted(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,7 @@ The decision is then carried out. The decision, and later its outcome, go to the
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from gcore_core.controllers.placement.measurements import (
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision
 
+log = logging.getLogger(__name__)
 # How many looks in a row must find a judge without a replica that answers, before the judge is
 # helped. ``Window`` looks every second, and in a long rollout after another twentieth of its time.
 # Where a replica does not answer, the look itself takes up to ``sleepers.ANSWER_S``.
@@ -130,6 +132,7 @@ class Mover:
         self._served: dict[str, list[int]] = {}  # likewise, at any time of the rollout
         self._failed_looks = 0  # in a row: a judge had no replica that answers
         self._version = 0  # of the latest ``Awake``
+        self._journal = Path(directory) if directory else None  # None: nothing is written
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
         """Asks the policy about the next step, and wakes and puts to sleep accordingly.
@@ -428,8 +431,14 @@ class Mover:
         return [fit for fit in self._fits.values() if fit.requests]
 
     def _write(self, line: run_files.Decided | run_files.Measured) -> None:
-        if self._facts.directory:
-            journal.append(Path(self._facts.directory), line)
+        """Appends a line; a journal that cannot be written is logged once, and ends there."""
+        if self._journal is None:
+            return
+        try:
+            journal.append(self._journal, line)
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._journal / run_files.PLACEMENT, error)
+            self._journal = None
 
 
 def _find_starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
