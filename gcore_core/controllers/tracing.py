@@ -10,6 +10,7 @@ supervisor's machine; each process that writes a file begins with one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 from gcore_core.contract.records import OK, Header, RecordScore
 from gcore_core.contract.run_files import Asked, Clock, GroupAdvantages, Line, Record, Stage
 
+log = logging.getLogger(__name__)
 _FLUSH_LINES = 1024
 
 
@@ -153,7 +155,10 @@ class Trace:
             self.flush()
 
     def flush(self) -> None:
-        """Appends the lines that wait to the file; when it fails, the run goes on untraced."""
+        """Appends the lines that wait to the file.
+
+        When it fails, that is logged once, and the run goes on untraced.
+        """
         if self._path is None or not self._lines:
             return
         lines = self._lines
@@ -168,7 +173,8 @@ class Trace:
                 self._has_begun = True
             with self._path.open("ab") as file:
                 file.write(b"\n".join(lines) + b"\n")
-        except OSError:
+        except OSError as error:
+            log.error("%s cannot be written: %s; the trace ends here", self._path, error.strerror)
             self._path = None
 
 

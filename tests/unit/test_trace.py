@@ -86,9 +86,13 @@ def test_a_truncated_last_line_is_left_out_and_a_broken_line_is_named(tmp_path: 
         list(read_trace(tmp_path / "nowhere"))
 
 
-def test_a_trace_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_told_and_does_not_stop_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "trace").write_text("a file where the directory should be")
     asyncio.run(_write(tmp_path, [10]))
+    (message,) = caplog.messages
+    assert "controller.1.jsonl cannot be written: File exists; the trace ends here" in message
 
 
 def test_slices_of_one_row_never_overlap_and_include_all_records(tmp_path: Path) -> None:
