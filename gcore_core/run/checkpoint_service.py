@@ -21,7 +21,7 @@ from gcore_core.config.plan import Plan, learners
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Peer, Site
-from gcore_core.contract.records import Header
+from gcore_core.contract.records import Header, StepReport
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
 from gcore_core.run.homecoming import Homecoming
@@ -79,6 +79,8 @@ class Keeper:
         self._homecoming: Homecoming | None = None
         # What every rank has begun to save, until it is committed.
         self._begun: CommitCheckpoint | None = None
+        #: Step -> its metrics and those of its evaluation; of the two latest that were reported.
+        self._reported: dict[int, dict[str, float]] = {}
 
     def register(self, service: Service) -> None:
         service.add(CARRIED, self.carried)
@@ -166,6 +168,17 @@ class Keeper:
                 headers += part
         return headers
 
+    def reported(self, report: StepReport) -> None:
+        """Takes what a step has measured; the best checkpoint may be chosen by it.
+
+        Rewards are known after the save of the step has begun. Where the run ends with the step,
+        its checkpoint is committed before this, and has the metrics of the lead alone.
+        """
+        self._reported = {
+            step: metrics for step, metrics in self._reported.items() if step == report.step - 1
+        }
+        self._reported[report.step] = report.metrics | report.evaluation
+
     async def begin(self, request: CommitCheckpoint, call: Call) -> Nothing:
         """Every rank has begun to save the step of the request."""
 
@@ -247,7 +260,7 @@ class Keeper:
                 run=self._plan.name,
                 lock={item["distribution"]: item["version"] for item in self._plan.lock},
                 config_hash=hashlib.sha256(sorted_config).hexdigest(),
-                metrics=request.metrics,
+                metrics=self._reported.get(request.step, {}) | request.metrics,
                 weights_sha256=request.weights_sha256,
             )
             path = self._checkpoints.commit(request.step, facts)

@@ -504,6 +504,7 @@ class Supervisor:
         site = self._site
         await self._add_usage(site, report)
         self._count_machines(report)
+        self._keeper.reported(report)
         news = self._metrics.unwritten(report)
         if news is not None:
             self._metrics.append(news)

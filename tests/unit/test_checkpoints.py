@@ -11,16 +11,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from gcore_core.contract import job_settings
 from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.records import StepReport
 from gcore_core.run import checkpoints as module
-from gcore_core.run.checkpoint_service import newest
+from gcore_core.run.checkpoint_service import Keeper, newest
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Retention
 from gcore_core.run.manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
+from gcore_core.runtime.messages import CommitCheckpoint, OpenCheckpoint
+from gcore_core.runtime.rpc.service import Call
 
 PARTS = {
     "policy/state-00000-00000.safetensors": bytes(range(256)) * 8,
@@ -604,3 +609,30 @@ def test_retention_removes_nothing_where_nothing_is_whole(two: Checkpoints, run:
     (run / KEY).write_bytes(bytes(32))
     assert Checkpoints(run).keep(Retention(last=1)) == []
     assert two.steps() == [10, 20]
+
+
+@pytest.mark.parametrize("best", ["reward", "greedy/exact"])
+async def test_the_best_checkpoint_is_chosen_by_what_the_report_of_its_step_says(
+    run: Path, best: str
+) -> None:
+    settings = SimpleNamespace(
+        roles={"policy": None}, checkpoint=job_settings.Checkpoint(last=1, best=best)
+    )
+    plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
+    keeper = Keeper(plan, run, print)
+    call = Call(lambda: None)
+    for step, value in ((1, 0.5), (2, 0.9), (3, 0.1)):
+        place = await keeper.open(OpenCheckpoint(step), call)
+        (Path(place.path) / "weights").write_text("w")
+        # As in a run: a step is reported after its save has begun, and committed after the next.
+        metrics = {"loss": 1.0, "reward": value}
+        evaluation = {"greedy/exact": value}
+        keeper.reported(StepReport(step=step, version=step, metrics=metrics, evaluation=evaluation))
+        await keeper.commit(CommitCheckpoint(step, {}, {"loss": 1.0}), call)
+    checkpoints = Checkpoints(run)
+    assert checkpoints.steps() == [2, 3]
+    assert checkpoints.open(2).manifest.metrics == {
+        "greedy/exact": 0.9,
+        "loss": 1.0,
+        "reward": 0.9,
+    }
