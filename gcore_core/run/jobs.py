@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +314,10 @@ def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) ->
 def _last_ordinal(job: Job) -> int:
     """Returns the number of groups after which the epochs are over; NEVER without ``epochs``."""
     epochs = job.plan.settings.run.epochs
-    return math.ceil(epochs * job.rows["train"]) if epochs else NEVER
+    if not epochs:
+        return NEVER
+    # As it is written in decimals: in binary 1.1 times 100 rows is a little more than 110.
+    return math.ceil(Fraction(str(epochs)) * job.rows["train"])
 
 
 def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:

@@ -12,7 +12,7 @@ from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device, Need, Window
 from gcore_core.run.initial_placement import Placed, place
-from gcore_core.run.jobs import Job
+from gcore_core.run.jobs import Job, _last_ordinal
 from gcore_core.testing import fake
 
 JOB = {
@@ -120,3 +120,14 @@ def test_a_node_without_devices_gets_no_worker(tmp_path: Path) -> None:
     nodes = [NodeFacts(name="agent.0", devices=()), *two_nodes(1)[1:]]
     job = Job(plan=plan, directory=tmp_path, models={}, rows={}, placed=place(plan, nodes))
     assert set(job.where().values()) == {"agent.1"}
+
+
+@pytest.mark.parametrize(("epochs", "ordinal"), [(1.1, 110), (2.0, 200), (0.335, 34)])
+def test_epochs_end_at_the_row_that_their_decimals_name(
+    epochs: float, ordinal: int, tmp_path: Path
+) -> None:
+    """In binary 1.1 times 100 is above 110, by which the run would make one more step."""
+    plan = planned(tmp_path, f"run.epochs={epochs}")
+    placed = place(plan, two_nodes(1))
+    job = Job(plan=plan, directory=tmp_path, models={}, rows={"train": 100}, placed=placed)
+    assert _last_ordinal(job) == ordinal
