@@ -8,6 +8,7 @@ except that a metric that a run does not have is left out.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -68,6 +69,9 @@ def open_display(
     repeats: whether step lines go on showing the latest evaluation until the next one. A run that
         evaluates only at its start and its end would repeat the figure of its first weights.
     """
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        # A name that the terminal cannot spell must neither end the run nor go unsaid.
+        stream.reconfigure(errors="backslashreplace")
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
         return LiveDisplay(steps, stream, clock, repeats=repeats)
     return PlainDisplay(steps, stream, clock, repeats=repeats)

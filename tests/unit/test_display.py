@@ -188,6 +188,22 @@ def test_a_closed_pipe_does_not_end_the_run() -> None:
         assert "went on" in child.stderr.read()
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_a_character_that_the_terminal_cannot_spell_is_shown_as_an_escape(
+    live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Old(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return live
+
+    monkeypatch.setenv("TERM", "xterm")
+    written = io.BytesIO()
+    display = open_display(3, Old(written, encoding="latin-1"))
+    display.note("node \u5317 is lost")
+    display.finish()
+    assert b"node \\u5317 is lost" in written.getvalue()
+
+
 def test_plain_output_never_imports_rich() -> None:
     program = (
         "import sys; from gcore_core.run.display import open_display; from "
