@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -271,8 +272,14 @@ class Homecoming:
                 raise DataError("it is none of the run's files", where=f"{disk.node}: {grown.path}")
             path = self._directory / grown.path
             path.parent.mkdir(exist_ok=True)
-            with path.open("ab") as file:
-                file.write(grown.content)
+            nbytes = path.stat().st_size if path.exists() else 0
+            try:
+                with path.open("ab") as file:
+                    file.write(grown.content)
+            except OSError:  # it is asked for again, so a part of it must not stay
+                with contextlib.suppress(OSError):
+                    os.truncate(path, nbytes)
+                raise
             disk.positions[grown.path] = grown.start + len(grown.content)
 
     # -- whole files -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ on the way.
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +91,21 @@ async def comes(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.01)
+
+
+async def test_what_a_full_disk_did_not_take_whole_comes_once(tmp_path: Path) -> None:
+    lines = "a line\n" * 1000
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with disks(tmp_path, APART) as site:
+        async with opened(site) as homecoming:
+            append(run_on(site, "agent.1") / "logs" / "rollout.0.log", lines)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            try:
+                assert not await homecoming.drain()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert await homecoming.drain()
+            assert (run_on(site, "agent.0") / "logs" / "rollout.0.log").read_text() == lines
 
 
 async def test_what_is_written_last_comes_when_the_site_is_closed(tmp_path: Path) -> None:
