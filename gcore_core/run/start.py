@@ -211,13 +211,17 @@ def run_file(
         default it is on standard output.
     """
     job = None
-    display = None
+    display: Display | None = None
     signals = Signals()
+
+    def displayed(steps: int, repeats: bool) -> Display:
+        nonlocal display
+        display = (display_of or _display_of)(steps, repeats)
+        return display
+
     with signals.handled():
         try:
-            job, display = prepare(
-                file, overrides, display_of or _display_of, resume, guard, again=again
-            )
+            job, display = prepare(file, overrides, displayed, resume, guard, again=again)
             if guard is not None:
                 restarts = job.plan.settings.checkpoint.restarts
                 guard.tell(Begun(str(job.directory.resolve()), restarts))
@@ -231,10 +235,12 @@ def run_file(
                         f"go on from step {saved_steps[-1]} with: g-core resume {job.directory}"
                     )
                 display.finish(lines)
+            elif display is not None:  # as while a model is made
+                display.finish()
             return signals.code
         except BaseException:
-            if display is not None and job is not None:
-                display.finish([f"the run is in {job.directory}"])
+            if display is not None:
+                display.finish([f"the run is in {job.directory}"] if job is not None else [])
             raise
     table = summary.table(run_files.read_metrics(job.directory))
     display.finish([*table.splitlines(), "", *where_things_are(job.directory)])
