@@ -131,7 +131,8 @@ def check_adapter(name: str, roles: Mapping[str, Any]) -> Iterable[str]:
         return
     lora = followed.get("config", {}).get("lora") or {}
     rank = lora.get("rank", 0)
-    if not lora or lora.get("push", "auto") == "merged":
+    trains_adapters = rank > 0 or bool(lora.get("path"))
+    if not trains_adapters or lora.get("push", "auto") == "merged":
         yield (
             f"roles.{name}.config.lora_rank: the policy pushes whole weights, and SGLang with room "
             "for adapters takes these alone; set it to 0."

@@ -325,6 +325,8 @@ def murmur_3(data: bytes) -> int:
         ({"rank": 16}, 8, "adapters of rank 16"),
         ({"rank": 8, "push": "merged"}, 8, "whole weights"),
         ({}, 8, "whole weights"),
+        ({"rank": 0, "path": "", "push": "auto"}, 8, "whole weights"),
+        ({"rank": 0, "path": "adapter", "push": "auto"}, 8, ""),
     ],
 )
 def test_a_job_whose_pushes_sglang_would_refuse_is_refused_at_check(
