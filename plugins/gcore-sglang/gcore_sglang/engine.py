@@ -111,13 +111,14 @@ class SglangGenerator:
             connections=2 * config.max_batch,
         )
         self._pixels = PixelFiles(self._server.private)
-        if config.lora_rank:
-            directory = self._server.private / "adapter"
-            directory.mkdir(mode=0o700)
-            self._pushed = PushedAdapter(context, files.directory, shapes, directory=directory)
         try:
             self._client: Client = self._server.start(config.start_timeout_s)
             server_info = json.loads(self._client.call("GET", "/server_info"))
+            # After the start: a server whose port was taken has removed what lay in the directory.
+            if config.lora_rank:
+                directory = self._server.private / "adapter"
+                directory.mkdir(mode=0o700)
+                self._pushed = PushedAdapter(context, files.directory, shapes, directory=directory)
         except BaseException:
             self._server.close()
             raise

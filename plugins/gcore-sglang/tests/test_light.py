@@ -4,6 +4,7 @@ run.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -203,6 +204,32 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
         match=r"(?s)roles\.rollout\.use: this engine can sleep only with CUDA.*Use sglang\.",
     ):
         SleepingSglangGenerator(SglangGeneratorConfig(), WorkerContext(role="rollout"))
+
+
+def test_an_adapter_has_a_directory_after_a_server_had_to_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose port was taken removes what lies in the private directory when it ends."""
+    pytest.importorskip("torch")
+    from gcore_language.tiny import save_model
+
+    class Restarted:
+        private = tmp_path / "private"
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.private.mkdir()
+
+        def start(self, timeout_s: float) -> SimpleNamespace:
+            shutil.rmtree(self.private)
+            self.private.mkdir()
+            return SimpleNamespace(call=lambda *_: '{"max_req_input_len": 64}')
+
+    (tmp_path / "model").mkdir()
+    save_model(tmp_path / "model", "llama")
+    monkeypatch.setattr("gcore_sglang.engine.Server", Restarted)
+    context = WorkerContext(role="rollout", model={"path": str(tmp_path / "model")})
+    SglangGenerator(SglangGeneratorConfig(lora_rank=8), context)
+    assert (Restarted.private / "adapter").is_dir()
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
