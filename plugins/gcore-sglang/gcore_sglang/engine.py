@@ -391,7 +391,9 @@ class SglangGenerator:
             self._client.sample(
                 {rid: scoring_body(records[at]) | self._more() for rid, at in places.items()}
             )
-        while places:
+        # All are waited for, also after one that failed: later steps cannot place their answers.
+        answers: dict[int, Event] = {}
+        while len(answers) < len(places):
             events = self._client.wait(_STEP_S)
             if events:
                 self._context.progress()
@@ -400,11 +402,11 @@ class SglangGenerator:
             mine = [event for event in events if event.rid in places]
             others = [event for event in events if event.rid not in places]
             self._ended += self._finish(self._ends_of(others))
-            for event in (event for event in mine if event.ended):
-                place = places.pop(event.rid)
-                if event.error:
-                    raise self._not_scored(event)
-                found[place] = scored(records[place], event.answer)
+            answers |= {places[event.rid]: event for event in mine if event.ended}
+        for place, event in sorted(answers.items()):
+            if event.error:
+                raise self._not_scored(event)
+            found[place] = scored(records[place], event.answer)
         return found
 
     def _not_scored(self, event: Event) -> WorkerError:

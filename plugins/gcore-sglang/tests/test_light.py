@@ -305,6 +305,26 @@ def test_scores_of_other_tokens_than_were_given_are_refused() -> None:
         check_scorable(record, 3)
 
 
+def test_a_record_that_cannot_be_scored_leaves_no_answer_of_another_to_later_steps() -> None:
+    generator = SglangGenerator.__new__(SglangGenerator)
+    generator._inbox = SimpleNamespace(check_idle=lambda: None)  # type: ignore[assignment]
+    generator._context = WorkerContext(role="rollout")
+    generator._context_length = 8
+    generator._count = 0
+    generator._reader = generator._pushed = None
+    generator._ended = []
+    generator._finish = lambda ended: ended  # type: ignore[method-assign, assignment, return-value]
+    answer = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 5, None]]}}
+    coming = [[Event("000000000001", {}, error="no")], [Event("000000000002", answer)]]
+    generator._client = SimpleNamespace(  # type: ignore[assignment]
+        sample=lambda bodies: None, wait=lambda wait_s: coming.pop(0)
+    )
+    one = {"prompt_ids": np.array([1]), "action_ids": np.array([5]), "temperature": np.float32(1)}
+    with pytest.raises(WorkerError, match=r"(?s)did not score actions.*no"):
+        generator.logprobs([one, one])
+    assert coming == []
+
+
 @pytest.mark.parametrize(("cores", "shares"), [({0, 1, 2}, "0,2|1"), ({5}, "5|5")])
 def test_each_process_of_a_split_model_has_cores(
     cores: set[int], shares: str, monkeypatch: pytest.MonkeyPatch
