@@ -133,6 +133,14 @@ def test_a_cache_that_takes_what_is_free_is_unknown_and_one_that_is_set_is_count
 
 
 def test_a_tensor_parallel_replica_holds_its_part_of_the_matrices(worker: WorkerShape) -> None:
-    config = VllmGeneratorConfig(dtype="bfloat16", tensor_parallel=4)
-    weights = found(list(of_vllm(config, worker)), "weights", "rollout").nbytes
-    assert weights == pytest.approx(2 * MODEL.parameters / 4, rel=1e-3)
+    split: dict[str, Any] = {"dtype": "bfloat16", "tensor_parallel": 4}
+    of_both = [
+        list(of_vllm(VllmGeneratorConfig(**split), worker)),
+        list(of_sglang(SglangGeneratorConfig(kv_cache_tokens=1000, **split), worker)),
+    ]
+    for needs in of_both:
+        weights = found(needs, "weights", "rollout").nbytes
+        assert weights == pytest.approx(2 * MODEL.parameters / 4, rel=1e-3)
+    # each has 2 of the 8 key-value heads
+    cache = found(of_both[1], "key-value cache", "rollout").nbytes
+    assert cache == 1000 * 32 * 2 * 128 * 2 * 2

@@ -14,7 +14,7 @@ _CPU_CACHE_TOKENS = 16384
 
 
 def generator_memory(config: SglangGeneratorConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
-    """Yields what a replica needs on its device, see ``gcore_core.contract.memory``."""
+    """Yields what a replica needs on each device, see ``gcore_core.contract.memory``."""
     on_cpu = worker.device == "cpu"
     tokens = config.kv_cache_tokens or (_CPU_CACHE_TOKENS if on_cpu else None)
     size = NBYTES[config.dtype]
@@ -24,4 +24,5 @@ def generator_memory(config: SglangGeneratorConfig, worker: WorkerShape) -> Iter
         engine="SGLang",
         cache_bytes=lambda model: None if tokens is None else tokens * size * model.cached_numbers,
         setting=f"config.kv_cache_tokens={(tokens or 0) // 2}",
+        devices=config.tensor_parallel,
     )
