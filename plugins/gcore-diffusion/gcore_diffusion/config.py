@@ -85,8 +85,9 @@ class DiffusionGeneratorConfig(DenoiserSettings):
     deterministic (MixGRPO). 0: all steps before ``window_end``.
     """
     window_end: int | None = None
-    """Number, counted from 0, of the first step that is never stochastic; in 1..steps. Empty: the
-    last step, whose noise all but vanishes.
+    """Number, counted from 0, of the first step that is never stochastic; in 1..steps, for cps and
+    ddim below steps: their last step adds no noise. Empty: the last step, whose noise all but
+    vanishes.
     """
     window_moves: Literal["random", "slide", "stay"] = "random"
     """Where the window stands: random is drawn anew for each version of the weights; slide moves on
@@ -119,6 +120,11 @@ class DiffusionGeneratorConfig(DenoiserSettings):
         )
         last = self.last_stochastic
         require(1 <= last <= self.steps, "window_end", f"must be in 1..{self.steps}, is {last}")
+        require(
+            last < self.steps or self.scale == 0 or self.noise not in ("cps", "ddim"),
+            "window_end",
+            f"must be below {self.steps} with noise {self.noise}, whose last step adds none",
+        )
         require(0 <= self.window <= last, "window", f"must be in 0..{last}, is {self.window}")
 
     @property

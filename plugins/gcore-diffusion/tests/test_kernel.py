@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gcore_diffusion.config import DiffusionGeneratorConfig
+from gcore_diffusion.config import DiffusionGeneratorConfig, Noise
 from gcore_diffusion.kernel import Kernel, Levels, divergence, entropy, log_prob
 from gcore_diffusion.way import window_of
 
@@ -161,3 +161,13 @@ def test_a_window_that_does_not_fit_is_a_config_error() -> None:
         DiffusionGeneratorConfig(window=7, window_end=6)
     with pytest.raises(ConfigError, match=r"window_end: must be in 1..10, is 11"):
         DiffusionGeneratorConfig(window_end=11)
+
+
+@pytest.mark.parametrize("noise", ["cps", "ddim"])
+def test_a_last_step_that_adds_no_noise_is_no_action(noise: Noise) -> None:
+    """It would have the standard deviation 0, and so no log-prob."""
+    with pytest.raises(ConfigError, match=rf"window_end: must be below 10 with noise {noise}"):
+        DiffusionGeneratorConfig(noise=noise, window_end=10)
+    DiffusionGeneratorConfig(noise=noise, window_end=9)
+    DiffusionGeneratorConfig(noise=noise, window_end=10, scale=0.0)
+    DiffusionGeneratorConfig(noise="sde", window_end=10)
