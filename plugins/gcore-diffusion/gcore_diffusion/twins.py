@@ -50,7 +50,7 @@ def twin_of_generator(node: Mapping[str, Any], directory: Path) -> dict[str, Any
     config = node.get("config") or {}
     steps = min(_STEPS, int(config.get("steps", _STEPS)))
     smaller: dict[str, Any] = {"height": _SIDE, "width": _SIDE, "steps": steps}
-    for name, most in {"window": 2, "window_end": steps - 1}.items():
+    for name, most in {"window": min(2, steps - 1), "window_end": steps - 1}.items():
         if config.get(name) is not None:
             smaller[name] = min(most, int(config[name]))
     changes["config"] |= smaller

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("diffusers")
 
+from gcore_diffusion.config import DiffusionGeneratorConfig  # noqa: E402
 from gcore_diffusion.sizes import PUBLISHED  # noqa: E402
 from gcore_diffusion.twins import (  # noqa: E402
     twin_of_generator,
@@ -49,6 +50,13 @@ def test_sampler_and_trainer_get_the_same_of_what_they_share(tmp_path: Path) -> 
     assert made["steps"] == 4 and made["window"] == 2 and made["window_end"] == 3
     assert made["height"] == made["width"] == 32
     assert "model" not in generator
+
+
+def test_a_twin_of_two_steps_has_a_window_that_fits(tmp_path: Path) -> None:
+    model = {"path": "black-forest-labs/FLUX.1-dev"}
+    settings = {"steps": 2, "window": 2, "window_end": 2}
+    made = twin_of_generator({"config": settings, "like": model}, tmp_path)["config"]
+    assert DiffusionGeneratorConfig(**made).window == 1
 
 
 def test_a_job_with_a_tiny_model_of_its_own_stays_as_it_is(tmp_path: Path) -> None:
