@@ -344,7 +344,8 @@ class DiffusionEngine:
             if part == "weight":
                 tensor.copy_(whole)
             elif part == "reference":
-                reference[name].copy_(whole)
+                if name in reference:  # a run may go on without the reference that it had
+                    reference[name].copy_(whole)
             else:
                 state = self._optimizer.state[tensor]
                 state["step"] = torch.tensor(float(steps[name]), device=tensor.device)

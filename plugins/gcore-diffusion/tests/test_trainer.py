@@ -220,6 +220,16 @@ def test_a_restored_trainer_continues_as_if_never_stopped(tiny_dir: Path, tmp_pa
     assert (kit.train(again, older, step=1)["loss"], digests(exported(again))) == expected
 
 
+def test_a_run_goes_on_without_the_reference_that_it_had(tiny_dir: Path, tmp_path: Path) -> None:
+    records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests()))
+    trainer = kit.make_trainer(tiny_dir)
+    kit.train(trainer, records)
+    trainer.save(tmp_path)
+    again = kit.make_trainer(tiny_dir, reference=False)
+    again.load(tmp_path)
+    assert digests(exported(again)) == digests(exported(trainer))
+
+
 def test_records_of_older_weights_are_not_replayed_and_the_first_fresh_ones_are(
     tiny_dir: Path,
 ) -> None:
