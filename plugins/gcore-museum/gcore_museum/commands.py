@@ -69,7 +69,10 @@ def list_exhibits(words: Sequence[str]) -> int:
 
 
 def chosen(ids: Sequence[str] = (), kinds: str = "") -> list[Exhibit]:
-    """Returns the exhibits of these ids and kinds. Raises ConfigError for an id that none has."""
+    """Returns the exhibits of these ids and kinds.
+
+    Raises ConfigError for an id that none has, and for a letter that is no kind.
+    """
     from gcore_museum.exhibits import ALL
 
     by_id = {exhibit.id: exhibit for exhibit in ALL}
@@ -79,6 +82,13 @@ def chosen(ids: Sequence[str] = (), kinds: str = "") -> list[Exhibit]:
                 f"the museum has no exhibit {word!r}{did_you_mean(word, list(by_id))}.",
                 where="g-core museum run",
                 todo="g-core museum list",
+            )
+    for letter in kinds:
+        if letter not in museum.KINDS:
+            raise ConfigError(
+                f"the museum has no kind {letter!r}.",
+                where="g-core museum run --kind",
+                todo=f"Take some of {''.join(museum.KINDS)}.",
             )
     return [e for e in ALL if (not ids or e.id in ids) and (not kinds or e.kind in kinds)]
 

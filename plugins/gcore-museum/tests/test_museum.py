@@ -32,6 +32,13 @@ def test_an_unknown_exhibit_is_refused_with_the_nearest_name() -> None:
         commands.chosen(["prefix-cache-keptt"])
 
 
+def test_a_letter_that_is_no_kind_is_refused() -> None:
+    assert {exhibit.kind for exhibit in commands.chosen(kinds="AB")} == {"A", "B"}
+    for kinds in ("Az", "a", "A,B"):
+        with pytest.raises(ConfigError, match=r"(?s)has no kind .*Take some of ABC"):
+            commands.chosen(kinds=kinds)
+
+
 def exhibit(plant, **changes) -> Exhibit:
     texts = {"thread": "x#1", "fault": "", "shown": ""}
     expected = Expected(detector="", error="WeightMismatch", names=("tensor a",))
