@@ -82,6 +82,14 @@ class EngineArguments:
             except ConfigError as error:
                 yield error
 
+    def refusals_here(self, names: Iterable[str], role: str) -> Iterator[ConfigError]:
+        """Yields the error of every name that ``check_set_here`` refuses; no engine is asked."""
+        for name in names:
+            try:
+                self.check_set_here([name], role)
+            except ConfigError as error:
+                yield error
+
 
 def sentence(error: ConfigError) -> str:
     """Returns an error as one sentence, as ``gcore_check`` yields them: path, what, why, to do."""

@@ -68,15 +68,20 @@ def gcore_venvs() -> Iterable[VenvProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields a problem for every role of this plugin whose interpreter lacks ``ENGINE``."""
+    """Yields problems with adapters, split models, names under ``engine:``, and interpreters.
+
+    An interpreter must have ``ENGINE``.
+    """
     from gcore_core.contract.errors import ConfigError
     from gcore_core.kits.commands import open_interpreter
+    from gcore_sglang.arguments import problems
 
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "sglang":
             continue
         yield from check_adapter(name, plan["roles"])
         yield from check_split(name, role)
+        yield from problems(role.get("engine") or {}, name)
         try:
             interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:

@@ -5,10 +5,10 @@ The mapping is passed on to ServerArgs as it is, after its names were checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gcore_language.engine_arguments import EngineArguments
+from gcore_language.engine_arguments import EngineArguments, sentence
 
 #: Exit code of the child for arguments that SGLang does not have; the file in the private directory
 #: lists those it has.
@@ -61,6 +61,14 @@ ARGUMENTS = EngineArguments(
     unknown="SGLang has no server argument",
     listed="They are the fields of sglang.srt.server_args.ServerArgs.",
 )
+
+
+def problems(engine: Mapping[str, Any], role: str) -> Iterator[str]:
+    """Yields one sentence for every name under ``engine:`` that is set elsewhere or fixed.
+
+    Names that SGLang lacks are not among them: it knows them alone, and refuses them at its start.
+    """
+    return map(sentence, ARGUMENTS.refusals_here(engine, role))
 
 
 def lora_arguments(rank: int, names: Iterable[str]) -> dict[str, Any]:

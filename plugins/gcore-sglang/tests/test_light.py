@@ -169,6 +169,15 @@ def test_a_run_is_checked_for_the_engine_in_the_roles_interpreter(tmp_path: Path
     )
 
 
+def test_an_argument_that_is_set_elsewhere_is_refused_at_check(tmp_path: Path) -> None:
+    engine = {"port": 1, "dtype": "float32", "host": "0.0.0.0"}
+    python = python_with(tmp_path, "sglang", "0.5.23")
+    role = {"use": "sglang", "python": python, "engine": engine}
+    dtype, host = gcore_sglang.gcore_check({"roles": {"rollout": role}})
+    assert dtype.startswith("roles.rollout.engine.dtype: this argument is set by another key; set")
+    assert host.startswith("roles.rollout.engine.host: this argument is fixed; the server listens")
+
+
 @pytest.mark.parametrize(
     ("use", "config", "reasons"),
     [

@@ -61,14 +61,19 @@ def gcore_venvs() -> Iterable[VenvProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields a problem for every role of this plugin whose interpreter has none of ``ENGINES``."""
+    """Yields problems with adapters, with names under ``engine:``, and with interpreters.
+
+    An interpreter must have one of ``ENGINES``.
+    """
     from gcore_core.contract.errors import ConfigError
     from gcore_core.kits.commands import open_interpreter
+    from gcore_vllm.arguments import problems
 
     for name, role in plan["roles"].items():
         if role["use"].partition("/")[0] != "vllm":
             continue
         yield from _too_small(name, role, plan["roles"])
+        yield from problems(role.get("engine") or {}, name)
         try:
             interpreter = open_interpreter(role["python"], where=f"roles.{name}.python")
         except ConfigError:

@@ -5,10 +5,10 @@ The mapping is passed on to EngineArgs as it is, after its names were checked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from gcore_language.engine_arguments import EngineArguments
+from gcore_language.engine_arguments import EngineArguments, sentence
 
 #: argument of vLLM -> where this plugin takes it from instead
 _SETTINGS = {
@@ -54,3 +54,11 @@ def check_engine(engine: Mapping[str, Any], known: Collection[str], role: str) -
     """
     _ARGUMENTS.check_set_here(engine, role)
     _ARGUMENTS.check_known(engine, known, role)
+
+
+def problems(engine: Mapping[str, Any], role: str) -> Iterator[str]:
+    """Yields one sentence for every name under ``engine:`` that is set elsewhere or fixed.
+
+    Names that vLLM lacks are not among them: it knows them alone, and refuses them at its start.
+    """
+    return map(sentence, _ARGUMENTS.refusals_here(engine, role))

@@ -80,6 +80,14 @@ def test_an_engine_argument_that_cannot_be_set_is_refused(name: str, message: st
         check_engine({"block_size": 64, name: 1}, KNOWN, "rollout")
 
 
+def test_an_argument_that_is_set_elsewhere_is_refused_at_check(tmp_path: Path) -> None:
+    engine = {"block_size": 64, "dtype": "float32", "load_format": "auto"}
+    role = {"use": "vllm/sleeping", "python": python_with(tmp_path, "vllm"), "engine": engine}
+    dtype, form = gcore_vllm.gcore_check({"roles": {"rollout": role}})
+    assert dtype.startswith("roles.rollout.engine.dtype: this argument is set by another key; set")
+    assert form.startswith("roles.rollout.engine.load_format: this argument is fixed; weights are")
+
+
 @pytest.mark.parametrize(
     ("visible", "devices", "shown"),
     [("", (2,), "2"), ("4,5,6,7", (1, 3), "5,7"), ("GPU-a,GPU-b", (1,), "GPU-b"), ("3", (), "3")],
