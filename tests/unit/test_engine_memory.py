@@ -120,6 +120,13 @@ def test_megatrons_slots_hold_the_model_together(
     assert 2 * MODEL.parameters / 8 <= own <= 2 * (MODEL.parameters / 8 + embedding)
 
 
+def test_megatrons_reference_waits_in_the_memory_of_the_host(worker: WorkerShape) -> None:
+    needs = list(of_megatron(MegatronTrainerConfig(reference=True), worker))
+    assert found(needs, "reference").on == "host"
+    assert found(needs, "reference").nbytes == found(needs, "weights").nbytes
+    assert found(needs, "weights").on == "device"
+
+
 def test_a_cache_that_takes_what_is_free_is_unknown_and_one_that_is_set_is_counted(
     worker: WorkerShape,
 ) -> None:

@@ -76,7 +76,8 @@ def _held(
         note=f"float32, over {share} replicas",
     )
     if keeps_reference(config, worker):
-        yield from in_every_phase("reference", size * own, note=config.dtype)
+        for need in in_every_phase("reference", size * own, note=config.dtype):
+            yield replace(need, on="host")  # it is swapped in tensor by tensor
 
 
 def _of_stage(model: Architecture, config: MegatronTrainerConfig) -> int:
