@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -55,10 +56,15 @@ class DenoiserSettings:
     threads: int = 1
     """Number of CPU threads; 0 leaves torch's choice."""
     max_sequence_length: int = 256
-    """Most tokens of a prompt that a pipeline's text encoders read."""
+    """Most tokens of a prompt that a pipeline's text encoders read, at least 1."""
 
     def __post_init__(self) -> None:
         require(self.guidance >= 1, "guidance", f"must be at least 1, is {self.guidance}")
+        require(
+            self.max_sequence_length > 0,
+            "max_sequence_length",
+            f"must be positive, is {self.max_sequence_length}",
+        )
 
     def logprob_band(self) -> float:
         return LOGPROB_BANDS[self.dtype]
@@ -94,8 +100,8 @@ class DiffusionGeneratorConfig(DenoiserSettings):
     by one step with each version and then begins again; stay is at the first step.
     """
     shift: float = 1.0
-    """How far the tiny model's noise levels t are moved towards noise: shift t / (1 + (shift - 1)
-    t). 1 leaves them evenly spaced. A pipeline's scheduler has its own.
+    """How far the tiny model's noise levels t are moved towards noise, above 0: shift t / (1 +
+    (shift - 1) t). 1 leaves them evenly spaced. A pipeline's scheduler has its own.
     """
     same_noise: bool = False
     """Whether samples of one prompt start from the same noise (DanceGRPO), so that they differ by
@@ -113,6 +119,10 @@ class DiffusionGeneratorConfig(DenoiserSettings):
         require(self.steps >= 2, "steps", f"must be at least 2, is {self.steps}")
         require(self.max_batch > 0, "max_batch", f"must be positive, is {self.max_batch}")
         require(self.scale >= 0, "scale", f"must not be negative, is {self.scale}")
+        require(0 < self.shift < math.inf, "shift", f"must be positive, is {self.shift}")
+        for name in ("height", "width"):
+            size = getattr(self, name)
+            require(size >= 0, name, f"must not be negative, is {size}")
         require(
             self.noise not in ("cps", "ddim") or self.scale <= 1,
             "scale",
@@ -227,6 +237,11 @@ class DiffusionTrainerConfig(DenoiserSettings):
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             "betas",
             f"must be two numbers in 0..1, is {list(self.betas)}",
+        )
+        require(
+            0 <= self.final_fraction <= 1,
+            "final_fraction",
+            f"must be in 0..1, is {self.final_fraction}",
         )
         for name in ("budget_rows", "batch_records", "draws"):
             require(getattr(self, name) > 0, name, f"must be positive, is {getattr(self, name)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gcore_diffusion.checks import file_problems, problems
-from gcore_diffusion.config import DiffusionTrainerConfig
+from gcore_diffusion.config import DiffusionGeneratorConfig, DiffusionTrainerConfig
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
@@ -91,6 +91,8 @@ def test_the_forward_objective_is_refused_for_a_language_trainer() -> None:
         ({"guidance": 0.5}, "guidance: must be at least 1, is 0.5"),
         ({"betas": [0.9]}, "betas: must be two numbers in 0..1"),
         ({"draws": 0}, "draws: must be positive, is 0"),
+        ({"final_fraction": -0.5}, "final_fraction: must be in 0..1, is -0.5"),
+        ({"max_sequence_length": 0}, "max_sequence_length: must be positive, is 0"),
     ],
 )
 def test_error_for_an_invalid_setting_names_the_setting(
@@ -98,6 +100,22 @@ def test_error_for_an_invalid_setting_names_the_setting(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         DiffusionTrainerConfig(**settings)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"shift": 0.0}, "shift: must be positive, is 0.0"),
+        ({"height": -8}, "height: must not be negative, is -8"),
+        ({"width": -8}, "width: must not be negative, is -8"),
+    ],
+)
+def test_error_for_an_invalid_setting_of_a_sampler_names_it(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DiffusionGeneratorConfig(**settings)
     assert told in str(caught.value)
 
 
