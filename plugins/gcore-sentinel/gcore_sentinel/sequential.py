@@ -244,6 +244,7 @@ class Sequential:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint; what is known of a replica that is no more is dropped."""
+        first = _ALL if self._context.replicas > 1 else 0  # one alone is not judged twice
         self._replicas = {
             int(replica): Cusum(
                 m=np.array(kept["m"], np.float64),
@@ -252,7 +253,7 @@ class Sequential:
                 waiting=np.array(kept["waiting"], np.float64),
             )
             for replica, kept in state.items()
-            if len(kept["m"]) == WIDTH and int(replica) < self._context.replicas
+            if len(kept["m"]) == WIDTH and first <= int(replica) < self._context.replicas
         }
 
 
