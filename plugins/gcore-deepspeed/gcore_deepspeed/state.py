@@ -75,16 +75,20 @@ def save_universal(
 
     DeepSpeed first writes its own checkpoint, which is for this number of ranks. Rank 0 converts
     that to the universal one, which is for any number.
+
+    Raises OSError on rank 0 when the disk refuses the conversion.
     """
     if not optimizer.steps:
         optimizer.prepare(0)  # DeepSpeed's conversion requires moments
     directory.mkdir(parents=True, exist_ok=True)
     engine.save_checkpoint(str(directory), tag=_OWN, save_latest=False)
     ranks.wait()
-    if ranks.rank == 0:
-        _convert(directory)
-        write_numbers(directory, {**numbers, "stage": optimizer.stage}, _UNIVERSAL)
-    ranks.wait()
+    try:
+        if ranks.rank == 0:
+            _convert(directory)
+            write_numbers(directory, {**numbers, "stage": optimizer.stage}, _UNIVERSAL)
+    finally:
+        ranks.wait()
 
 
 def _convert(directory: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -122,3 +125,19 @@ def test_settings_and_engine_arguments_merge_into_one_configuration() -> None:
         "allgather_bucket_size": 7,
         "offload_param": {"device": "cpu", "pin_memory": True},
     }
+
+
+def test_the_other_ranks_do_not_wait_for_a_conversion_that_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    from gcore_deepspeed import state
+
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(state, "_convert", full)
+    engine, optimizer, ranks = Mock(), Mock(steps=1), Mock(rank=0)
+    with pytest.raises(OSError, match="No space left"):
+        state.save_universal(engine, optimizer, tmp_path, {}, ranks)
+    assert ranks.wait.call_count == 2  # as often as the other ranks call it
