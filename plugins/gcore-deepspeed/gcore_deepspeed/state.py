@@ -76,7 +76,7 @@ def save_universal(
     DeepSpeed first writes its own checkpoint, which is for this number of ranks. Rank 0 converts
     that to the universal one, which is for any number.
 
-    Raises OSError on rank 0 when the disk refuses the conversion.
+    Raises OSError or CheckpointError on rank 0 when the disk refuses the conversion.
     """
     if not optimizer.steps:
         optimizer.prepare(0)  # DeepSpeed's conversion requires moments

@@ -45,8 +45,15 @@ _NUMBERS = "state.json"
 
 
 def write_numbers(directory: Path, numbers: Mapping[str, Any], form: str = WHOLE) -> None:
-    """Writes the JSON file of a state in the format ``form``."""
-    (directory / _NUMBERS).write_text(json.dumps({"format": form, **numbers}), encoding="utf-8")
+    """Writes the JSON file of a state in the format ``form``.
+
+    Raises CheckpointError when the system refuses to write.
+    """
+    file = directory / _NUMBERS
+    try:
+        file.write_text(json.dumps({"format": form, **numbers}), encoding="utf-8")
+    except OSError as error:
+        raise _refused(file, error) from error
 
 
 def read_numbers(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -192,15 +199,19 @@ def write_tensors(
             if wrote is not None:
                 os.fsync(stream.fileno())
     except OSError as error:
-        raise CheckpointError(
-            "trainer state could not be written.",
-            where=str(file),
-            why=f"the system says: {error.strerror}",
-            todo="free some space"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "see to that directory",
-            full_disk=error.errno in (errno.ENOSPC, errno.EDQUOT),
-        ) from error
+        raise _refused(file, error) from error
+
+
+def _refused(file: Path, error: OSError) -> CheckpointError:
+    """Returns the error of a file that the system refuses to write."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return CheckpointError(
+        "trainer state could not be written.",
+        where=str(file),
+        why=f"the system says: {error.strerror}",
+        todo="free some space" if full else "see to that directory",
+        full_disk=full,
+    )
 
 
 def _header(ordered: list[tuple[str, Tensor]]) -> bytes:

@@ -139,6 +139,15 @@ def test_a_full_disk_is_reported_after_every_rank_has_given_its_tensors(
     assert [path.name for path in tmp_path.iterdir()] == ["state-00000.safetensors"]
 
 
+def test_numbers_that_a_full_disk_does_not_take_are_the_same_error(tmp_path: Path) -> None:
+    (tmp_path / "state.json").symlink_to("/dev/full")
+    with pytest.raises(
+        CheckpointError, match="state.json: trainer state could not be written"
+    ) as caught:
+        save_state(tmp_path, [("weight/a", torch.ones(4))], {}, writes=True)
+    assert caught.value.facts == {"full_disk": True}
+
+
 def test_missing_rows_of_a_rank_are_detected(tmp_path: Path) -> None:
     for rank in range(3):
         save_rank(tmp_path, rank_of(rank, 3), {"weight/a": torch.ones(2, 4)}, {})
