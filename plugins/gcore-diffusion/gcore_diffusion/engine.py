@@ -315,13 +315,15 @@ class DiffusionEngine:
             for name, t in self._tensors.items()
             if (s := self._optimizer.state.get(t))
         }
-        save_state(
-            directory,
-            self._saved(),
-            {**numbers, "optimizer_steps": steps},
-            writes=self.ranks.rank == 0,
-        )
-        self.ranks.wait()
+        try:
+            save_state(
+                directory,
+                self._saved(),
+                {**numbers, "optimizer_steps": steps},
+                writes=self.ranks.rank == 0,
+            )
+        finally:  # a save that failed does not end a run
+            self.ranks.wait()
 
     def _saved(self) -> Iterator[tuple[str, Tensor]]:
         reference = dict(self._reference.state_dict()) if self._reference is not None else {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,13 @@ from gcore_diffusion.config import NftConfig
 from gcore_diffusion.forward import Nft
 from gcore_diffusion.rows import transitions
 
-from gcore_core.contract.errors import ConfigError, ContractError, NonFiniteLoss, WeightMismatch
+from gcore_core.contract.errors import (
+    CheckpointError,
+    ConfigError,
+    ContractError,
+    NonFiniteLoss,
+    WeightMismatch,
+)
 from gcore_core.contract.trainer import Trainer
 from gcore_core.testing.contracts.weights import digests, exported, largest_change, push
 from tests.support import diffusion_models as kit
@@ -228,6 +235,17 @@ def test_a_run_goes_on_without_the_reference_that_it_had(tiny_dir: Path, tmp_pat
     again = kit.make_trainer(tiny_dir, reference=False)
     again.load(tmp_path)
     assert digests(exported(again)) == digests(exported(trainer))
+
+
+def test_a_rank_that_cannot_save_leaves_no_other_waiting(
+    tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = kit.make_trainer(tiny_dir)._denoising
+    monkeypatch.setattr(engine, "ranks", Mock(rank=0))
+    (tmp_path / "state-00000.safetensors").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match="trainer state could not be written"):
+        engine.save(tmp_path, {})
+    engine.ranks.wait.assert_called_once_with()
 
 
 def test_records_of_older_weights_are_not_replayed_and_the_first_fresh_ones_are(
