@@ -120,6 +120,15 @@ def test_megatrons_slots_hold_the_model_together(
     assert 2 * MODEL.parameters / 8 <= own <= 2 * (MODEL.parameters / 8 + embedding)
 
 
+@pytest.mark.parametrize(("offload", "place"), [(False, "device"), (True, "host")])
+def test_a_reference_of_deepspeed_lies_where_the_weights_do(
+    offload: bool, place: str, worker: WorkerShape
+) -> None:
+    config = DeepSpeedTrainerConfig(reference=True, stage=3, offload_params=offload)
+    needs = list(of_deepspeed(config, worker))
+    assert found(needs, "reference").on == found(needs, "weights").on == place
+
+
 def test_megatrons_reference_waits_in_the_memory_of_the_host(worker: WorkerShape) -> None:
     needs = list(of_megatron(MegatronTrainerConfig(reference=True), worker))
     assert found(needs, "reference").on == "host"

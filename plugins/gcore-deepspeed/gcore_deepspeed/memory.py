@@ -9,6 +9,7 @@ weights (Rajbhandari et al. 2020, "ZeRO", section 5). The closed forms of activa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gcore_language.architecture import Architecture, UnknownSizes, numbers, read_architecture
 from gcore_language.memory import (
@@ -71,7 +72,8 @@ def _held(
             note="its own weights and AdamW's two moments in float32, this rank's share",
         )
     if keeps_reference(config, worker):
-        yield from in_every_phase("reference", _MASTER * weights, note="float32")
+        for need in in_every_phase("reference", _MASTER * weights, note="float32"):
+            yield replace(need, on="host" if config.offload_params else "device")
     yield MemoryNeed(
         phase="training",
         what="gradients",
