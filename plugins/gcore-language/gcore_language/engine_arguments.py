@@ -98,6 +98,24 @@ def sentence(error: ConfigError) -> str:
     return f"{error.where}: {said}."
 
 
+def with_own(engine: Mapping[str, Any], own: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """Returns ``engine:`` with the arguments that a provider needs.
+
+    own: argument -> the value that it needs.
+
+    Raises ConfigError where ``engine:`` has another value.
+    """
+    for name, value in own.items():
+        if engine.get(name, value) != value:
+            raise ConfigError(
+                f"this provider needs {value!r} here.",
+                where=f"roles.{role}.engine.{name}",
+                todo="Leave it out, or take another provider.",
+                argument=name,
+            )
+    return {**engine, **own}
+
+
 def without_engine(role: str, node: Mapping[str, Any]) -> Iterator[str]:
     """Yields what is wrong with ``engine:`` of a role whose backend has no engine.
 

@@ -9,6 +9,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.records import WeightPlan
+from gcore_language.engine_arguments import with_own
 from gcore_language.inbox import WeightInbox
 
 
@@ -69,7 +70,7 @@ def with_arguments(
 
     plain: the provider to use where there is no CUDA.
 
-    Raises ConfigError without CUDA.
+    Raises ConfigError without CUDA, and where ``engine:`` has another value of one of them.
     """
     import torch
 
@@ -79,4 +80,4 @@ def with_arguments(
             where=f"roles.{context.role}.use",
             todo=f"Use {plain}.",
         )
-    return {**context.engine, **arguments}
+    return with_own(context.engine, arguments, context.role)

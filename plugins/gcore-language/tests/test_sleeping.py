@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 from gcore_language.inbox import WeightInbox
-from gcore_language.sleeping import EngineSleeps
+from gcore_language.sleeping import EngineSleeps, with_arguments
 
-from gcore_core.contract.errors import ContractError, WeightMismatch
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.records import TensorSpec, WeightPlan
 
@@ -52,3 +53,16 @@ def test_a_generator_refuses_to_sleep_during_a_push() -> None:
     with pytest.raises(WeightMismatch, match="has begun and was not committed"):
         generator.sleep()
     assert generator.calls == []
+
+
+def test_an_argument_that_sleep_needs_is_not_overridden_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    own = {"saves": True}
+    for given in ({"size": 1}, {"size": 1, "saves": True}):
+        context = WorkerContext(role="rollout", engine=given)
+        assert with_arguments(context, own, "plain") == {"size": 1, "saves": True}
+    context = WorkerContext(role="rollout", engine={"saves": False})
+    with pytest.raises(ConfigError, match=r"engine\.saves: this provider needs True here"):
+        with_arguments(context, own, "plain")

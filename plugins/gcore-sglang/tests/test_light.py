@@ -215,6 +215,29 @@ def test_sleep_is_refused_where_there_is_no_cuda() -> None:
         SleepingSglangGenerator(SglangGeneratorConfig(), WorkerContext(role="rollout"))
 
 
+def test_arguments_that_repeat_samples_are_not_overridden_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+    from gcore_sglang.deterministic import DeterministicSglangGenerator
+
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        SglangGenerator, "__init__", lambda self, config, context: seen.append(context.engine)
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    def start(**engine: Any) -> None:
+        context = WorkerContext(role="rollout", engine=engine)
+        DeterministicSglangGenerator(SglangGeneratorConfig(), context)
+
+    start(mem_fraction_static=0.3)
+    assert seen[0]["mem_fraction_static"] == 0.3
+    assert seen[0]["disable_radix_cache"] and seen[0]["chunked_prefill_size"] == -1
+    with pytest.raises(ConfigError, match="engine.disable_radix_cache: this provider needs True"):
+        start(disable_radix_cache=False)
+
+
 def test_an_adapter_has_a_directory_after_a_server_had_to_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
