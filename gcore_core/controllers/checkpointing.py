@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gcore_core.contract.errors import CheckpointError
-from gcore_core.contract.launching import Endpoint, Reply, Request
+from gcore_core.contract.launching import Endpoint, Peer, Reply, Request
 from gcore_core.contract.records import Header
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime.messages import (
@@ -140,21 +140,41 @@ class Checkpointing:
         """Sends a request of a save to every rank of every trainer, since saving may need
         collectives; returns their replies, the policy's first.
 
-        Each role saves into a directory of its own beside the policy's. When a rank cannot save,
-        the save is given up and the supervisor gets the reason.
+        When a rank cannot save, the save is given up and the supervisor gets the reason.
+        """
+        asked = self._asked(request)
+        try:
+            return await asyncio.gather(*(insist(peer, endpoint, one) for peer, one in asked))
+        except CheckpointError as error:
+            self._begun = None
+            if endpoint is SAVE_STATE:
+                await self._end_saves(request.step)
+            failed = CommitCheckpoint(request.step, {}, {}, str(error))
+            await self._send_to_supervisor(COMMIT_CHECKPOINT, failed)
+            return []
+
+    def _asked(self, request: SaveState) -> list[tuple[Peer, SaveState]]:
+        """Returns every rank of every trainer, the policy's first, and what it is asked.
+
+        Each role saves into a directory of its own beside the policy's.
         """
         asked = [(peer, request) for peer in self._context.trainers]
         for role in self._context.learners:
             beside = str(Path(request.directory).with_name(role)) if request.directory else ""
             own = msgspec.structs.replace(request, directory=beside)
             asked += [(peer, own) for peer in self._context.workers_of(role)]
-        try:
-            return await asyncio.gather(*(insist(peer, endpoint, one) for peer, one in asked))
-        except CheckpointError as error:
-            self._begun = None
-            failed = CommitCheckpoint(request.step, {}, {}, str(error))
-            await self._send_to_supervisor(COMMIT_CHECKPOINT, failed)
-            return []
+        return asked
+
+    async def _end_saves(self, step: int) -> None:
+        """Ends what some ranks began of a save that was given up, so that a next one can begin."""
+        urgent = self._context.stopping.is_set()
+        asked = self._asked(SaveState(step, "", urgent))
+        ended = await asyncio.gather(
+            *(insist(peer, FINISH_SAVE, one) for peer, one in asked), return_exceptions=True
+        )
+        for error in ended:
+            if isinstance(error, BaseException) and not isinstance(error, CheckpointError):
+                raise error
 
     async def _send_to_supervisor(
         self, endpoint: Endpoint[Request, Reply], request: Request
