@@ -24,6 +24,9 @@ class RewardKlConfig:
     ``gcore_algorithms.kl``.
     """
 
+    def __post_init__(self) -> None:
+        _check_kl(self.coefficient, "advantage.config.kl.coefficient")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecordAdvantageConfig:
@@ -185,6 +188,17 @@ def _check_eps(eps: float) -> None:
         )
 
 
+def _check_kl(coefficient: float, where: str) -> None:
+    """Raises ConfigError for a coefficient that pays for leaving the reference, or is none."""
+    if not 0.0 <= coefficient < math.inf:
+        raise ConfigError(
+            f"{coefficient} is no penalty",
+            where=where,
+            why="the policy must not be paid for leaving the reference",
+            todo="set coefficient to 0, which needs no reference, or to more",
+        )
+
+
 def _check_clip(clip: float | None) -> None:
     if clip is not None and not clip > 0:
         raise ConfigError(
@@ -234,6 +248,9 @@ class LossKlConfig:
     choice) that of KL(reference || policy), and the gradient of k1 is zero in expectation: as a
     loss, k1 adds nothing but noise.
     """
+
+    def __post_init__(self) -> None:
+        _check_kl(self.coefficient, "objective.config.kl.coefficient")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,7 +426,7 @@ class ClipConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("clip_low", "clip_high"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # NaN too: it would switch the clip off
                 raise ConfigError(
                     f"{getattr(self, name)} is negative",
                     where=f"objective.config.{name}",
@@ -436,7 +453,7 @@ class PpoClipConfig(ClipConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dual_clip is not None and self.dual_clip <= 1:
+        if self.dual_clip is not None and not self.dual_clip > 1:
             raise ConfigError(
                 f"{self.dual_clip} is not above 1",
                 where="objective.config.dual_clip",

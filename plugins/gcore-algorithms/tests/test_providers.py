@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import subprocess
 import sys
 
@@ -148,6 +149,20 @@ BAD = [
     ),
     ("gspo", {"clip_low": -0.1}, "objective.config.clip_low: -0.1 is negative", "0 or more"),
     ("cispo", {"clip_high": -0.1}, "objective.config.clip_high: -0.1 is negative", "0 or more"),
+    ("ppo_clip", {"clip_low": math.nan}, "objective.config.clip_low: nan", "0 or more"),
+    ("ppo_clip", {"dual_clip": math.nan}, "objective.config.dual_clip: nan", "3 is usual"),
+    (
+        "grpo",
+        {"kl": {"coefficient": -0.1}},
+        "advantage.config.kl.coefficient: -0.1 is no penalty",
+        "0, which needs no reference",
+    ),
+    (
+        "ppo_clip",
+        {"kl": {"coefficient": -0.1}},
+        "objective.config.kl.coefficient: -0.1 is no penalty",
+        "0, which needs no reference",
+    ),
     (
         "ppo_clip",
         {"dual_clip": 1.0},
