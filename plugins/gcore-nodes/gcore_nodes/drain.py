@@ -72,9 +72,11 @@ def _followed(file: Path, host: str, wait_s: float) -> int:
         if answer and answer != said:
             said = answer
             print(answer, flush=True)
-            if answer.startswith(f"{host} has left"):
+            # A host may be named by its node, such as agent.2; the answer has the host's own name.
+            verdict = answer.partition(" ")[2]
+            if verdict.startswith("has left"):
                 return 0
-            if answer.startswith(f"{host} does not leave"):
+            if verdict.startswith("does not leave"):
                 return 2
         time.sleep(_LOOK_S)
     print(f"{host} has not left in {wait_s:g} s: {said or 'no run answers'}", file=sys.stderr)

@@ -23,9 +23,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def answering(run: Path, *lines: str) -> threading.Thread:
-    """Answers as a run does, when it is asked."""
-    file = run / "leave" / "node2"
+def answering(run: Path, *lines: str, asked: str = "node2") -> threading.Thread:
+    """Answers as a run does, when it is asked for the host ``asked``."""
+    file = run / "leave" / asked
 
     def answer() -> None:
         while not file.exists():
@@ -53,6 +53,13 @@ def test_what_the_run_answers_is_printed_and_is_the_exit_code(
     thread.join()
     assert answer in capsys.readouterr().out
     assert not list((run / "leave").iterdir()), "the next one would be answered by this file"
+
+
+def test_a_host_may_be_named_by_its_node(run: Path) -> None:
+    """The run takes either name, and answers with the host's."""
+    thread = answering(run, "node2 has left with rollout.2", asked="agent.2")
+    assert drain(run, "agent.2", 10.0) == 0
+    thread.join()
 
 
 def test_a_run_that_does_not_answer_is_told_so(
