@@ -47,12 +47,15 @@ class RayConfig(MachinesConfig):
                 "cluster must be auto or HOST:PORT, not ray://: the supervisor has to be on a node "
                 "of the cluster; `ray job submit` brings it there"
             )
-        if self.cluster != "auto" and not self.cluster.rpartition(":")[2].isdecimal():
+        host, _, port = self.cluster.rpartition(":")
+        if self.cluster != "auto" and not (host and port.isdecimal()):
             raise ValueError(f"cluster must be auto or HOST:PORT, not {self.cluster!r}")
         for name in ("nodes", "min_nodes", "wait_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, not {value}")
+        if self.nodes is not None and (self.min_nodes or 1) > self.nodes:
+            raise ValueError(f"min_nodes is {self.min_nodes}, and nodes is {self.nodes}")
         for name, amount in self.resources.items():
             if not amount > 0:
                 raise ValueError(

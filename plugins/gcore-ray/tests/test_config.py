@@ -11,10 +11,12 @@ from gcore_ray.config import RayConfig
     [
         ({"cluster": "ray://10.0.0.1:10001"}, "`ray job submit` brings it there"),
         ({"cluster": "head"}, "cluster must be auto or HOST:PORT, not 'head'"),
+        ({"cluster": "6379"}, "cluster must be auto or HOST:PORT, not '6379'"),
         ({"address": "10.0.0.1:6379"}, "the address of the Ray cluster is set by cluster"),
         ({"address": "auto"}, "the address of the Ray cluster is set by cluster"),
         ({"nodes": 0}, "nodes must be positive"),
         ({"min_nodes": 0}, "min_nodes must be positive"),
+        ({"nodes": 2, "min_nodes": 3}, "min_nodes is 3, and nodes is 2"),
         ({"wait_s": 0.0}, "wait_s must be positive"),
         ({"resources": {"GPU": 0.0}}, "leave it out, as Ray drops resources of 0"),
         ({"resources": {"GPU": 1.5}}, "resources above 1 must be whole, not GPU: 1.5"),
