@@ -102,14 +102,15 @@ class Keeper:
     async def output(self) -> tuple[bytes, int | None]:
         """Waits until the agent has written something or has ended; returns both.
 
-        The second is its exit code; None: it has not ended.
+        The second is its exit code; None: it has not ended, or not all that it wrote is read.
         """
-        assert self._process is not None
+        assert self._process is not None and self._reading is not None
         await self._news.wait()
         self._news.clear()
         content = bytes(self._output)
         self._output.clear()
-        code = self._process.returncode
+        # The exit code may be known before the last lines are read, which say why it ended.
+        code = self._process.returncode if self._reading.done() else None
         if code is not None:
             self._news.set()  # for whoever asks again
         return content, code

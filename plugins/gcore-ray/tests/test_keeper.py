@@ -1,11 +1,16 @@
-"""The keeper as a process: whose child it is decides how long it lives."""
+"""A keeper lives as long as the process whose child it is, and tells all that its agent wrote."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+from gcore_ray import keeper
 
 WITHIN_S = 60.0  # on a machine that is busy
 
@@ -34,3 +39,36 @@ def test_a_keeper_ends_with_its_parent_though_nobody_collects_the_parent() -> No
         assert readable, "the child lives on"
         assert parent.stdout.read() == b""  # the end of the pipe: the child has ended, too
         os.kill(parent.pid, 0)  # the parent's id is still taken
+
+
+class EndedAgent:
+    """A process that has ended, of whose output a part is still to be read."""
+
+    returncode = 1
+
+    def __init__(self) -> None:
+        self.stdout = asyncio.StreamReader()
+
+    async def wait(self) -> int:
+        return self.returncode
+
+
+async def test_all_that_an_agent_wrote_is_told_before_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever is told the code asks no more, and the last lines say why the agent ended."""
+    monkeypatch.setattr(keeper, "end_with_parent", lambda leave: None)
+    kept: Any = keeper.Keeper()
+    agent: Any = EndedAgent()
+    kept._process = agent
+    kept._reading = asyncio.ensure_future(kept._read(agent))
+    agent.stdout.feed_data(b"it began\n")
+    assert await kept.output() == (b"it began\n", None)
+    agent.stdout.feed_data(b"why it ended\n")
+    agent.stdout.feed_eof()
+    told = b""
+    code = None
+    while code is None:
+        content, code = await kept.output()
+        told += content
+    assert (told, code) == (b"why it ended\n", 1)
