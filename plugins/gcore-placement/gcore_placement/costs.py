@@ -83,6 +83,14 @@ def idle(outcome: run_files.Measured) -> dict[str, float]:
     return dict(shares)
 
 
+def off(predicted_s: float, measured_s: float) -> float:
+    """Returns how far predicted seconds lie above measured ones, as a share of those.
+
+    A rollout takes no time where all groups of its step were there before.
+    """
+    return predicted_s / max(measured_s, 1e-9) - 1
+
+
 def _waits(role_seconds: Mapping[str, float]) -> str:
     """Returns the cause for which a cell was idle, such as "rollout waits".
 
@@ -115,8 +123,8 @@ def costs_of(
     for causes in by_device.values():
         for cause, seconds in causes.items():
             total[cause] += seconds
-    off = [
-        abs(decisions[step].predicted_s[decisions[step].chosen] / max(outcome.measured_s, 1e-9) - 1)
+    errors = [
+        abs(off(decisions[step].predicted_s[decisions[step].chosen], outcome.measured_s))
         for step, outcome in outcomes.items()
         if step in decisions
         and decisions[step].chosen in decisions[step].predicted_s
@@ -131,8 +139,8 @@ def costs_of(
         moved=sum(outcome.moved for outcome in outcomes.values()),
         switch_s=sum(outcome.switch_s for outcome in outcomes.values()),
         monitoring=sum(outcome.monitoring_s for outcome in outcomes.values()) / max(step_s, 1e-9),
-        off_median=float(np.median(off)) if off else None,
-        off_p95=float(np.percentile(off, 95)) if off else None,
+        off_median=float(np.median(errors)) if errors else None,
+        off_p95=float(np.percentile(errors, 95)) if errors else None,
         fallbacks=sum(bool(decided.seen.get("fell_back")) for decided in decisions.values()),
     )
 

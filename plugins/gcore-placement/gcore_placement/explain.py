@@ -16,7 +16,7 @@ import msgspec
 
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
-from gcore_placement.costs import idle
+from gcore_placement.costs import idle, off
 
 
 def run(words: list[str]) -> int:
@@ -72,7 +72,7 @@ def _lines(
             "" if measured is None else f"{measured.measured_s:.1f}",
             ""
             if predicted is None or measured is None
-            else f"{predicted / measured.measured_s - 1:+.1%}",
+            else f"{off(predicted, measured.measured_s):+.1%}",
         ]
         yield (
             f"{step:>5}  {decided.chosen:<12} {numbers[0]:>11} {numbers[1]:>11} "
@@ -97,11 +97,11 @@ def _explain_step(decided: run_files.Decided, measured: run_files.Measured | Non
         yield from (f"  {name:<18} {_plain(value)}" for name, value in decided.seen.items())
     if decided.predicted_s:
         yield "predicted seconds of the rollout"
-        least = min(decided.predicted_s.values())
+        least_s = min(decided.predicted_s.values())
         for name, seconds in decided.predicted_s.items():
             mark = "  <- chosen" if name == decided.chosen else ""
             yield (
-                f"  {name:<18} {seconds:>9.1f}  {seconds / least - 1:+6.1%} of the latest "
+                f"  {name:<18} {seconds:>9.1f}  {off(seconds, least_s):+6.1%} of the latest "
                 f"step's least{mark}"
             )
     for rescue in decided.rescues:
@@ -122,7 +122,7 @@ def _explain_step(decided: run_files.Decided, measured: run_files.Measured | Non
     )
     predicted = decided.predicted_s.get(decided.chosen)
     if predicted is not None:
-        yield f"  the prediction was off by {predicted / measured.measured_s - 1:+.1%}"
+        yield f"  the prediction was off by {off(predicted, measured.measured_s):+.1%}"
     yield from (
         f"  idle {share:>6.1%}  {cause}" for cause, share in idle(measured).items() if share > 0
     )

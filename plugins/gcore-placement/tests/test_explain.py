@@ -111,6 +111,13 @@ def test_json_output_has_decision_and_outcome(
     assert told["decision"]["cells"]["judge"] == [[3]] and told["outcome"] is None
 
 
+@pytest.mark.parametrize("step", [[], ["--step", "12"]])
+def test_a_rollout_that_took_no_time_is_explained(run: Path, step: list[str]) -> None:
+    """All groups of its step were there before."""
+    journal.append(run, run_files.Measured(step=12, measured_s=0.0))
+    assert cli.main(["placement", "explain", str(run), *step]) == 0
+
+
 def test_an_unknown_step_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["placement", "explain", str(run), "--step", "3"]) == 4
     assert "there is no decision for step 3" in capsys.readouterr().err
