@@ -54,11 +54,14 @@ class UtilisationConfig:
     ``gcore-placement[nvml]``; on cores, processor time of its workers over time.
     """
     threshold: float = 0.05
-    """Difference between the two roles' signals, as a share of 1, up to which nothing moves."""
+    """Difference between the two roles' signals up to which nothing moves: at least 0, and as
+    a share of 1.
+    """
 
     def __post_init__(self) -> None:
         _share(self, "share")
         _require(self.cells >= 1, "cells", f"must be at least 1, is {self.cells}")
+        _require(self.threshold >= 0, "threshold", f"must not be negative, is {self.threshold:g}")
 
     def meters(self) -> Mapping[str, str]:
         """Returns kind of device -> the meter of ``signal: hardware``; empty for other signals."""
@@ -76,11 +79,12 @@ class ReplayConfig:
     the two expected lengths below are set.
     """
     policy_tokens: float = 0.0
-    """Expected tokens of an answer; 0: not known. When ``judge_tokens`` is set too, the first split
-    follows from the work of both roles.
+    """Expected tokens of an answer, at least 0; 0: not known. When ``judge_tokens`` is set too, the
+    first split follows from the work of both roles.
     """
     judge_tokens: float = 0.0
-    """Expected tokens of a verdict; 0: not known. It counts only together with ``policy_tokens``.
+    """Expected tokens of a verdict, at least 0; 0: not known. It counts only together with
+    ``policy_tokens``.
     """
     modes: list[str] = field(default_factory=lambda: ["split", "colocated"])
     """Modes that may be chosen, from split, colocated and coresident; split must be among them.
@@ -108,7 +112,7 @@ class ReplayConfig:
     """Most splits that are tried, at least 1; the choice may lie between two of them."""
     tolerance: float = 0.3
     """Largest relative difference between a step's replayed and measured time at which the replay
-    counts as right; 0.3 is 30%.
+    counts as right, at least 0; 0.3 is 30%.
     """
     patience: int = 5
     """Number of steps in a row with a wrong replay, at least 1, after which the split with the
@@ -130,7 +134,9 @@ class ReplayConfig:
             "correction",
             f"must be from 0 to 1, is {self.correction:g}",
         )
-        _require(self.caution >= 0, "caution", f"must not be negative, is {self.caution:g}")
+        for name in ("policy_tokens", "judge_tokens", "caution", "tolerance", "seed"):
+            value = getattr(self, name)
+            _require(value >= 0, name, f"must not be negative, is {value:g}")
         for name in ("draws", "splits", "patience"):
             _require(
                 getattr(self, name) >= 1, name, f"must be at least 1, is {getattr(self, name)}"

@@ -342,6 +342,19 @@ def test_colocation_needs_engines_of_both_roles_in_every_cell() -> None:
             "placement.config.discount: must be at least 0 and below 1, is 1",
         ),
         (lambda: ReplayConfig(caution=-1), "placement.config.caution: must not be negative, is -1"),
+        (lambda: ReplayConfig(seed=-1), "placement.config.seed: must not be negative, is -1"),
+        (
+            lambda: ReplayConfig(tolerance=-2),
+            "placement.config.tolerance: must not be negative, is -2",
+        ),
+        (
+            lambda: ReplayConfig(policy_tokens=-1),
+            "placement.config.policy_tokens: must not be negative, is -1",
+        ),
+        (
+            lambda: UtilisationConfig(threshold=-1),
+            "placement.config.threshold: must not be negative, is -1",
+        ),
         (lambda: ReplayConfig(draws=0), "placement.config.draws: must be at least 1, is 0"),
         (lambda: ReplayConfig(largest=1), "placement.config.largest: must be at least 2, is 1"),
         (
