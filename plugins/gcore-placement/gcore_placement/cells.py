@@ -87,6 +87,10 @@ class Pool:
         """Returns whether every cell has engines of both, so that modes besides a split work."""
         return self.most_policy == self.most_judge == len(self.cells)
 
+    def may_run(self, split: Split) -> bool:
+        """Returns whether the cells have the engines that the mode of a split needs."""
+        return split.mode == "split" or self.shared()
+
     def awake(self, split: Split, weights: Mapping[str, float]) -> dict[str, tuple[Cell, ...]]:
         """Returns the cells at which each role is awake under a split.
 

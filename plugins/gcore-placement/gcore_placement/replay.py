@@ -206,9 +206,10 @@ class Replay(Rescue):
         factor = state.mean_factor()
         predicted = {split.name: seconds * factor for split, seconds in costs.items()}
         tried = ""
-        fell_back = state.wrong >= self._config.patience and bool(state.ran)
+        ran = [name for name in state.ran if pool.may_run(Split.named(name))]
+        fell_back = state.wrong >= self._config.patience and bool(ran)
         if fell_back:
-            best = min(state.ran, key=lambda name: state.ran[name][1])
+            best = min(ran, key=lambda name: state.ran[name][1])
             split = Split.named(best)
             # the pool may have changed since then
             split = pool.limited(split.judge) if split.mode == "split" else split
@@ -387,9 +388,11 @@ def _least(regrets: Mapping[Split, float], pool: Pool, caution: float) -> Split:
     The next step's best split lies only near that of earlier steps, and too few judges cost more
     than too many. So a split's regret is replaced by a weighted mean of those around it: the
     weights are normal in the log-odds of the judge's share, with standard deviation ``caution``.
-    Other modes keep their regret.
+    Other modes keep their regret. Regrets of another pool, as of a run that goes on with fewer
+    devices, may be of modes and splits that this one cannot have.
     """
     cells = len(pool.cells)
+    regrets = {split: regret for split, regret in regrets.items() if pool.may_run(split)}
     splits = sorted(
         (split for split in regrets if split.mode == "split"), key=lambda split: split.judge
     )
@@ -398,6 +401,8 @@ def _least(regrets: Mapping[Split, float], pool: Pool, caution: float) -> Split:
         return best
     tried = [split.judge for split in splits]
     counts = np.arange(max(tried[0], 1), min(tried[-1], cells - 1) + 1)
+    if not len(counts):
+        return best if best.mode != "split" else pool.limited(best.judge)
     odds = np.log(counts / (cells - counts))
     # near[i, j]: weight of split j in the mean for split i
     near = np.exp(-(((odds[:, None] - odds) / max(caution, 1e-6)) ** 2) / 2)

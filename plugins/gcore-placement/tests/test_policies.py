@@ -193,6 +193,24 @@ def test_learned_state_survives_a_change_of_pool_size() -> None:
     assert set(smaller.state["regrets"]) == {f"split {n}" for n in range(1, 8)}
 
 
+def test_a_run_that_goes_on_with_fewer_devices_takes_a_split_that_they_can_have() -> None:
+    """Nothing is measured there yet, so the regrets of the larger pool decide."""
+    state = {"regrets": {"split 16": 1.0}, "weight": 1.0}
+    decision = Replay(ReplayConfig()).revise(None, window(8, requests={}, state=state))
+    assert decision.chosen == "split 7"
+
+
+def test_a_mode_that_a_pool_cannot_have_is_not_taken_from_earlier_regrets() -> None:
+    """Where no cell has engines of both roles, they cannot take turns."""
+    state = {"regrets": {"colocated": 1.0, "split 4": 1.5}, "weight": 1.0}
+    slots = {"policy": 8, "rollout": 4, "judge": 4}
+    wrong = {**state, "wrong": 9, "ran": {"colocated": [3, 1.0], "split 4": [3, 2.0]}}
+    for carried in (state, wrong):
+        given = window(8, requests={}, state=carried, slots=slots)
+        decision = Replay(ReplayConfig()).revise(None, given)
+        assert (decision.mode, decision.chosen) == ("split", "split 4")
+
+
 @pytest.mark.parametrize("devices", [64, 600])
 def test_replay_decides_for_large_pools_in_candidates_between_its_limits(devices: int) -> None:
     decision = Replay(ReplayConfig(largest=32, draws=1)).revise(
