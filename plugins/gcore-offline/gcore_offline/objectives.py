@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
+from gcore_core.contract.errors import DataError
 from gcore_offline.config import BradleyTerryConfig, DpoConfig, ScalarConfig, SftConfig
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
@@ -222,6 +223,8 @@ class Scalar:
 
         columns: of S states: end bool[S], label float[S].
         current: values float[S] with gradient.
+
+        Raises DataError for a score that is no probability, where the loss is logistic.
         """
         end = columns["end"]
         rewards = current["values"][end]
@@ -230,6 +233,7 @@ class Scalar:
             loss = (rewards - scores) ** 2 / 2
             guesses = rewards.detach()
         else:
+            _check_probabilities(scores)
             loss = binary_cross_entropy_with_logits(rewards, scores, reduction="none")
             guesses = rewards.detach().sigmoid()
         if self._config.centring:
@@ -244,6 +248,18 @@ class Scalar:
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Returns the number of records, 0-d."""
         return columns["rollout_logp"].new_full((), len(columns["record"].unique()))
+
+
+def _check_probabilities(scores: Tensor) -> None:
+    """Raises DataError for a score outside of 0..1: the logistic loss has no least value there."""
+    outside = scores[(scores < 0) | (scores > 1)]
+    if len(outside):
+        raise DataError(
+            f"the score {float(outside[0]):g} of a row is no probability",
+            where="objective.config.loss",
+            why="logistic takes scores from 0 to 1, and the reward as their logit",
+            todo="bring the rows' scores into 0..1, or set loss: square",
+        )
 
 
 class _Pairs:

@@ -16,7 +16,7 @@ import torch
 from gcore_offline.config import BradleyTerryConfig, DpoConfig, ScalarConfig, SftConfig
 from gcore_offline.objectives import BradleyTerry, Dpo, Scalar, Sft
 
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, DataError
 
 TOLERANCE = 1e-10
 #: Lengths of the answers of five pairs; the last one is of one token each.
@@ -212,6 +212,16 @@ def test_a_scalar_reward_is_drawn_to_its_score(
         slopes[end] = (slope + 2 * centring * reward) / len(LENGTHS)
     assert value == pytest.approx(total, abs=TOLERANCE)
     np.testing.assert_allclose(gradient, slopes, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("score", [-0.5, 5.0])
+def test_a_score_that_is_no_probability_is_refused_by_the_logistic_loss(
+    columns: dict[str, np.ndarray], score: float
+) -> None:
+    """It would have no least value, and rewards would grow without limit."""
+    columns["label"] = np.full(len(columns["label"]), score)
+    with pytest.raises(DataError, match=f"the score {score:g} of a row is no probability"):
+        of_torch(Scalar(ScalarConfig(loss="logistic")), columns, "values")
 
 
 # -- settings --------------------------------------------------------------------------------------
