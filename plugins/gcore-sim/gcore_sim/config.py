@@ -167,7 +167,7 @@ class TrainerConfig:
     nothing is learned.
     """
     micro_batch: int = 0
-    """Records whose gradient is computed at once; 0: all of a minibatch."""
+    """Records whose gradient is computed at once, at least 0; 0: all of a minibatch."""
     reads: bool = False
     """Whether to go over every byte of what records show, as a model that sees it does."""
     time_scale: float = 1.0
@@ -177,8 +177,9 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         _at_least_zero(
-            self, "record_s", "token_s", "token2_s", "prepare_share", "update_s", "time_scale"
+            self, "record_s", "token_s", "token2_s", "prepare_share", "update_s", "micro_batch"
         )
+        _at_least_zero(self, "time_scale")
 
     def record_seconds(self, length: int) -> float:
         """Returns the seconds of forward and backward of a record of ``length`` tokens, prompt and

@@ -81,6 +81,7 @@ def test_one_controllers_prompts_are_longer_by_the_factor(shard: int) -> None:
         (lambda: Payload(nbytes=-1), "nbytes: must not be negative, is -1"),
         (lambda: GeneratorConfig(tick_s=0.0), "tick_s: must be positive, is 0.0"),
         (lambda: TrainerConfig(time_scale=-1.0), "time_scale: must not be negative, is -1.0"),
+        (lambda: TrainerConfig(micro_batch=-1), "micro_batch: must not be negative, is -1"),
         (lambda: JudgeConfig(replicas=0), "replicas: must be at least 1, is 0"),
         (lambda: JudgeConfig(decided=1.5), "decided: must be from 0 to 1, is 1.5"),
         (lambda: PromptsConfig(answer_tokens=[5, 0]), "answer_tokens: each must be at least 1"),
