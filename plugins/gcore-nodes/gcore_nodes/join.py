@@ -171,6 +171,8 @@ class Member:
                         await self._start(spec, channel)
                     case Leaves(line):
                         _say(line)
+                        # One that has to stay is a member as before.
+                        self._is_leaving &= not line.partition(" ")[2].startswith("does not leave")
                     case End():
                         self._ask_agent_to_end()
                     case Over() as over:

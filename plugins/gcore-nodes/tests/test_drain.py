@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 from gcore_nodes import command_launcher
+from gcore_nodes.channel import Leaves
 from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
 from gcore_nodes.drain import drain
+from gcore_nodes.join import Member, Wish
 
-from gcore_core.contract.errors import AddressError, ConfigError
+from gcore_core.contract.errors import AddressError, ConfigError, WorkerDied
 from gcore_core.kits.launching import machine_facts
 
 
@@ -115,3 +117,41 @@ async def test_a_host_that_has_left_is_not_asked_again_until_the_list_was_withou
     hosts.write_text("node1\nnode2\n")
     host = await launcher._ask_absent(["node1"])
     assert host is not None and host.name == "node2"
+
+
+class LostHome:
+    """A connection on which home says some things, and is lost then."""
+
+    def __init__(self, *messages: Any) -> None:
+        self._messages = list(messages)
+
+    def send(self, message: Any) -> None:
+        pass
+
+    async def expect(self, *kinds: Any) -> Any:
+        if not self._messages:
+            raise WorkerDied("the connection has ended", where="home")
+        return self._messages.pop(0)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("lines", "again"),
+    [
+        ([], False),
+        (["node2 finishes what it has begun, and leaves then"], False),
+        (["node2 does not leave: it has policy.1"], True),
+    ],
+)
+async def test_a_node_that_has_to_stay_comes_again_when_home_is_lost(
+    lines: list[str], again: bool
+) -> None:
+    """One that was leaving is done; of one that was refused the run needs what it has."""
+    wish = Wish(host="home", port=1, token=b"", name="node2", wait_s=1.0, again_s=1.0)
+    member = Member(wish)
+    member._is_leaving = True
+    home: Any = LostHome(*map(Leaves, lines))
+    over, _ = await member._served(home)
+    assert over.again == again
