@@ -20,7 +20,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import msgspec
@@ -75,7 +75,6 @@ class Kept:
     actor: Any
     address: str
     cpus: float
-    outputs: asyncio.Task[None] | None = field(default=None)
 
 
 # -- what Ray knows --------------------------------------------------------------------------------
