@@ -48,6 +48,7 @@ def run(words: list[str]) -> int:
 
         return ahead_command.run([word for word in words if word != _AHEAD])
     args = _parser().parse_args(words)
+    _check_numbers(args)
     policies = {
         name: _build_provider("placement", name, "placement") for name in args.policies.split(",")
     }
@@ -97,6 +98,14 @@ def run(words: list[str]) -> int:
     else:
         _print(summaries, cluster)
     return 0
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    """Raises ConfigError for a number with which nothing can be simulated."""
+    for name, least in (("size", 1), ("steps", 1), ("groups", 1), ("seed", 0)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ConfigError(f"must be at least {least}, is {value}.", where=f"--{name}")
 
 
 def summary(rows: Sequence[Row], skip: int = 0) -> dict[str, dict[str, Any]]:

@@ -202,6 +202,10 @@ def test_the_command_draws_the_steps(tmp_path: Path) -> None:
             ["--policies", "split:0.5", "--devices", "4"],
             "--devices: 4 devices make 1 replicas of 4, two are needed",
         ),
+        (["--size", "0"], "--size: must be at least 1, is 0."),
+        (["--steps", "0"], "--steps: must be at least 1, is 0."),
+        (["--groups", "0"], "--groups: must be at least 1, is 0."),
+        (["--seed", "-1"], "--seed: must be at least 0, is -1."),
         (
             ["--policies", "split:0.5", "--profile", '{"base": 1}'],
             "terms: base_s, running_s, cached_s",
