@@ -146,7 +146,7 @@ def agreement(words: list[str]) -> int:
     """Runs ``g-core human agreement FILE`` with these words; returns the exit code."""
     parser = _parser("agreement", "Says how far raters agree, with intervals of 95%.")
     _add_file(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    parser.add_argument("--seed", type=_whole(0), default=0, help="of the bootstrap")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(words)
     from gcore_human.agreement import agreement as measured

@@ -184,3 +184,9 @@ def test_the_command_prints_and_refuses_a_file_with_one_rater(
         command([str(path)])
     with pytest.raises(DataError, match="no such file"):
         command([str(tmp_path / "none")])
+
+
+def test_a_seed_below_zero_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command([str(tmp_path / "none"), "--seed", "-1"])
+    assert "--seed: must be at least 0, is -1" in capsys.readouterr().err
