@@ -316,6 +316,8 @@ class Door:
             return Turned(why, again=False)
         for other in list(self._nodes.values()):
             if other.facts.machine == facts.machine:
+                if self._is_full:  # it works for the run; a lost one is soon taken out
+                    return Turned("this machine has joined already", again=True)
                 other.tell(Turned("this machine has joined again", again=False))
                 del self._nodes[other.name]
         if len(self._nodes) >= (self._most if self._is_full else self._n_wanted):

@@ -222,6 +222,19 @@ async def test_a_machine_that_joins_twice_is_counted_once() -> None:
             await channel.close()
 
 
+async def test_a_second_command_on_a_machine_does_not_end_the_first_while_a_run_goes_on() -> None:
+    async with growing() as (door, port):
+        first = await joined(port, "n1")
+        await door.gather(LONG_S)
+        second = await reached(port)
+        second.send(joining("n2", "n1"))
+        answer = await asyncio.wait_for(second.receive(), LONG_S)
+        assert answer == Turned("this machine has joined already", again=True)
+        assert list(door._nodes) == ["n1"]
+        for channel in (first, second):
+            await channel.close()
+
+
 async def test_two_machines_of_one_name_are_told_apart() -> None:
     async with opened(2) as (door, port):
         first, second = await reached(port), await reached(port)
