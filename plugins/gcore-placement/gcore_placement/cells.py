@@ -161,6 +161,14 @@ def find_pool(window: Window) -> Pool | None:
             "slots",
             f"the {most_judge} cells of this one are too few for {len(judges)} judges",
         )
+    by_slots = sorted(judges, key=lambda judge: window.slots[judge])
+    if window.slots[by_slots[0]] != window.slots[by_slots[-1]]:
+        listed = ", ".join(f"{judge} {window.slots[judge]}" for judge in judges)
+        _refuse(
+            by_slots[-1],
+            "slots",
+            f"judges share their cells, so each has the slots of the others ({listed})",
+        )
     can_sleep = all(need.sleeps for need in generators.values())
     return Pool(
         policies[0], judges, cells, per_cell, least, most[policies[0]], most_judge, can_sleep

@@ -341,6 +341,16 @@ def test_roles_that_do_not_fit_are_refused_with_the_numbers(
             policy.revise(None, window(2, **changes))
 
 
+def test_judges_of_different_slots_are_refused_with_their_slots() -> None:
+    """Their engines are at the same cells, and a role must have engines on all of its slots."""
+    needs = {**window(16).needs, "small": Need(kind="generator")}
+    slots = {"policy": 16, "rollout": 4, "judge": 8, "small": 4}
+    for policy in (FixedSplit(SplitConfig()), Replay(ReplayConfig())):
+        with pytest.raises(PlacementError, match=r"of the others \(judge 8, small 4\)") as error:
+            policy.revise(None, window(16, needs=needs, slots=slots))
+        assert error.value.where == "roles.judge.slots"
+
+
 def test_colocation_needs_engines_of_both_roles_in_every_cell() -> None:
     with pytest.raises(
         PlacementError,
