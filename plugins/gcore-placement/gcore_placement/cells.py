@@ -146,6 +146,9 @@ def find_pool(window: Window) -> Pool | None:
                 "and it needs"
             )
             _refuse(role, "slots", f"{what} at least {least[role]}")
+        if window.slots[role] % size:
+            what = f"{window.slots[role]} slots are no whole cells of {size} devices"
+            _refuse(role, "slots", what)
     if sum(least.values()) > len(cells):
         cells_by_role = ", ".join(f"{role} {count}" for role, count in least.items())
         what = (

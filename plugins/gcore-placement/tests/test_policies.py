@@ -341,6 +341,15 @@ def test_roles_that_do_not_fit_are_refused_with_the_numbers(
             policy.revise(None, window(2, **changes))
 
 
+def test_slots_that_are_no_whole_cells_are_refused() -> None:
+    """A role must have engines on all of its slots, and here it would have them on two of three."""
+    needs = {**window(8).needs, "judge": Need(kind="generator", size=2)}
+    slots = {"policy": 8, "rollout": 3, "judge": 4}
+    words = "roles.rollout.slots: 3 slots are no whole cells of 2 devices"
+    with pytest.raises(PlacementError, match=words):
+        FixedSplit(SplitConfig()).revise(None, window(8, needs=needs, slots=slots))
+
+
 def test_judges_of_different_slots_are_refused_with_their_slots() -> None:
     """Their engines are at the same cells, and a role must have engines on all of its slots."""
     needs = {**window(16).needs, "small": Need(kind="generator")}

@@ -91,7 +91,7 @@ class Cluster:
         }
         return Window(
             devices=tuple(Device(index=index, kind="cuda") for index in range(self.devices)),
-            slots={_POLICY: self.devices, _JUDGE: self.devices},
+            slots=dict.fromkeys((_POLICY, _JUDGE), self.replicas * self.size),
             needs=needs,
             needed=self.needed,
             profiles=dict(zip((_POLICY, _JUDGE), self.profiles, strict=True)),
