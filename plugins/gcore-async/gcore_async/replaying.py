@@ -20,7 +20,7 @@ _FREE = (
     *("plugins", "local", "observers"),
     *("checkpoint", "evaluation"),
     *("controller.shards", "controller.replicas", "controller.config.replay"),
-    "roles.rollout.slots",
+    *("roles.rollout.slots", "roles.rollout.least"),
 )
 _MISSING = "nothing"
 

@@ -173,6 +173,7 @@ def run_of(directory: Path, lines: list[dict[str, Any]] = LINES, end: str = "\n"
         ("controller.shards", 2, ""),
         ("controller.config.replay", "/c", ""),
         ("roles.rollout.slots", 4, ""),
+        ("roles.rollout.least", 2, ""),
         ("run.name", "b", ""),
         ("observers.tracker.use", "tracking/wandb", ""),
         ("plugins", {"async": None, "tracking": ">=0.2"}, ""),
