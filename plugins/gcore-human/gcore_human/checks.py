@@ -24,18 +24,25 @@ def queues(plan: Mapping[str, Any], run: Path) -> list[Path]:
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yields a sentence for each setting with which a run would not wait as long as it says."""
     longest_s = 0.0
+    patience_s = float(plan.get("run", {}).get("patience_s", 600.0))
     for name, reward in plan.get("rewards", {}).items():
         if reward.get("use") not in USES:
             continue
         wait_s = float(reward.get("config", {}).get("wait_s", 0.0))
         longest_s = max(longest_s, wait_s)
+        poll_s = float(reward.get("config", {}).get("poll_s", 0.0))
+        if poll_s >= patience_s:
+            yield (
+                f"rewards.{name}.config.poll_s: must be shorter than run.patience_s "
+                f"({patience_s:g} s), is {poll_s:g}; only each look at the labels shows that the "
+                "reward waits."
+            )
         if reward["timeout_s"] <= wait_s:
             yield (
                 f"rewards.{name}.timeout_s: must be longer than config.wait_s ({wait_s:g} s), is "
                 f"{reward['timeout_s']:g}; set timeout_s: {wait_s + 60:g}."
             )
     shards = plan.get("controller", {}).get("shards", 1)
-    patience_s = float(plan.get("run", {}).get("patience_s", 600.0))
     others_s = Deadlines(patience_s).seconds(Wait.SHARDS)
     # The reward shows its own shard that it waits. What other shards wait for is all shards.
     if shards > 1 and longest_s >= others_s:

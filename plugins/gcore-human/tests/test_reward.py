@@ -294,8 +294,10 @@ def test_a_bad_setting_is_refused(wrong: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-def plan(timeout_s: float, shards: int = 1, patience_s: float = 600.0) -> dict[str, Any]:
-    human = {"use": "human", "timeout_s": timeout_s, "config": {"wait_s": 7200.0}}
+def plan(
+    timeout_s: float, shards: int = 1, patience_s: float = 600.0, **config: Any
+) -> dict[str, Any]:
+    human = {"use": "human", "timeout_s": timeout_s, "config": {"wait_s": 7200.0, **config}}
     other = {"use": "core/function", "timeout_s": 1.0, "config": {}}
     return {
         "rewards": {"liked": human, "other": other},
@@ -316,6 +318,8 @@ def test_the_check_finds_limits_that_come_before_the_people() -> None:
     assert list(problems_of(plan(7260.0))) == []
     (problem,) = problems_of(plan(10.0))
     assert problem.startswith("rewards.liked.timeout_s: must be longer than config.wait_s (7200 s)")
+    (looks,) = problems_of(plan(7260.0, poll_s=900.0))
+    assert looks.startswith("rewards.liked.config.poll_s: must be shorter than run.patience_s")
     (shards,) = problems_of(plan(7260.0, shards=2))
     assert shards.startswith("run.patience_s: with 2 shards, one waits 1800 s for another")
     assert list(problems_of(plan(7260.0, shards=2, patience_s=2460.0))) == []
