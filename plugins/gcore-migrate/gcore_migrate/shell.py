@@ -20,6 +20,7 @@ _ARRAY = re.compile(r"^([A-Za-z_]\w*)=\((.*?)\)\s*$", re.DOTALL | re.MULTILINE)
 #: The innermost one where a default holds another variable.
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}$]*))?\}|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\(([^$]*?)\)\)")
+_KEPT = "\0"  # stands for a dollar that is not looked at again; no script holds one
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -56,19 +57,23 @@ def _with_arrays(line: str, arrays: Mapping[str, str]) -> str:
 
 
 def _replaced(text: str, variables: Mapping[str, str]) -> str:
-    """Returns the text with the variables that are known, and with sums done."""
+    """Returns the text with the variables that are known, and with sums done.
+
+    A variable's own value is taken as it is: what was unknown when it was set stays so, and
+    ``PATH=$PATH:/more`` holds itself.
+    """
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]
         if name in variables:
-            return variables[name]
+            return variables[name].replace("$", _KEPT)
         return match[0] if match[2] is None else match[2]
 
     before = None
-    while before != text:  # a value may hold another variable, and a sum one more sum
+    while before != text:  # a default may hold another variable, and a sum one more sum
         before = text
         text = _ARITHMETIC.sub(lambda match: _sum(match, variables), _VARIABLE.sub(value, text))
-    return text
+    return text.replace(_KEPT, "$")
 
 
 def _sum(match: re.Match[str], variables: Mapping[str, str]) -> str:

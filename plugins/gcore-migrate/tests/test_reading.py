@@ -33,6 +33,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "migration.md"
         ("train a.b=1 a.b=2", "2"),
         ("train +a.b='left'", "left"),
         ("train a.b=$(rm -rf /)", "$(rm"),
+        ("export P=$P:/one\nexport P=$P:/two\ntrain a.b=$P", "$P:/one:/two"),
+        ("one=$other\nother=5\ntrain a.b=$one", "$other"),
     ],
 )
 def test_a_value_is_found_in_a_script_that_is_not_run(script: str, value: str) -> None:
