@@ -203,7 +203,7 @@ def literal(value: Any) -> str | None:
 
 def _source_of(function: FunctionType, where: str) -> str:
     try:
-        return textwrap.dedent(inspect.getsource(function)).rstrip()
+        return _at_margin(inspect.getsource(function).rstrip())
     except (OSError, TypeError) as error:
         raise ConfigError(
             f"the source of {function.__name__} is not known here.",
@@ -211,6 +211,24 @@ def _source_of(function: FunctionType, where: str) -> str:
             why="it was typed at a prompt of plain Python, or made by exec",
             todo="write it into a file or a notebook",
         ) from error
+
+
+def _at_margin(source: str) -> str:
+    """Returns an indented source as it stands at the margin, or below ``if True:``.
+
+    The latter where the move would change a text in quotes, whose lines may begin anywhere.
+    """
+    if not source[:1].isspace():
+        return source
+    moved = textwrap.dedent(source)
+    kept = f"if True:\n{source}"
+    (block,) = ast.parse(kept).body
+    assert isinstance(block, ast.If)
+    try:
+        is_same = [*map(ast.dump, ast.parse(moved).body)] == [*map(ast.dump, block.body)]
+    except SyntaxError:  # a line in quotes has less of a margin than the function
+        is_same = False
+    return moved if is_same else kept
 
 
 def _names_in(source: str) -> list[str]:

@@ -81,6 +81,15 @@ def test_functions_that_call_each_other_travel_once(session: Session, tmp_path: 
     assert imported(text, tmp_path).odd(7) is True
 
 
+@pytest.mark.parametrize("text", ["\n        deep\n        ", "\nflat\n", "\n     \n    "])
+def test_a_text_in_quotes_stays_as_it_is_where_the_function_is_indented(
+    session: Session, text: str, tmp_path: Path
+) -> None:
+    names = session(f"if True:\n    def reward(record):\n        return '''{text}'''\n")
+    written = imported(file_of(names["reward"], "reward"), tmp_path)
+    assert written.reward(None) == names["reward"](None) == text
+
+
 def test_a_decorator_travels_with_its_function(session: Session, tmp_path: Path) -> None:
     session("import functools\n")
     names = session("@functools.lru_cache\ndef reward(record):\n    return len(record)\n")
