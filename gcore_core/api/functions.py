@@ -33,6 +33,7 @@ from gcore_core.contract.errors import ConfigError
 #: Annotations are then never evaluated, so that what only they name need not travel.
 _FUTURE = "from __future__ import annotations"
 _MAIN = "__main__"
+_UNDEFINED = object()
 #: Ends with 1 where its word is no module.
 _FINDS = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
 
@@ -46,6 +47,7 @@ class _Parts:
     sources: name of a function -> its text; those that others call come first.
     reached: top-level module -> whether a new process finds it.
     lacking: name -> why it cannot travel.
+    meant: name -> what it stands for in every function of the file.
     """
 
     imports: dict[str, str] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class _Parts:
     sources: dict[str, str] = field(default_factory=dict)
     reached: dict[str, bool] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
+    meant: dict[str, Any] = field(default_factory=dict)
 
 
 def file_of(function: Callable[..., Any], where: str) -> str:
@@ -63,7 +66,7 @@ def file_of(function: Callable[..., Any], where: str) -> str:
     a source.
     """
     plain = _plain_function(function, where)
-    parts = _Parts()
+    parts = _Parts(meant={plain.__name__: plain})
     if _is_importable(plain) and _is_reached(plain.__module__, parts):
         _import_from(plain.__name__, plain, parts)
     else:
@@ -128,19 +131,21 @@ def _follow(function: FunctionType, parts: _Parts, where: str) -> None:
 
 def _add(name: str, function: FunctionType, parts: _Parts, where: str) -> None:
     """Adds what a name of a function's source stands for."""
-    known = (parts.imports, parts.constants, parts.sources, parts.lacking)
-    if any(name in part for part in known):
+    is_global = name in function.__globals__
+    value = function.__globals__[name] if is_global else getattr(builtins, name, _UNDEFINED)
+    if name in parts.meant:
+        if not _is_same(parts.meant[name], value):
+            parts.lacking[name] = "functions of several modules mean different things by it"
         return
-    if name not in function.__globals__:
-        if not hasattr(builtins, name):
+    parts.meant[name] = value
+    if not is_global:
+        if value is _UNDEFINED:
             parts.lacking[name] = "nothing of this name is defined"
-        return
-    value = function.__globals__[name]
-    if isinstance(value, ModuleType):
+    elif isinstance(value, ModuleType):
         _import_module(name, value, parts)
     elif _is_importable(value) and _is_reached(value.__module__, parts):
         _import_from(name, value, parts)
-    elif isinstance(inspect.unwrap(value) if callable(value) else value, FunctionType):
+    elif isinstance(_inner(value), FunctionType):
         _add_function(name, value, parts, where)
     elif (text := literal(value)) is not None:
         parts.constants[name] = f"{name} = {text}"
@@ -148,6 +153,19 @@ def _add(name: str, function: FunctionType, parts: _Parts, where: str) -> None:
             parts.imports["re"] = "import re"
     else:
         parts.lacking[name] = f"a value of this session, of type {type(value).__qualname__}"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Says whether two values are one, or plain ones that are written alike."""
+    if _inner(one) is _inner(other):
+        return True
+    text = literal(one)
+    return text is not None and text == literal(other)
+
+
+def _inner(value: Any) -> Any:
+    """Returns what is below decorators."""
+    return inspect.unwrap(value) if callable(value) else value
 
 
 def _import_module(name: str, module: ModuleType, parts: _Parts) -> None:

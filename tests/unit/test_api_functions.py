@@ -157,6 +157,25 @@ def test_a_function_of_a_module_that_only_this_session_finds_travels_as_its_sour
     assert imported(text, tmp_path).reward("four") == 8
 
 
+@pytest.mark.parametrize("unit", [2, 3])
+def test_a_name_that_two_modules_define_otherwise_is_refused(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int
+) -> None:
+    """In one file a name has one meaning; equal values are one."""
+    (tmp_path / "only_there.py").write_text(
+        "UNIT = 2\ndef size(text):\n    return UNIT * len(text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    session(f"from only_there import size\nUNIT = {unit}\n")
+    names = session("def reward(record):\n    return UNIT + size(record)\n")
+    if unit == 2:
+        assert imported(file_of(names["reward"], "reward"), tmp_path).reward("four") == 10
+        return
+    with pytest.raises(ConfigError, match="UNIT: functions of several modules") as caught:
+        file_of(names["reward"], "reward")
+    assert caught.value.facts["names"] == ["UNIT"]
+
+
 @pytest.mark.parametrize(
     "value",
     [lambda record: 1.0, functools.partial(len), len, object()],
