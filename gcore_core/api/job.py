@@ -197,13 +197,16 @@ def _without(text: str, folder: str) -> str:
 def _known(merged: Any, plan: Plan) -> dict[str, Any]:
     """Returns the part of a tree that the resolved configuration has."""
     known = set(yaml_source.flat(plan.config))
-    kept: dict[str, Any] = {}
-    for key, value in yaml_source.flat(merged).items():
-        if key not in known and not any(other.startswith(f"{key}.") for other in known):
-            continue
-        parent = kept
-        *path, last = key.split(".")
-        for part in path:
-            parent = parent.setdefault(part, {})
-        parent[last] = value
-    return kept
+
+    def kept(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        parts: dict[str, Any] = {}
+        for name, value in node.items():  # not by dotted keys: a name may have a dot in it
+            key = f"{prefix}{name}"
+            if isinstance(value, Mapping) and value:
+                if inner := kept(value, f"{key}."):
+                    parts[name] = inner
+            elif key in known or any(other.startswith(f"{key}.") for other in known):
+                parts[name] = value
+        return parts
+
+    return kept(merged, "")

@@ -164,6 +164,11 @@ def test_settings_of_a_provider_that_was_replaced_are_left_out() -> None:
     assert replaced["filter"] == {"use": "core/keep-all"}
 
 
+def test_a_name_with_a_dot_in_it_stays_one_name() -> None:
+    model = {"path": "org/x", "settings": {"layer.0": 1}}
+    assert job(model=model).tree["roles"]["policy"]["model"] == model
+
+
 def test_a_job_of_ones_own_stays_as_it_is() -> None:
     before = json.dumps(FAKE)
     job(run__steps=3)
