@@ -34,6 +34,7 @@ class _Followed:
     def __init__(self) -> None:
         self.directory: Path | None = None
         self.error: GcoreError | None = None
+        self.interrupts = 0  # how often Ctrl-C was passed on
         self._display: Display | None = None
         self._told_before: list[Callable[[Display], None]] = []
 
@@ -77,8 +78,8 @@ def follow(file: Path, overrides: Sequence[str], resume: Path | None = None) -> 
         followed.finish()
         if followed.error is not None:
             raise followed.error
-        if code == _INTERRUPTED:
-            raise KeyboardInterrupt
+        if code == _INTERRUPTED or (code < 0 and followed.interrupts):
+            raise KeyboardInterrupt  # also where it was ended by one, before it could save
         if code != 0 or followed.directory is None:
             raise WorkerDied(
                 f"the process of the run ended with exit code {code}",
@@ -140,7 +141,6 @@ def _take_all(told: int, process: subprocess.Popen[bytes], followed: _Followed) 
         lines.put(None)
 
     threading.Thread(target=read, name="events of a run", daemon=True).start()
-    interrupts = 0
     while True:
         try:
             line = lines.get()
@@ -148,8 +148,8 @@ def _take_all(told: int, process: subprocess.Popen[bytes], followed: _Followed) 
                 return
             followed.take(events.read(line))
         except KeyboardInterrupt:
-            interrupts += 1
-            end = signal.SIGINT if interrupts < _AT_ONCE else signal.SIGKILL
+            followed.interrupts += 1
+            end = signal.SIGINT if followed.interrupts < _AT_ONCE else signal.SIGKILL
             process.send_signal(end)
         except BaseException:
             process.send_signal(signal.SIGTERM)
