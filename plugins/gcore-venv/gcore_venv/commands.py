@@ -98,7 +98,7 @@ def create(words: list[str]) -> int:
     if not args.json:
         print(f"{name} ({planned.spec.name}): {link}", flush=True)
     venv = make(planned, directory, fresh=args.fresh)
-    if directory != link and not link.is_symlink():
+    if link.resolve() != directory:  # a root below a link leads there by itself
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(directory)
     row = row_of(name, venv.record, "ready")

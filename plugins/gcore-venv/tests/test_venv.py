@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_venv import doctor
+from gcore_venv import doctor, making
 from gcore_venv.recipe import Recipe, Wish, recipe
 
 from gcore_core import __version__, cli
@@ -260,6 +260,24 @@ def test_an_impossible_environment_is_refused_before_anything_is_written(
 def written(directory: Path) -> list[Path]:
     """What lies there, but for the bytecode that an import leaves."""
     return sorted(path for path in directory.rglob("*") if "__pycache__" not in path.parts)
+
+
+def test_a_venv_below_a_link_is_made_without_a_link_of_its_own(
+    toy: InstalledPlugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a home directory that lies on another disk."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv("G_CORE_VENVS", str(tmp_path / "home" / "venvs"))
+
+    def made(planned: Recipe, directory: Path, *, fresh: bool = False) -> making.ReadyVenv:
+        directory.mkdir(parents=True)
+        return making.ReadyVenv(directory=directory, record={}, seconds=1.0)
+
+    monkeypatch.setattr(making, "make", made)
+    assert cli.main(["venv", "create", "toy"]) == 0
+    assert (tmp_path / "disk" / "venvs" / "toy").is_dir()
+    assert not (tmp_path / "home" / "venvs" / "toy").is_symlink()
 
 
 def test_the_list_shows_the_state_of_each_environment(
