@@ -108,6 +108,8 @@ class Tracker:
         for row in self._missed(self._kept.step, run.resumed_from):
             self._put_step(row["step"], values_of(row), row["time_unix_s"])
         self._kept.step = min(self._kept.step, run.resumed_from) if run.resumed_from else -1
+        # Now, since this process may end before its next row, and the run go on without it.
+        kept.write(self._directory, self._name, self._kept)
 
     def _missed(self, told: int, resumed_from: int) -> Iterator[dict[str, Any]]:
         """Yields the rows of steps that stand and that the tracker was not told."""
