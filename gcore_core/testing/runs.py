@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def run_together(
     """Runs programs that wait for each other, such as the ranks of a trainer.
 
     Each is ``python WORDS``, with this process's import path and one thread. Raises RuntimeError
-    with the end of the output of those that failed.
+    with the end of the output of those that failed, or had not ended in time.
     """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
@@ -50,11 +51,12 @@ def run_together(
         )
         for words in programs
     ]
-    try:
-        outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with ThreadPoolExecutor(len(processes)) as pool:  # all are read, so that none waits for it
+        try:
+            outputs = list(pool.map(lambda process: _output(process, timeout_s), processes))
+        finally:
+            for process in processes:
+                process.kill()
     failed = [
         f"rank {rank} ended with {process.returncode}:\n{output[-3000:]}"
         for rank, (process, output) in enumerate(zip(processes, outputs, strict=True))
@@ -62,6 +64,17 @@ def run_together(
     ]
     if failed:
         raise RuntimeError("\n".join(failed))
+
+
+def _output(process: subprocess.Popen[str], timeout_s: float) -> str:
+    """Returns what a program has printed when it has ended, or was killed after its time."""
+    try:
+        return process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.wait()
+        printed: bytes = error.output or b""
+        return printed.decode("utf-8", "replace")
 
 
 def run_recipe(
