@@ -54,7 +54,11 @@ class FilterContract(Contract):
         self, group_filter: Any, group: GroupScalars
     ) -> None:
         first = group_filter.keep(group)
-        group_filter.keep(GroupScalars(rewards=np.array([9.0, 9.0]), lengths=np.array([1, 1])))
+        rewards = np.array([9.0, 9.0])
+        named, weights = named_rewards_of(rewards)
+        group_filter.keep(
+            GroupScalars(rewards=rewards, lengths=np.array([1, 1]), named=named, weights=weights)
+        )
         for _ in range(ASKS):
             assert group_filter.keep(group) == first
 
