@@ -70,17 +70,23 @@ class HttpReward:
             self._client = None
 
     async def _score_batch(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        try:
-            content = json.dumps(
-                {"records": [self._described(record) for record in records]}, allow_nan=False
-            ).encode()
-        except (TypeError, ValueError) as error:
-            return [failure(f"the row is not JSON: {error}"[:REASON_CHARACTERS])] * len(records)
-        try:
-            answer = await self._post_until_answered(content)
-        except (_Refused, _Unavailable, CircuitOpen) as error:
-            return [failure(f"the service {error}"[:REASON_CHARACTERS])] * len(records)
-        return [_score(answer.get(_id(record))) for record in records]
+        texts: list[str] = []
+        failed: dict[str, Score] = {}  # id of a record that cannot be sent -> its score
+        for record in records:
+            try:
+                texts.append(json.dumps(self._described(record), allow_nan=False))
+            except (TypeError, ValueError) as error:
+                reason = f"the row is not JSON: {error}"[:REASON_CHARACTERS]
+                failed[_id(record)] = failure(reason)
+        answer: Mapping[str, Any] = {}
+        if texts:
+            content = f'{{"records": [{", ".join(texts)}]}}'.encode()
+            try:
+                answer = await self._post_until_answered(content)
+            except (_Refused, _Unavailable, CircuitOpen) as error:
+                lost = failure(f"the service {error}"[:REASON_CHARACTERS])
+                return [failed.get(_id(record), lost) for record in records]
+        return [failed.get(_id(r)) or _score(answer.get(_id(r))) for r in records]
 
     def _described(self, record: ScoredRecord) -> dict[str, Any]:
         prompt = record.prompt

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -360,6 +360,16 @@ async def test_a_row_that_is_not_json_is_a_failure(server: Service) -> None:
     async with server.reward() as reward:
         (score,) = await reward.score(records(1, picture=b"\0"))
     assert score.value is None and score.reason.startswith("the row is not JSON")
+
+
+async def test_a_row_that_is_not_json_fails_alone(server: Service) -> None:
+    first, second = records()
+    odd = msgspec.structs.replace(first.prompt, fields={"level": float("nan")})
+    async with server.reward() as reward:
+        wrong, fine = await reward.score([replace(first, prompt=odd), second])
+    assert wrong.value is None and wrong.reason.startswith("the row is not JSON")
+    assert fine.value == 1.0
+    assert [record["id"] for record in server.requests[0]["records"]] == ["1.1"]
 
 
 # -- waiting ---------------------------------------------------------------------------------------
