@@ -20,6 +20,7 @@ _ARRAY = re.compile(r"^([A-Za-z_]\w*)=\((.*?)\)\s*$", re.DOTALL | re.MULTILINE)
 #: The innermost one where a default holds another variable.
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}$]*))?\}|\$(\w+)")
 _ARITHMETIC = re.compile(r"\$\(\(([^$]*?)\)\)")
+_NEGATIVE = re.compile(r"-\.?[0-9]")
 _KEPT = "\0"  # stands for a dollar that is not looked at again; no script holds one
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -123,7 +124,7 @@ def options(words: Iterable[str]) -> dict[str, object]:
             key = key.replace("-", "_")
             found[key] = value if equals else True
             key = "" if equals else key
-        elif key and not word.startswith("-"):
+        elif key and (not word.startswith("-") or _NEGATIVE.match(word)):
             before = found[key]
             if before is True:
                 found[key] = word

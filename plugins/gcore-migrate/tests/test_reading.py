@@ -46,6 +46,11 @@ def test_an_option_without_a_value_is_true_and_one_with_several_a_list() -> None
     assert found == {"bf16": True, "lora_target_modules": ["q_proj", "v_proj"], "lr": "1e-5"}
 
 
+def test_a_negative_number_is_the_value_of_its_option() -> None:
+    found = options(words_of("trl grpo --max_steps -1 --bf16 -q --min_p -.5"))
+    assert found == {"max_steps": "-1", "bf16": True, "min_p": "-.5"}
+
+
 def test_a_python_script_is_parsed_and_not_run(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(
