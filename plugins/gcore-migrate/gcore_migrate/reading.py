@@ -14,8 +14,11 @@ from gcore_core.contract.errors import ConfigError
 from gcore_migrate import shell
 
 _SCRIPTS = (".sh", ".bash", "")
-#: A variable of the environment that the script does not set.
-_UNKNOWN = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+#: A variable of the environment that the script does not set, and its default where it has one.
+_UNKNOWN = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}$]*))?\}|\$([A-Za-z_]\w*)")
+#: The beginning of one in a form that is not understood.
+_ODD = re.compile(r"\$\{(?!oc\.)([A-Za-z_]\w*)")
+_OPENS, _CLOSES = "\0", "\1"  # stand for the braces of what is done
 
 
 def read_verl(file: Path) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def _value(text: Any) -> Any:
     """Returns what a word means: read as YAML, as Hydra reads it."""
     if not isinstance(text, str):
         return [_value(part) for part in text] if isinstance(text, list) else text
-    text = _UNKNOWN.sub(r"${oc.env:\1}", text)  # as a job asks for it
+    text = _of_environment(text)
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -92,6 +95,21 @@ def _value(text: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+def _of_environment(text: str) -> str:
+    """Returns a text in which unknown variables are asked for as a job does: ``${oc.env:NAME}``."""
+
+    def asked(match: re.Match[str]) -> str:
+        default = "" if match[2] is None else f",{match[2]}"
+        return f"{_OPENS}oc.env:{match[1] or match[3]}{default}{_CLOSES}"
+
+    before = None
+    while before != text:  # a default may hold another variable
+        before = text
+        text = _UNKNOWN.sub(asked, text)
+    text = _ODD.sub(r"${oc.env:\1}", text)
+    return text.replace(_OPENS, "${").replace(_CLOSES, "}")
 
 
 def _some(found: dict[str, Any], file: Path, what: str) -> dict[str, Any]:

@@ -46,6 +46,23 @@ def test_an_option_without_a_value_is_true_and_one_with_several_a_list() -> None
     assert found == {"bf16": True, "lora_target_modules": ["q_proj", "v_proj"], "lr": "1e-5"}
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("$HERE/x", "${oc.env:HERE}/x"),
+        ("${HERE}/x", "${oc.env:HERE}/x"),
+        ("${HERE:-$THERE/data}/x", "${oc.env:HERE,${oc.env:THERE}/data}/x"),
+        ("${HERE:-${THERE}/data}/x", "${oc.env:HERE,${oc.env:THERE}/data}/x"),
+    ],
+)
+def test_a_variable_of_the_environment_is_asked_for_with_its_default(
+    said: str, expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"train data.train_files={said}\n")
+    assert read_verl(file) == {"data.train_files": expected}
+
+
 def test_a_negative_number_is_the_value_of_its_option() -> None:
     found = options(words_of("trl grpo --max_steps -1 --bf16 -q --min_p -.5"))
     assert found == {"max_steps": "-1", "bf16": True, "min_p": "-.5"}
