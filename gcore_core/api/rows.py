@@ -81,7 +81,7 @@ def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
 def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
     try:
         return msgspec.json.encode(dict(row), enc_hook=_plain) + b"\n"
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise DataError(
             f"row {number} does not fit into JSON: {error}.",
             where=where,

@@ -305,6 +305,13 @@ def test_chats_are_recognised_and_files_stay_where_they_are(tmp_path: Path) -> N
     assert files == {}
 
 
+@pytest.mark.parametrize("value", ["\ud800", 10**30])
+def test_a_row_that_no_json_can_hold_is_named(value: Any) -> None:
+    """Half a character, and a number of more than 64 bits."""
+    with pytest.raises(DataError, match="row 1 does not fit into JSON"):
+        dataset_of([{"prompt": "1+1="}, {"prompt": "1+1=", "answer": value}], "rows.jsonl", "data")
+
+
 @pytest.mark.parametrize("data", [[], 5, [3], [{"prompt": object()}]])
 def test_what_holds_no_rows_is_refused(data: Any) -> None:
     with pytest.raises(DataError):
