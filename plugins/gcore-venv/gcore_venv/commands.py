@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
@@ -97,7 +99,9 @@ def create(words: list[str]) -> int:
     directory = _place(link, args.dir)
     if not args.json:
         print(f"{name} ({planned.spec.name}): {link}", flush=True)
-    venv = make(planned, directory, fresh=args.fresh)
+    # What shows how far it is goes aside, where standard output is to be JSON.
+    with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+        venv = make(planned, directory, fresh=args.fresh)
     if link.resolve() != directory:  # a root below a link leads there by itself
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(directory)

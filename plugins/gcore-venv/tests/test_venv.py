@@ -280,6 +280,21 @@ def test_a_venv_below_a_link_is_made_without_a_link_of_its_own(
     assert not (tmp_path / "home" / "venvs" / "toy").is_symlink()
 
 
+def test_what_is_printed_as_json_is_json_alone(
+    toy: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(planned: Recipe, directory: Path, *, fresh: bool = False) -> making.ReadyVenv:
+        with making.progress() as reporter:
+            reporter.begin("python -m venv")
+        return making.ReadyVenv(directory=directory, record={}, seconds=1.0)
+
+    monkeypatch.setattr(making, "make", made)
+    assert cli.main(["venv", "create", "toy", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["name"] == "toy"
+    assert "python -m venv" in printed.err
+
+
 def test_the_list_shows_the_state_of_each_environment(
     toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
