@@ -80,9 +80,11 @@ def create(words: list[str]) -> int:
 
     name = args.name or args.plugin
     link = venvs.directory(name, where="--name" if args.name else where)
-    old_record = {} if args.fresh else venvs.record(link)
+    old_record = venvs.record(link)
     owner = old_record.get("plugin", args.plugin)
-    if owner != args.plugin:
+    if owner != args.plugin and args.fresh:
+        old_record = {}  # what was asked for there says nothing of this one
+    elif owner != args.plugin:
         raise ConfigError(
             f"venv {name!r} was made for plugin {owner!r}.",
             where=where,

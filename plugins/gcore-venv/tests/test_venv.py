@@ -280,6 +280,24 @@ def test_a_venv_below_a_link_is_made_without_a_link_of_its_own(
     assert not (tmp_path / "home" / "venvs" / "toy").is_symlink()
 
 
+def test_a_venv_that_is_made_anew_keeps_what_was_asked_for(
+    toy: InstalledPlugins, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--fresh`` is what the doctor says of a venv whose versions have changed."""
+    toy.add("more")
+    write_record(root, "made", flavour="cuda", **{"with": ["more"]})
+    wishes: list[Wish] = []
+
+    def made(planned: Recipe, directory: Path, *, fresh: bool = False) -> making.ReadyVenv:
+        wishes.append(planned.wish)
+        return making.ReadyVenv(directory=directory, record={}, seconds=1.0)
+
+    monkeypatch.setattr(making, "make", made)
+    assert cli.main(["venv", "create", "toy", "--name", "made", "--fresh"]) == 0
+    (wish,) = wishes
+    assert (wish.flavour, wish.extra) == ("cuda", ("more",))
+
+
 def test_what_is_printed_as_json_is_json_alone(
     toy: InstalledPlugins, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
