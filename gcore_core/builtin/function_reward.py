@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from gcore_core.builtin.config import FunctionRewardConfig
 from gcore_core.config.user_functions import line_in, load_function
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
+
+#: What a function of the user may raise. Code that calls ``exit`` is no reason to end the worker.
+_RAISED = (Exception, SystemExit)
 
 
 class FunctionScorer:
@@ -57,12 +60,12 @@ class FunctionScorer:
     def _score_one(self, record: ScoredRecord) -> Score:
         try:
             return self._checked(self._function(record))
-        except Exception as error:
+        except _RAISED as error:
             return self._failed(error)
 
     async def _score_concurrently(self, records: Sequence[ScoredRecord]) -> list[Score]:
         async def value(record: ScoredRecord) -> Any:
-            return await self._function(record)
+            return await _returned(self._function(record))
 
         # With return_exceptions, a CancelledError from one call does not cancel the others either.
         results = await asyncio.gather(*map(value, records), return_exceptions=True)
@@ -74,9 +77,11 @@ class FunctionScorer:
         """Calls a function of many records once; what it gives is an array, a list or a tuple."""
         try:
             result = self._function(records)
-            values = self._wait(result) if inspect.iscoroutine(result) else result
-        except Exception as error:
+            values = self._wait(_returned(result)) if inspect.iscoroutine(result) else result
+        except _RAISED as error:
             return [self._failed(error)] * len(records)
+        if isinstance(values, SystemExit):
+            return [self._failed(values)] * len(records)
         values = values.tolist() if isinstance(values, np.ndarray) else values
         if not isinstance(values, list | tuple):
             return [failure(f"{self._name} returned {type(values).__name__}, not a list")] * len(
@@ -123,6 +128,17 @@ class FunctionScorer:
                 target=self._loop.run_forever, name=f"reward {self._name}", daemon=True
             ).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _returned(work: Awaitable[Any]) -> Any:
+    """Returns what a call gives, and a SystemExit as a value.
+
+    Out of a task it would end the event loop, for whose answer the scorer then waited for ever.
+    """
+    try:
+        return await work
+    except SystemExit as error:
+        return error
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

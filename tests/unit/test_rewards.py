@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,18 @@ def test_an_exception_fails_its_record_alone_and_names_the_line(scorer: Make) ->
     assert reasons([bad]) == [
         "ValueError: invalid literal for int() with base 10: 'x' (my_rewards.py:5)"
     ]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_function_that_exits_fails_its_records(scorer: Make, kind: str, batch: bool) -> None:
+    """As argparse does for words that it does not know; the worker goes on."""
+    made = scorer(f"{kind} f(record):\n    raise SystemExit(2)\n", batch=batch)
+    told: list[Score] = []
+    thread = threading.Thread(target=lambda: told.extend(made.score([record()])), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert reasons(told) == ["SystemExit: 2 (my_rewards.py:2)"]
 
 
 def test_an_exception_in_a_library_names_the_line_of_the_file(scorer: Make) -> None:
