@@ -155,8 +155,30 @@ def test_each_step_is_an_event(directory: Path) -> None:
         return [first, await anext(events)]
 
     state, step = asyncio.run(listen())
-    assert state == b'event: state\ndata: {"alive":false}\n\n'
-    assert step == b'event: step\ndata: {"step":11}\n\n'
+    assert state.endswith(b'\nevent: state\ndata: {"alive":false}\n\n')
+    assert step.endswith(b'\nevent: step\ndata: {"step":11}\n\n')
+
+
+def test_rows_that_came_without_a_connection_are_given_after_it(directory: Path) -> None:
+    site = app._Site(open_runs([directory])[0], look_s=0.001)
+
+    async def events(since: str, count: int) -> list[bytes]:
+        coming = site._events(since)
+        return [await anext(coming) for _ in range(count)]
+
+    def add(row: bytes) -> None:
+        with (directory / METRICS).open("ab") as file:
+            file.write(row)
+
+    (state,) = asyncio.run(events("", 1))
+    had = state.partition(b"\n")[0].removeprefix(b"id: ").decode()
+    add(b'{"step":11}\n')
+    _, step = asyncio.run(events(had, 2))
+    assert step.endswith(b'data: {"step":11}\n\n')
+    had = step.partition(b"\n")[0].removeprefix(b"id: ").decode()
+    add(b'{"step":12}\n')
+    _, step = asyncio.run(events(had, 2))
+    assert step.endswith(b'data: {"step":12}\n\n')
 
 
 def test_buttons_ask_the_run_and_say_what_became_of_it(

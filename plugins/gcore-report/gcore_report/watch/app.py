@@ -99,27 +99,31 @@ class _Site:
         return await _json(lambda: self._tokens.read(**request.path_params))
 
     async def events(self, request: Request) -> Response:
-        return StreamingResponse(self._events(), media_type="text/event-stream")
+        since = request.headers.get("last-event-id", "")
+        return StreamingResponse(self._events(since), media_type="text/event-stream")
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _events(self, since: str = "") -> AsyncIterator[bytes]:
         """Yields an event for each new row, and one when the run begins or ends.
 
         ``step``: the row of ``metrics.jsonl``, as it stands there. ``state``: whether the run goes
         on. ``again``: the run went back to a checkpoint, so the page should be loaded anew.
+
+        since: the id of the last event that a page has had, which its browser says when it comes
+            again after its connection was lost.
         """
         directory = self._run.directory
-        rows = NewRows(directory)
+        rows = NewRows(directory, since)
         alive: bool | None = None
         while True:
             now = is_alive(directory)
             if now != alive:
                 alive = now
-                yield _event("state", msgspec.json.encode({"alive": alive}))
+                yield _event("state", msgspec.json.encode({"alive": alive}), rows.mark)
             for line in rows.read():
                 if rows.is_replaced:
                     yield _event("again", b"{}")
                     break
-                yield _event("step", line)
+                yield _event("step", line, rows.mark)
             await asyncio.sleep(self._look_s)
 
     async def save(self, request: Request) -> Response:
@@ -152,8 +156,9 @@ async def _json(make: Callable[[], Any]) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _event(name: str, data: bytes) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+def _event(name: str, data: bytes, mark: str = "") -> bytes:
+    number = f"id: {mark}\n".encode() if mark else b""
+    return number + b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 def _said(asked: bool, text: str) -> Response:

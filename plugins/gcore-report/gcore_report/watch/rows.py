@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from gcore_core.contract.run_files import METRICS
+
+_MARK = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 class NewRows:
@@ -13,15 +16,26 @@ class NewRows:
 
     A run that goes back to a checkpoint replaces its file. Then the whole page is out of date,
     which ``is_replaced`` says.
+
+    since: ``mark`` behind the last line that a page has had whose connection was lost. Without one,
+        what is there already is a part of the page.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, since: str = "") -> None:
         self._path = run_dir / METRICS
         self._place = 0
         self._inode = 0
         self.is_replaced = False
-        for _ in self.read():  # what is there already is a part of the page
+        if _MARK.fullmatch(since):
+            self._inode, self._place = map(int, since.split("-"))
+            return
+        for _ in self.read():
             pass
+
+    @property
+    def mark(self) -> str:
+        """Names the place behind the last line that was given."""
+        return f"{self._inode}-{self._place}"
 
     def read(self) -> Iterator[bytes]:
         """Yields the whole lines that are new, without their ends."""
