@@ -36,7 +36,7 @@ class SyncConfig:
         for what it is, "mask" trains on none of its actions, though its reward stays in its group's
         baseline. Then a group without any other record is dropped and counted.
     failure_limit: share of a step's groups that may be unusable (failed rewards, failed records)
-        before the run stops.
+        before the run stops. Groups that are still drawn count as usable ones.
     push_bucket_bytes: memory that a weight push goes through, on the trainer's machine; a larger
         tensor takes more.
     push_transport: how it goes there: "shm" is shared memory, "ipc" memory of a device, "nccl" a

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
 from gcore_core.builtin.filters import KeepAll
+from gcore_core.contract.errors import TrainingError
 from gcore_core.contract.job_settings import Reward
-from gcore_core.contract.records import FILTERED, FINISHED, TRAINED, TRUNCATED, Header, RecordScore
+from gcore_core.contract.records import (
+    FILTERED,
+    FINISHED,
+    QUARANTINED,
+    TRAINED,
+    TRUNCATED,
+    Header,
+    RecordScore,
+)
 from gcore_core.controllers.algorithm_answers import filter_code
 from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Told
+from gcore_core.controllers.window.dynamic_sampling import Quota
 from gcore_core.controllers.window.ledger import Ledger
-from gcore_core.controllers.window.verdicts import too_many_failures, verdict_on
+from gcore_core.controllers.window.running import RunningWindow
+from gcore_core.controllers.window.verdicts import Settled, too_many_failures, verdict_on
+from gcore_core.controllers.window.window import Window
 
 
 def header(sample: int, reason: str = "", **statuses: str) -> Header:
@@ -74,3 +89,48 @@ def test_a_group_of_truncated_records_alone_teaches_nothing_when_they_are_masked
     settled = verdict_on(group, config, {"exact": Reward()}, keep_all, filter_code(keep_all))
     assert settled.verdict == verdict
     assert settled.reason == ("truncated" if verdict == FILTERED else "")
+
+
+@pytest.mark.parametrize("limit", [50.0, -0.1, float("nan")])
+def test_a_limit_of_failures_that_is_no_share_is_refused(limit: float) -> None:
+    with pytest.raises(ValueError, match="failure_limit must be from 0 to 1"):
+        SyncConfig(failure_limit=limit)
+
+
+FAILED_GROUP = Settled(0, [header(0, "no luck", exact="failed")], QUARANTINED, "reward_failed")
+
+
+async def test_groups_that_fail_before_all_others_are_held_against_the_whole_step() -> None:
+    async def add_up(name: str, values: object) -> object:
+        return values
+
+    window = SimpleNamespace(
+        _agree=SimpleNamespace(sum=add_up, shards=1),
+        _config=SyncConfig(prompts=4),
+        _context=SimpleNamespace(facts=SimpleNamespace(output="")),
+        _ledger=SimpleNamespace(drawn=False),
+        _quota=Quota(needed=4, limit=40, exact=False, carries=False),
+    )
+    assert window._quota.issue() == 4
+    for _ in range(2):
+        await Window._share(window, [FAILED_GROUP])  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match="3 of 3 groups could not be used"):
+        await Window._share(window, [FAILED_GROUP])  # type: ignore[arg-type]
+
+
+def test_groups_that_fail_first_in_a_running_window_are_held_against_what_is_drawn() -> None:
+    bounds = Bounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
+    deadlines = Deadlines(bounds=bounds, step=0, base=0, front=0, version=0, wanted=0)
+    window = SimpleNamespace(
+        _config=SyncConfig(prompts=4),
+        _context=SimpleNamespace(facts=SimpleNamespace(output="")),
+        _deadlines=deadlines,
+        _latest=[FAILED_GROUP],
+    )
+    assert len(deadlines.issue()) == 8
+    for ordinal in range(5):
+        deadlines.look(0, 0, [Told(ordinal, False, True, 0, 0.0, 0.0)])
+        if ordinal < 4:
+            RunningWindow._raise_if_too_many_failed(window)  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match="5 of 5 groups could not be used"):
+        RunningWindow._raise_if_too_many_failed(window)  # type: ignore[arg-type]

@@ -271,10 +271,15 @@ class RunningWindow(Window):
             self._latest.append(one)
 
     def _raise_if_too_many_failed(self) -> None:
-        """Raises TrainingError when more than ``failure_limit`` of the groups cannot be used."""
+        """Raises TrainingError when more than ``failure_limit`` of the groups cannot be used.
+
+        Failures may come before all others, so what is still drawn counts, and never fewer groups
+        than a step needs.
+        """
         unusable = [one.group for one in self._latest if one.verdict == QUARANTINED]
         deadlines = self._deadlines
-        if unusable and deadlines.unusable > self._config.failure_limit * deadlines.complete:
+        groups = max(deadlines.complete + deadlines.in_flight, deadlines.bounds.prompts)
+        if unusable and deadlines.unusable > self._config.failure_limit * groups:
             logs = logs_of_rewards(self._context.facts)
             raise too_many_failures(unusable, deadlines.unusable, deadlines.complete, logs)
 

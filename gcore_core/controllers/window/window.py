@@ -266,7 +266,8 @@ class Window:
     async def _share(self, latest: Sequence[Settled]) -> None:
         """Sums the verdicts over all shards into the quota, and helps judges that do not answer.
 
-        Raises TrainingError when more than ``failure_limit`` of the groups cannot be used.
+        Raises TrainingError when more than ``failure_limit`` of the step's groups cannot be used,
+        whatever becomes of those that are still drawn: failures may come before all others.
 
         latest: this shard's groups that were settled since the last call.
         """
@@ -276,7 +277,7 @@ class Window:
         sums = [round(float(value)) for value in await self._agree.sum("settled", shares)]
         self._quota.settled(*sums[:3])
         totals = self._quota.totals
-        if unusable and totals.unusable > self._config.failure_limit * totals.complete:
+        if unusable and totals.unusable > self._config.failure_limit * totals.issued:
             logs = logs_of_rewards(self._context.facts)
             raise too_many_failures(unusable, totals.unusable, totals.complete, logs)
         all_shards_have_drawn = sums[3] == self._agree.shards
