@@ -127,6 +127,10 @@ def pairs(words: list[str]) -> int:
     args = parser.parse_args(words)
     from gcore_human.preferences import preferences
 
+    if args.to.resolve() == args.file.resolve():
+        raise ConfigError(
+            "the rows would replace the judgements.", where="--to", todo="name another file"
+        )
     judgements = _judgements(args.file)
     rows = list(preferences(judgements, args.by, args.ties))
     if not rows:

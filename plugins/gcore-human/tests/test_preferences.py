@@ -117,6 +117,19 @@ def test_a_file_without_a_preference_writes_nothing(tmp_path: Path) -> None:
     assert not to.exists()
 
 
+def test_rows_do_not_replace_judgements_and_a_file_that_cannot_be_written_is_named(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "j.jsonl"
+    line = msgspec.json.encode(said("a", "x")) + b"\n"
+    file.write_bytes(line)
+    with pytest.raises(ConfigError, match="would replace the judgements"):
+        command([str(file), "--to", str(file)])
+    assert file.read_bytes() == line
+    with pytest.raises(ConfigError, match="cannot be written"):
+        command([str(file), "--to", str(tmp_path / "nowhere" / "pairs.jsonl")])
+
+
 def test_a_file_with_a_bad_row_is_named_by_its_line(tmp_path: Path) -> None:
     file = tmp_path / "j.jsonl"
     file.write_bytes(msgspec.json.encode(said("a", "x")) + b'\n{"what":"judgement"}\n')
