@@ -8,6 +8,7 @@ Two forms say the same: a mapping of dotted keys, ``{"run.steps": 20}``, and key
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -74,7 +75,8 @@ def _word(key: str, value: Any) -> str:
         return f"{key}={_IN_YAML.get(value, '.nan')}"
     try:
         text = msgspec.json.encode(value, enc_hook=_plain).decode()
-    except (TypeError, NotImplementedError) as error:
+        _require_finite(msgspec.to_builtins(value, enc_hook=_plain))
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"a value of type {type(value).__qualname__} cannot stand in YAML.",
             where=key,
@@ -91,3 +93,11 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
     raise NotImplementedError("there is no form for it")
+
+
+def _require_finite(value: Any) -> None:
+    """Raises ValueError for NaN and infinities within lists and mappings.
+
+    JSON has neither: they would arrive as null, which means "not set" to most keys.
+    """
+    json.dumps(value, allow_nan=False)

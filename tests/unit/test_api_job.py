@@ -221,6 +221,13 @@ def test_a_value_arrives_as_it_was_given(value: Any) -> None:
     assert arrived["roles"]["policy"]["model"]["setting"] == value
 
 
+@pytest.mark.parametrize("value", [[1.0, math.inf], {"high": [math.nan]}])
+def test_a_number_within_a_list_that_is_not_finite_is_refused(value: Any) -> None:
+    """As JSON it would be null, which most keys take for "not set"."""
+    with pytest.raises(ConfigError, match="cannot stand in YAML"):
+        words({"roles.policy.model.setting": value}, {})
+
+
 def test_the_two_forms_say_the_same_and_keywords_win() -> None:
     assert words({"run.steps": 3}, {}) == words(None, {"run__steps": 3}) == ["run.steps=3"]
     assert words(None, {"run": {"steps": 3, "seed": 1}}) == ["run.steps=3", "run.seed=1"]
