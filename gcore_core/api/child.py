@@ -63,6 +63,7 @@ def main() -> NoReturn:
         return events.EventDisplay(order.events, steps, repeats=repeats)
 
     def supervise(again: Path | None, guard: GuardLink) -> int:
+        # again: the run's directory, where this process takes the place of one that was killed.
         link = _TellingLink(guard, order.events)
         if again is not None:
             file = again / run_files.CONFIG

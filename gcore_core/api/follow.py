@@ -23,9 +23,10 @@ from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.run.display import Display
 
 _SHOWN_LINES = 8
-#: Ctrl-C: the first has the run save its state, a second ends it; then it is killed.
+#: The number of the Ctrl-C that kills the process. The first one has the run save its state, the
+#: second one ends it.
 _AT_ONCE = 3
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # exit code of a run that Ctrl-C has stopped
 
 
 class _Followed:
@@ -39,7 +40,10 @@ class _Followed:
         self._told_before: list[Callable[[Display], None]] = []
 
     def take(self, event: events.Event) -> None:
-        """Shows one event, or keeps it."""
+        """Shows one event, or keeps what it says: a display, the run's directory, its error.
+
+        What comes before there is a display is not shown.
+        """
         match event:
             case events.Shown():
                 self._display = open_shown(event.steps, self, repeats=event.repeats)
@@ -98,6 +102,8 @@ def _run(
     followed: _Followed,
 ) -> int:
     """Starts the process, takes its events until there are no more, returns its exit code."""
+    # Two pipes. Events come out of the first. Nothing goes through the second one: its end tells
+    # the process that this one is gone.
     told, telling = os.pipe()
     lifeline, alive = os.pipe()
     order = Order(

@@ -184,9 +184,10 @@ def _import_from(name: str, value: Any, parts: _Parts) -> None:
 
 
 def _is_reached(module: str, parts: _Parts) -> bool:
-    """Says whether a new process in this directory finds a module.
+    """Says whether a new process in this directory can import a module.
 
-    One that is on the path of this session alone, it does not. To ask costs a start of Python.
+    It cannot where only the ``sys.path`` of this session leads to the module. To find out costs a
+    start of Python, once for each top-level module.
     """
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
@@ -268,6 +269,11 @@ def _names_in(source: str) -> list[str]:
 
 
 def _free_names(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yields the names that a scope, and the scopes within it, take from their surroundings.
+
+    In the module, which holds the function alone, these are names that nothing assigns: those of
+    decorators and defaults. In a function they are its globals, and names of ``builtins``.
+    """
     is_module = table.get_type() == "module"
     for symbol in table.get_symbols():
         is_outer = not symbol.is_assigned() if is_module else symbol.is_global()

@@ -84,7 +84,9 @@ def make_job(
     overrides: Overrides,
     keywords: Mapping[str, Any],
 ) -> Job:
-    """Returns the job that a call of ``gcore.train`` stands for, checked as ``g-core check`` does.
+    """Returns the job that a call of ``gcore.train`` stands for; its settings are checked.
+
+    What only ``g-core check`` looks at is not: devices, memory, interpreters, content of files.
 
     Raises ConfigError, DataError or PluginError.
     """

@@ -96,6 +96,11 @@ def _one(name: str, item: Any, where: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _function(name: str, function: Callable[..., Any], where: str) -> tuple[dict[str, Any], str]:
+    """Returns the settings of ``core/function`` for a function, and the text of its file.
+
+    name: of the reward, and of the file.
+    Raises ConfigError for a function that is called in none of the three ways.
+    """
     text = file_of(function, where)
     plain = inspect.unwrap(function)
     parameters = inspect.signature(plain).parameters

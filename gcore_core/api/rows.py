@@ -41,9 +41,10 @@ def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[s
 
 
 def anchored(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a mapping whose ``path``, where it is of this directory, is absolute.
+    """Returns a copy of a mapping whose ``path`` is absolute, where there is such a file or folder.
 
-    In a call of Python a path is relative to the current directory, in a YAML to the file.
+    A path in a call of Python is relative to the current directory; one in a YAML file is relative
+    to that file's directory.
     """
     path = node.get("path")
     if isinstance(path, str | Path) and Path(path).expanduser().exists():

@@ -16,8 +16,9 @@ from gcore_core.contract.records import StepReport
 from gcore_core.run.display import Display, PlainDisplay, open_display
 
 _LINES = 12  # of steps, that a notebook shows while a run goes on
-_REDRAW_S = 0.5
-#: A picture takes most of a second to draw, and the run has none to spare on a laptop.
+_REDRAW_S = 0.5  # least seconds between two changes of the bar and the lines; notes come at once
+#: Least seconds between two pictures. One takes most of a second to draw, and the run has none to
+#: spare on a laptop.
 _PICTURE_S = 5.0
 
 
