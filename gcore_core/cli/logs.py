@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_LOOK_S = 0.5  # so often new lines are looked for
-_OVER_S = 3.0  # a supervisor that was killed is started again within that
+_LOOK_S = 0.5  # seconds between two looks for new lines
+_OVER_S = 3.0  # a run without a supervisor for so long has ended; a killed one is back by then
 _TAIL = 20  # lines of each log, where several are printed
 
 
@@ -57,13 +57,14 @@ def run(args: argparse.Namespace) -> int:
         _list(logs)
         return 0
     picked = logs if args.worker is None else pick_logs(logs, args.worker, args.run_dir)
-    # Others whose names begin so may follow.
+    # While logs are followed, a process may start whose name begins so.
     several = len(picked) > 1 or (args.follow and args.worker not in picked)
     n_lines = args.lines if args.lines is not None else (_TAIL if several else None)
     tails = {name: LogTail(path) for name, path in picked.items()}
     for name, tail in tails.items():
         _print(name, tail.last(n_lines, whole_lines=args.follow), named=several)
-    over_s = 0.0 if args.follow else _OVER_S  # for how long nobody has been seen who runs it
+    # For how long no supervisor was seen. Without --follow the loop below is not entered.
+    over_s = 0.0 if args.follow else _OVER_S
     while over_s < _OVER_S:
         over_s = 0.0 if run_goes_on(args.run_dir) else over_s + _LOOK_S
         for name, path in find_logs(args.run_dir).items():

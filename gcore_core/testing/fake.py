@@ -581,7 +581,7 @@ class FakeBalancer:
 
 
 class FakeMeter:
-    """Counts a second of use a call, for every device that has a worker."""
+    """Counts a second of use a call, for every device that is asked for."""
 
     def __init__(self) -> None:
         self._calls = 0

@@ -23,6 +23,9 @@ class Wheel:
     """Says what a fabricated distribution declares.
 
     ``distribution`` and ``module`` default to gcore-<plugin> and gcore_<plugin>.
+
+    requires: its requirements, one a line of its metadata.
+    egg_info: whether its metadata has the older form, a folder ``.egg-info``.
     """
 
     distribution: str = ""

@@ -147,6 +147,7 @@ class Scene:
     """Wraps functions at named seams until it is left.
 
     acted: how often a planted fault acted.
+    acted_after_steps: steps that had ended when it acted first; None before.
     """
 
     def __init__(self, ended_steps: Callable[[], int] = lambda: 0) -> None:

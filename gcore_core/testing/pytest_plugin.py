@@ -25,11 +25,12 @@ from gcore_core.testing.contracts.base import Contract, NotClaimed
 
 _NAME = "gcore-conformance"
 _ENGINES = ("numpy", "torch", "transformers", "vllm", "sglang", "deepspeed", "megatron")
+#: Outcomes of a test.
 PASS = "pass"
 FAIL = "fail"
-NOT_CLAIMED = "not claimed"
-KNOWN_GAP = "known gap"
-NOT_RUN = "not run"
+NOT_CLAIMED = "not claimed"  # it was ended as not claimed, or skipped
+KNOWN_GAP = "known gap"  # it failed, as ``known_gaps`` of its contract says
+NOT_RUN = "not run"  # it needs a fixture that the contract's author has to give
 #: How many lines of a message are told whose first line names the exception alone.
 _LINES = 3
 

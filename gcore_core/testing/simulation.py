@@ -233,6 +233,10 @@ class SimulatedJob:
 
     If there are several ranks, the weights of the first are pushed. Ranks do not communicate.
 
+    prompts, samples: groups of a step, and records of a group.
+    filter: a factory.
+    store_bytes: budget of each machine's store.
+    takes_stale: whether records of older weights may be trained on.
     judges: replicas of a role that one more reward asks; 0: there is no such reward.
     level: "record" or "group", of that reward.
     placement: a policy that moves devices between ``replicas`` cells, which both roles have.

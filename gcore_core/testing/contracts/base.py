@@ -75,6 +75,9 @@ class Contract:
 
     @pytest.fixture(autouse=True)
     def _outcome(self, request: pytest.FixtureRequest) -> None:
+        """Prepares each test: its outcome is shown, a known gap has to fail, and a test of what is
+        not claimed ends here.
+        """
         from gcore_core.testing.pytest_plugin import show_outcomes
 
         show_outcomes(request.config)

@@ -49,6 +49,7 @@ _VERBS = {
     m.ANNOTATE.name: "annotate",
     m.SCORE.name: "score",
 }
+#: Role of the simulated job -> the word for its kind in ``calls``.
 _KINDS = {
     "policy": "trainer",
     "rollout": "generator",

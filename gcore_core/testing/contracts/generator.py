@@ -25,7 +25,8 @@ from gcore_core.testing.contracts.generator_logprobs import LogprobTests
 from gcore_core.testing.contracts.generator_midway import MidwayTests, without_media
 from gcore_core.testing.contracts.sleep import SleepTests
 
-Key = tuple[int, int]
+Key = tuple[int, int]  # ordinal, sample
+#: Columns that every record has, and their dtypes.
 _COLUMNS = {
     "prompt_ids": np.int32,
     "action_ids": np.int32,
@@ -36,7 +37,7 @@ _COLUMNS = {
 }
 
 
-#: Tests of records that are sampled, by their names.
+#: Names of tests that need sampled records. They are not claimed where the generator ``reads``.
 _OF_SAMPLES = frozenset(
     {
         "test_the_same_action_has_the_same_logprob",

@@ -24,6 +24,7 @@ from gcore_core.testing.safetensors_files import Tensors
 if TYPE_CHECKING:
     from gcore_core.contract.generator import Finished
 
+#: Capability -> its protocol, and the names of the protocol's methods.
 _PROTOCOLS: dict[str, tuple[type, tuple[str, ...]]] = {
     "logprobs": (ScoresLogprobs, ("logprobs",)),
     "sleep": (Sleeps, ("sleep", "wake")),

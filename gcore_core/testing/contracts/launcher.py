@@ -26,6 +26,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.testing.contracts.base import Contract
 
+#: Processes that each test places on a site; none of them is started.
 NAMES = ["controller.0", "policy.0", "rollout.0"]
 _GONE_S = 5.0  # an agent that has ended does not answer within these
 #: What each test asks for; enough for the names.

@@ -22,7 +22,7 @@ from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.testing.contracts.base import Contract
 
 NAME = "observed"
-#: Beside numbers as they should be: what a metrics file may hold, too.
+#: What the metrics of a report may be, too. A metrics file has null for the first two.
 _ODD = {"odd/nan": math.nan, "odd/infinite": math.inf, "odd/large": 1e300, "odd/integer": 3.0}
 _TOLD = [name for name in vars(Observer) if not name.startswith("_")]
 

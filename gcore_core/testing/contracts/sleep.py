@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class SleepTests(Contract):
-    """Tests of sleep, which are mixed into ``GeneratorContract``. It has ``run`` and ``drain``."""
+    """Tests of sleep, which are mixed into ``GeneratorContract``.
+
+    That class has ``run`` and ``drain``.
+    """
 
     if TYPE_CHECKING:
 

@@ -43,6 +43,7 @@ class TrainerSleepTests(Contract):
         yield from closing(self.build(trainer_context))
 
     def test_sleep_is_claimed_where_it_is_there(self, trainer: Any) -> None:
+        """A claim needs the methods. A trainer may have them, as by inheritance, and not claim."""
         claimed = "sleep" in self.claimed()
         assert isinstance(trainer, SleepsInRollout) >= claimed, f"sleep claimed: {claimed}"
 

@@ -1,7 +1,8 @@
 """Runs inside the confinement: executes the code, then the tests with the code's names.
 
-When both have come to their end it prints a word that the code was not given. So code that ends
-the process early has not passed.
+When both have come to their end it prints a word that is none of the code's names. So code that
+merely ends the process early has not passed. Code that looks for the word in this process can find
+it: docs/explanation/security.md says so.
 """
 
 from __future__ import annotations

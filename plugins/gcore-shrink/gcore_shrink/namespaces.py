@@ -33,7 +33,7 @@ from gcore_core.contract.errors import ConfigError
 _TOOLS = ("ip", "unshare", "nsenter")
 #: Networks of 254 addresses, of which a run takes the first that is free here.
 _NETWORKS = ipaddress.ip_network("10.213.0.0/16")
-_OURS = 254
+_OURS = 254  # number of this machine's address in the network
 #: Most nodes of a run.
 MOST_NODES = 64
 _START_S = 20.0
