@@ -50,6 +50,7 @@ class PushSite:
     network: RpcNetwork
     secret: bytes
     step: int = 0
+    # Worker -> where its pid comes when it serves.
     _pids: dict[str, asyncio.Queue[int]] = field(default_factory=dict)
     _started: list[tuple[asyncio.subprocess.Process, int]] = field(default_factory=list)
 

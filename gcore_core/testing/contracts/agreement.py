@@ -30,6 +30,7 @@ class TrainerWithGeneratorContract(PairWithAdapters):
     generator_config: settings of the generator.
     generator_provider: as in ``use``, if the generator is of another plugin, such as "torch".
     tolerance: the largest difference of log-probs over all actions, in nats.
+    samples: number of samples for each prompt.
     """
 
     kind: ClassVar[str] = "trainer"

@@ -44,6 +44,8 @@ METHODS = {
     "weights.push": ("begin_weights", "load_weights", "commit_weights"),
 }
 
+# Programs for a new process. Each imports what its first argument names, a factory or a module, and
+# prints which of the engines in the third argument are imported then.
 _ASK = """
 import json, sys
 sys.path[:0] = json.loads(sys.argv[2])

@@ -30,6 +30,7 @@ from gcore_core.testing.contracts.trainer_sleep import TrainerSleepTests
 from gcore_core.testing.contracts.weights import ITEM_BYTES, digests, exported, largest_change
 from gcore_core.testing.safetensors_files import read_safetensors
 
+#: Metrics of a step that every trainer gives.
 METRICS = [
     "loss",
     "grad_norm",

@@ -59,8 +59,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "dpo": {**_TRAINS, "learning_rate": 1e-6, "beta": 0.1, "max_length": 1024},
 }
 
-_TO = "roles.policy.config"
-_FROM = "roles.rollout.config"
+_TO = "roles.policy.config"  # where settings of the trainer go
+_FROM = "roles.rollout.config"  # where settings of the generator go
 
 _SCHEDULES = {
     "linear": "linear",

@@ -579,8 +579,8 @@ def _top_k(value: Any) -> int:
     return max(0, int(value))
 
 
-_TO = "roles.policy.config"
-_FROM = "roles.rollout.config"
+_TO = "roles.policy.config"  # where settings of the trainer go
+_FROM = "roles.rollout.config"  # where settings of the generator go
 
 _ALL: tuple[Rule, ...] = (
     by(

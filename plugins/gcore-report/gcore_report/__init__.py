@@ -22,7 +22,7 @@ from gcore_core.contract.run_files import CURVES, SAMPLES
 if TYPE_CHECKING:
     from gcore_core.contract.providers import CommandProvider, ViewProvider
 
-REDRAW_S = 30.0  # the run waits for its observers, and a picture takes most of a second
+REDRAW_S = 30.0  # the run waits for hooks like these, and a picture takes most of a second
 
 
 @hookimpl
