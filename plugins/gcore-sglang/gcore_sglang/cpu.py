@@ -1,12 +1,12 @@
-"""Stands in for two packages that SGLang imports and that exist as builds for CUDA only.
+"""Stands in for what SGLang asks for and cannot have on a machine without CUDA.
 
-SGLang has a mode for CPUs whose kernels come from a build of ``sgl_kernel`` that no package index
-has. Without those kernels it does the mathematics in torch, but imports their names all the same:
-``sgl_kernel`` here has every name, and calling one says that it is missing.
-
-``torchvision`` is imported for models that
-read images; its builds beside a torch without CUDA fail when they are imported, so on such machines
-it must not be installed.
+sgl_kernel     SGLang has a mode for CPUs whose kernels come from a build that no package index has.
+               Without them it does the mathematics in torch, but imports their names all the same.
+               The stand-in has every name, and calling one says that it is missing
+torchvision    SGLang imports it for models that read images. Its builds beside a torch without CUDA
+               fail when they are imported, so it must not be installed
+processors     of images want torchvision; the tokenizer takes their place (``process_nothing``)
+pinned memory  SGLang's adapters ask for it; they get memory as any other (``pin_nothing``)
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ def stand_in() -> None:
 def process_nothing() -> None:
     """Has SGLang use the tokenizer as the processor of a model that takes images.
 
-    SGLang does so by itself for models of text.
-
-    transformers' processor wants torchvision; images come as patches (``gcore_sglang.processors``).
+    SGLang does so by itself for models of text. transformers' processor wants torchvision, and is
+    not needed: images come as patches (``gcore_sglang.processors``).
     """
     from sglang.srt.utils import hf_transformers_utils
 

@@ -75,8 +75,8 @@ class Server:
     def start(self, timeout_s: float) -> Client:
         """Starts the server, and returns a client of it when it has drawn its first sample.
 
-        A port that is taken in the meantime is replaced by another one, if it was not asked for by
-        number.
+        When another process takes the port before SGLang listens on it, the server is started again
+        on another one, up to three times in all. A port that was asked for by number stays.
 
         Raises ConfigError for a wrong argument or a port that cannot be taken, DataError when
         SGLang ends, AddressError when the port is taken by another process, DeadlineExceeded after
@@ -291,10 +291,11 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
 
 
 def _cores(count: int) -> str:
-    """Returns the cores of each of ``count`` processes in SGLang's words, such as ``0-1|2-3``.
+    """Returns the cores of each of ``count`` processes in SGLang's words, such as ``0,2|1,3``.
 
-    They share the cores that this process may use, which are dealt out one after the other; with
-    fewer cores than processes, several processes get the same one.
+    They share the cores that this process may use, which are dealt out one after the other: of the
+    cores 0 to 3 the first of two processes gets 0 and 2. With fewer cores than processes, several
+    processes get the same one.
     """
     cores = sorted(os.sched_getaffinity(0))
     shares = [cores[place::count] or [cores[place % len(cores)]] for place in range(count)]
