@@ -5,7 +5,8 @@ more, because each mistake leaves a pattern of its own in the gaps. A gap is the
 of one action less the trainer's, in nats.
 
 ``diagnose`` tries each cause that it knows and gives it a score from 0 to 1: how well its pattern
-fits. Whoever asks takes the highest score of all ranks (``gcore_core.controllers.watching``).
+fits. Whoever asks averages the scores that ranks give a cause, weighed by the sum of their squared
+gaps, and names the cause with the highest mean (``gcore_core.controllers.watching``).
 
     cause        its pattern
     shifted      each log-prob is that of the action before, or of the action after
