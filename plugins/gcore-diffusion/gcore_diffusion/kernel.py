@@ -9,7 +9,7 @@ What a level is depends on what the model predicts:
 
 - flow: the noise level sigma. 1 is pure noise and 0 is clean:
   x = (1 - sigma) clean + sigma noise.
-- noise or v: the signal's share alpha_bar. 0 is pure noise and 1 is clean:
+- epsilon (the noise) or v: the signal's share alpha_bar. 0 is pure noise and 1 is clean:
   x = sqrt(alpha_bar) clean + sqrt(1 - alpha_bar) noise.
 
 Log-probs and KL are means over dimensions, in nats a dimension, as all published objectives clip

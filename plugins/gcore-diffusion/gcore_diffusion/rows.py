@@ -64,7 +64,7 @@ def transitions(
 ) -> Rows:
     """Returns the recorded transitions of the records as rows.
 
-    chosen: (place among the prepared records, record).
+    placed_records: (place among the prepared records, record) of each.
 
     Raises ContractError for a record without its condition, with latents that are not float32 or
     with another guidance.
@@ -115,7 +115,7 @@ def forward_process(
 
     At noise level t, x = (1 - t) clean + t noise; the flow to predict is noise - clean.
 
-    chosen: (place among the prepared records, record).
+    placed_records: (place among the prepared records, record) of each.
 
     Raises ContractError for a record without its condition, DataError for one without its clean
     latent.
@@ -150,7 +150,7 @@ def _begin(
 ) -> tuple[np.ndarray, dict[str, Tensor], Tensor, Condition]:
     """Returns what both kinds of rows have: (index, columns, place, condition) of ``Rows``.
 
-    The only column is ``record`` int64[R]: which of the chosen records a row belongs to. A
+    The only column is ``record`` int64[R]: which of ``placed_records`` a row belongs to. A
     condition is read once for all records whose arrays lie at the same address.
 
     counts: how many rows each record has.

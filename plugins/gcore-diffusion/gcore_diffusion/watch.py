@@ -70,8 +70,8 @@ def flat(images: np.ndarray) -> np.ndarray:
 def distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns the root mean squared difference of pixels between all pairs, float32[N, M].
 
-    one: float32[N, pixels].
-    other: float32[M, pixels].
+    first: float32[N, pixels].
+    second: float32[M, pixels].
     """
     squares = (
         (first**2).mean(1)[:, None]
