@@ -18,9 +18,8 @@ from transformers.utils import is_torchvision_available
 
 def _stand_in() -> None:
     """Puts empty modules in torchvision's place, unless torchvision is there."""
-    if (
-        is_torchvision_available()
-    ):  # transformers remembers the answer, and leaves the empty modules alone
+    # transformers remembers the answer, so it leaves the empty modules alone.
+    if is_torchvision_available():
         return
     for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
         module = sys.modules[name] = ModuleType(name)
