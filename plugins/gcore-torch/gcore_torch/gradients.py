@@ -77,12 +77,11 @@ class SplitGradients(PlainGradients):
 
     FSDP2 averages over the ranks that have other records. What a tensor group holds whole has the
     same gradient on each of its ranks.
+
+    records: see ``Mesh.records``.
     """
 
     def __init__(self, ranks: Ranks, records: int) -> None:
-        """
-        records: see ``Mesh.records``.
-        """
         super().__init__(ranks)
         self._records = records
 
@@ -104,13 +103,12 @@ class SpreadGradients(SplitGradients):
     An expert's gradient is the sum over the tokens of its whole group, and FSDP2 averages it over
     the groups; everything else's is averaged over all ranks. So an expert's is divided by the size
     of a group, once for each update.
+
+    experts: the weights of the experts that this rank holds.
+    size: number of ranks of a group.
     """
 
     def __init__(self, ranks: Ranks, experts: Sequence[Tensor], size: int) -> None:
-        """
-        experts: their weights.
-        size: number of ranks of a group.
-        """
         super().__init__(ranks, ranks.count)
         self._experts = experts
         self._size = size
