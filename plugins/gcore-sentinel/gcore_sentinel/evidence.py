@@ -287,7 +287,7 @@ def against_others(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.
 
 @dataclass(kw_only=True)
 class Cusum:
-    """Keeps M of one replica, or of all of them together, whose last bets stay 0.
+    """Keeps M of one replica, or of all of them together; of these the bets against others stay 0.
 
     m: float64[WIDTH].
     since: int64[WIDTH], the step in which each of M last began from 0.
