@@ -85,6 +85,7 @@ class TreeSearch:
 
     def _wave_of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the wave that draws each of the samples, int64[n]."""
+        # Shifted so that the first wave, whatever its size, lies below the size of the others.
         return np.asarray(np.maximum(samples - self._first + self._wave, 0) // self._wave)
 
     def _values(self, group: DrawnSoFar) -> np.ndarray:
