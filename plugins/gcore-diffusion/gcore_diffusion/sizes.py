@@ -111,7 +111,6 @@ def class_of(model: Mapping[str, Any]) -> str:
 def _sizes_in(directory: Path) -> PipelineSizes:
     index = _read(directory / "model_index.json")
     config = _read(directory / "transformer" / "config.json")
-    cell = _pixels_of_a_cell(directory)
     try:
         shapes = shapes_in(directory / "transformer")
         others = sum(
@@ -128,25 +127,15 @@ def _sizes_in(directory: Path) -> PipelineSizes:
         others=others,
         hidden=_number(config, "num_attention_heads") * _number(config, "attention_head_dim"),
         blocks=_number(config, "num_layers") + int(config.get("num_single_layers") or 0),
-        side=cell * int(config.get("sample_size") or _FLUX_CELLS),
-        pixels=cell * _cells_of_a_token(config),
+        side=_PIXELS_OF_A_CELL * int(config.get("sample_size") or _FLUX_CELLS),
+        pixels=_PIXELS_OF_A_CELL * _cells_of_a_token(config),
     )
 
 
-#: Pixels of a latent's cell on a side, where the autoencoder's config does not say it.
+#: Pixels of a latent's cell on a side, in the autoencoders of SD3 and Flux.
 _PIXELS_OF_A_CELL = 8
 #: Cells on a side of an image of Flux, whose config does not say it.
 _FLUX_CELLS = 128
-
-
-def _pixels_of_a_cell(directory: Path) -> int:
-    """Returns the pixels of a latent's cell on a side: each level but one halves the image."""
-    file = directory / "vae" / "config.json"
-    config = _read(file) if file.is_file() else {}
-    for name in ("block_out_channels", "encoder_block_out_channels"):  # the latter is Sana's
-        if isinstance(levels := config.get(name), list) and levels:
-            return 2 ** (len(levels) - 1)
-    return _PIXELS_OF_A_CELL
 
 
 def _cells_of_a_token(config: Mapping[str, Any]) -> int:

@@ -111,16 +111,6 @@ def test_sizes_of_a_directory_are_those_of_its_files(name: str, tmp_path: Path) 
     assert own.transformer - own.fixed + own.others == whole
 
 
-@pytest.mark.parametrize("name", ["sd3", "sana"])
-def test_the_side_of_an_image_follows_from_the_autoencoder(name: str, tmp_path: Path) -> None:
-    tiny_pipelines.save(name, tmp_path)
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(str(tmp_path))
-    factor, config = pipeline.vae_scale_factor, pipeline.transformer.config
-    own = read_sizes({"path": str(tmp_path)})
-    assert own.side == factor * config.sample_size
-    assert own.pixels == factor * config.patch_size
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("adapters", [False, True])
 def test_a_block_saves_at_most_what_is_said(dtype: str, adapters: bool) -> None:
