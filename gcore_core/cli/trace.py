@@ -31,12 +31,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import msgspec
+
     from gcore_core.cli import write_file
     from gcore_core.contract.run_files import read_trace
 
     lines = list(read_trace(args.run_dir))
     if args.perfetto is not None:
-        text = json.dumps({"traceEvents": list(timeline(lines)), "displayTimeUnit": "ms"})
+        shown = {"traceEvents": list(timeline(lines)), "displayTimeUnit": "ms"}
+        text = msgspec.json.encode(shown).decode()  # records of judges hold structs
         write_file(args.perfetto, text, option="--perfetto")
         print(f"{args.perfetto}: open it in ui.perfetto.dev")
         return 0

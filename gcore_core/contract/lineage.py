@@ -53,7 +53,7 @@ def add_arrays(digest: xxhash.xxh3_64, arrays: Mapping[str, np.ndarray]) -> None
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(_heading(name, array.dtype, array.shape or (1,)))
-        digest.update(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        digest.update((array if array.flags.c_contiguous else np.ascontiguousarray(array)).data)
 
 
 @lru_cache(maxsize=4096)

@@ -130,7 +130,7 @@ def _final_weights(run_dir: Path, name: str) -> Path:
     weights = run_dir / name
     if any(weights.rglob("*.safetensors")):  # a pipeline has them in its parts' directories
         return weights
-    if name != WEIGHTS and any((run_dir / WEIGHTS).glob("*.safetensors")):
+    if name != WEIGHTS and any((run_dir / WEIGHTS).rglob("*.safetensors")):
         raise _untrained(run_dir, name.removeprefix(f"{WEIGHTS}-"))
     if not (run_dir / CONFIG).exists() and not (run_dir / METRICS).exists():
         raise DataError(
@@ -138,15 +138,6 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             where=str(run_dir),
             why=f"it has neither {CONFIG} nor {METRICS}",
             todo="name a directory such as runs/<name>/<NNN>",
-        )
-    if name != WEIGHTS and (run_dir / WEIGHTS).is_dir():
-        others = sorted(path.name for path in run_dir.glob(f"{WEIGHTS}-*"))
-        roles = [POLICY, *(other.removeprefix(f"{WEIGHTS}-") for other in others)]
-        raise DataError(
-            "this run has trained no such role.",
-            where=str(run_dir),
-            why=f"it has ended well, and there is no {name}/",
-            todo=f"for --role name one of: {', '.join(roles)}",
         )
     todo = f"start it anew: g-core run {run_dir / CONFIG} run.dir=null"
     if any((run_dir / CHECKPOINTS).glob("step-*")):

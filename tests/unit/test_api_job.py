@@ -312,9 +312,9 @@ def test_chats_are_recognised_and_files_stay_where_they_are(tmp_path: Path) -> N
     assert files == {}
 
 
-@pytest.mark.parametrize("value", ["\ud800", 10**30])
+@pytest.mark.parametrize("value", ["\ud800"])
 def test_a_row_that_no_json_can_hold_is_named(value: Any) -> None:
-    """Half a character, and a number of more than 64 bits."""
+    """Half a character."""
     with pytest.raises(DataError, match="row 1 does not fit into JSON"):
         dataset_of([{"prompt": "1+1="}, {"prompt": "1+1=", "answer": value}], "rows.jsonl", "data")
 

@@ -189,9 +189,9 @@ def test_a_run_that_has_saved_something_is_gone_on_with(run_dir: Path, tmp_path:
 
 def test_a_role_that_was_not_trained_is_named(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / "weights-critic").mkdir()
-    with pytest.raises(DataError, match="has trained no such role") as caught:
+    with pytest.raises(ConfigError, match="no role 'reference' is trained") as caught:
         export(run_dir, tmp_path / "out", "reference")
-    assert caught.value.todo == "for --role name one of: policy, critic"
+    assert caught.value.why == "there are: policy, critic"
 
 
 def test_a_pipeline_is_exported_with_all_its_parts(
