@@ -145,11 +145,13 @@ class Drawing:
         """
         lost_nodes = self._context.lost
         lost = 0
+
+        def others() -> list[Peer]:
+            return self._placement.replicas
+
         newer = set[str]()  # replicas that hold newer weights than those of the round
         while waiting:
-            replica = lost_nodes.stand_in(
-                replicas, number, lambda: self._placement.replicas, spares_leaving=not fixed
-            )
+            replica = lost_nodes.stand_in(replicas, number, others, spares_leaving=not fixed)
             if replica.name in newer:
                 holding = self._holding(replicas, newer)
                 replica = holding[number % len(holding)]
