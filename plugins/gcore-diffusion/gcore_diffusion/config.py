@@ -238,11 +238,6 @@ class DiffusionTrainerConfig(DenoiserSettings):
             "betas",
             f"must be two numbers in 0..1, is {list(self.betas)}",
         )
-        require(
-            0 <= self.final_fraction <= 1,
-            "final_fraction",
-            f"must be in 0..1, is {self.final_fraction}",
-        )
         for name in ("budget_rows", "batch_records", "draws"):
             require(getattr(self, name) > 0, name, f"must be positive, is {getattr(self, name)}")
         require(
