@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gcore_core.run.make_model import make_model
+from gcore_core.run.make_model import make_model, models_cache
 
-__all__ = ["make_model"]
+__all__ = ["make_model", "models_cache"]

@@ -5,7 +5,6 @@ A record's image is uint8[H, W, C]: its medium ``image``, or else its column of 
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,11 +108,10 @@ class Classifier:
                 where=f"rewards: classifier path {config.path}",
                 todo="or give path and name",
             )
-        from gcore_core.kits.models import make_model
+        from gcore_core.kits.models import make_model, models_cache
 
-        cache = Path(os.environ.get("G_CORE_CACHE") or "~/.cache/g-core").expanduser() / "models"
         make = {"path": config.path, "name": config.name, "config": dict(config.config)}
-        return make_model(make, cache, lambda *_: context.progress())
+        return make_model(make, models_cache(), lambda *_: context.progress())
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """See ``Scorer.score``."""
