@@ -6,10 +6,9 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from gcore_core.api.overrides import Overrides, words
 from gcore_core.api.views import Views
+from gcore_core.config import yaml_source
 from gcore_core.config.plan import load_plan
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, DataError
@@ -48,9 +47,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Returns the resolved configuration as plain values."""
-        tree = OmegaConf.to_container(OmegaConf.load(self.dir / run_files.CONFIG), resolve=True)
-        assert isinstance(tree, dict)
-        return {str(key): value for key, value in tree.items()}
+        return yaml_source.read_written(self.dir / run_files.CONFIG)
 
     @property
     def steps(self) -> int:

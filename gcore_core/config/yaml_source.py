@@ -86,6 +86,15 @@ def written(config: Mapping[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(config))))
 
 
+def read_written(file: Path) -> dict[str, Any]:
+    """Returns the settings of a file that holds what ``written`` gave, as plain values.
+
+    Raises OSError where there is no such file; yaml and OmegaConf raise for one that is broken.
+    """
+    tree = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
+
+
 def _escaped(value: Any) -> Any:
     if isinstance(value, str):
         return _LITERAL.sub(r"\1\1\\${", value)

@@ -1,4 +1,4 @@
-"""Tells a run that goes on to save its state, or to end; for plugins that show runs.
+"""Reads a run's configuration, and tells a run that goes on to save its state, or to end.
 
 A run says in ``logs/processes.json`` who supervises it. So it is asked on the machine that it was
 started on; on another one it counts as not running.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from gcore_core.contract.run_files import LOGS, SAVE
+from gcore_core.contract.run_files import CONFIG, LOGS, SAVE
 from gcore_core.runtime.process.leftovers import (
     RECORD,
     StartedProcess,
@@ -25,6 +26,13 @@ class _Record(msgspec.Struct):
     """What is read of the record of a run's processes."""
 
     supervisor: StartedProcess | None = None
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """Returns the resolved configuration of a run, as plain values. Raises OSError without one."""
+    from gcore_core.config.yaml_source import read_written
+
+    return read_written(run_dir / CONFIG)
 
 
 def is_alive(run_dir: Path) -> bool:

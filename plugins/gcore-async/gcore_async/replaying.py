@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.run_files import CONFIG, DATA, LATEST
 from gcore_core.controllers.window.journal import read_memberships
+from gcore_core.kits.runs import read_config
 
 #: Settings that decide nothing of what a run computes. Of ``plugins`` and ``local`` the run takes
 #: what other settings name, and those are compared.
@@ -44,10 +45,7 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
     except DataError as error:
         yield f"{where}: {error.where}: {error.what} {error.why}"
         return
-    from omegaconf import OmegaConf
-
-    earlier: Any = OmegaConf.to_container(OmegaConf.load(directory / CONFIG), resolve=True)
-    difference = first_difference(earlier, plan)
+    difference = first_difference(read_config(directory), plan)
     if difference:
         yield f"{where}: {difference} A run repeats only as it was; leave that as it is there."
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml  # type: ignore[import-untyped]
 
-from gcore_core.contract.run_files import CONFIG
+from gcore_core.kits.runs import read_config
 from gcore_human.answers import digest_of
 from gcore_human.checks import queues
 from gcore_human.config import HumanConfig
@@ -63,10 +62,10 @@ def queues_of(run: Path) -> list[Path]:
     The run need not have asked yet.
     """
     try:
-        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        config = read_config(run)
     except OSError:
         return []
-    return queues(config, run) if isinstance(config, dict) else []
+    return queues(config, run)
 
 
 def questions_path(directory: Path) -> Path:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml  # type: ignore[import-untyped]
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.measurements import Requests
-from gcore_core.contract.run_files import CONFIG, Record, read_metrics, read_trace
+from gcore_core.contract.run_files import Record, read_metrics, read_trace
 from gcore_core.controllers.placement.fitting import LEAST, fit_engine
+from gcore_core.kits.runs import read_config
 from gcore_sim.ahead import GroupLengths, TrainerPace
 
 _KEPT = frozenset({"trained", "surplus"})
@@ -82,7 +82,7 @@ def measured_run(directory: Path) -> MeasuredRun:
             todo="give the directory of a run that has finished a step",
         )
     steps = steps[1:] or steps  # the first one also warms up
-    config = yaml.safe_load((directory / CONFIG).read_text())
+    config = read_config(directory)
     settings = dict(config["controller"].get("config") or {})
     ranks = int(config["roles"]["policy"]["slots"])
     ordered = [records[ordinal] for ordinal in sorted(records)]
