@@ -47,7 +47,7 @@ def load_model(
 
     Raises DataError when transformers cannot load it.
     """
-    _import_without_sklearn()
+    _import_lean()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
@@ -94,7 +94,7 @@ def load_value_model(
     Raises DataError when transformers cannot load it, when it takes images, or when it has several
     outputs.
     """
-    _import_without_sklearn()
+    _import_lean()
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     try:
@@ -170,21 +170,24 @@ def _compute_buffers(model: Any) -> None:
     model.initialize_weights()
 
 
-def _import_without_sklearn() -> None:
-    """Imports transformers' generation as if scikit-learn were not installed.
+def _import_lean() -> None:
+    """Imports parts of transformers as if scikit-learn and scipy were not installed.
 
-    Where it is, transformers imports it for assisted generation, which nothing here does: 30 MiB
-    for each process.
+    Where they are, assisted generation imports the one and losses of object detection the other;
+    nothing here uses either. Together they take about 60 MiB and a second of each process.
     """
     from transformers import utils
 
-    is_installed = utils.is_sklearn_available
-    utils.is_sklearn_available = lambda: False
+    is_sklearn_available = utils.is_sklearn_available
+    is_scipy_available = utils.is_scipy_available
+    utils.is_sklearn_available = utils.is_scipy_available = lambda: False
     try:
-        # imported once, with the answer of this moment
+        # imported once, with the answers of this moment
+        importlib.import_module("transformers.loss.loss_utils")
         importlib.import_module("transformers.generation.candidate_generator")
     finally:
-        utils.is_sklearn_available = is_installed
+        utils.is_sklearn_available = is_sklearn_available
+        utils.is_scipy_available = is_scipy_available
 
 
 def choose_device(name: str, context: WorkerContext, threads: int) -> torch.device:
