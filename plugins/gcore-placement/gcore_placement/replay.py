@@ -28,6 +28,8 @@ from gcore_placement.modes import Mode, after_step, to_try
 
 #: Candidates that cost less than this many times the least are replayed with every draw.
 _NEAR = 1.12
+#: What the latest step counts for in the seconds that are expected of the next one.
+_LATEST = 0.5
 #: Tokens of a prompt before any was measured.
 _TYPICAL_PROMPT = 512.0
 #: Tokens of a judge's instructions before any were measured.
@@ -199,12 +201,13 @@ class Replay(Rescue):
     ) -> Decision:
         """Takes the least regret, or, while the replay is often wrong, the best measured split.
 
-        costs: predicted seconds of each candidate in the step that was replayed; empty without one.
+        costs: seconds of each candidate in the step that was replayed; empty without one.
         seen: what the decision is to report.
         weights: of the judges, if there are several; see ``Pool.awake``.
         """
         factor = state.mean_factor()
-        predicted = {split.name: seconds * factor for split, seconds in costs.items()}
+        expected_s = {split: state.expected_s[split] for split in costs}
+        predicted = {split.name: seconds * factor for split, seconds in expected_s.items()}
         tried = ""
         ran = [name for name in state.ran if pool.may_run(Split.named(name))]
         fell_back = state.wrong >= self._config.patience and bool(ran)
@@ -232,7 +235,7 @@ class Replay(Rescue):
             reason = f"a trial: mode {tried} has not run for {state.modes[tried].idle} steps"
         state = state.chosen(split.mode, tried)
         if costs:
-            predicted.setdefault(split.name, _at(costs, split) * factor)
+            predicted.setdefault(split.name, _at(expected_s, split) * factor)
         seen = {
             **seen,
             "paces": list(state.paces),
@@ -259,6 +262,8 @@ class _State:
 
     regrets: for each candidate, the discounted sum over steps of its cost divided by the least.
     weight: the sum of those steps' discounts; a candidate that was always best has this regret.
+    expected_s: for each candidate, the seconds that are expected of the next step, uncorrected: a
+        mean over the latest steps, because one step's seconds depend on the luck of its lengths.
     wrong: latest steps in a row whose replay was off by more than the tolerance.
     error: by how much the latest replay was off, as a share of the measured seconds.
     slower: logarithm of measured over replayed seconds, a mean over the latest steps; predictions
@@ -271,6 +276,7 @@ class _State:
 
     regrets: Mapping[Split, float]
     weight: float = 0.0
+    expected_s: Mapping[Split, float] = field(default_factory=dict)
     wrong: int = 0
     error: float = 0.0
     slower: float = 0.0
@@ -287,6 +293,10 @@ class _State:
                 Split.named(name): float(value) for name, value in state.get("regrets", {}).items()
             },
             weight=float(state.get("weight", 0.0)),
+            expected_s={
+                Split.named(name): float(seconds)
+                for name, seconds in state.get("expected_s", {}).items()
+            },
             wrong=int(state.get("wrong", 0)),
             error=float(state.get("error", 0.0)),
             slower=float(state.get("slower", 0.0)),
@@ -304,6 +314,7 @@ class _State:
         return {
             "regrets": {split.name: value for split, value in self.regrets.items()},
             "weight": self.weight,
+            "expected_s": {split.name: seconds for split, seconds in self.expected_s.items()},
             "wrong": self.wrong,
             "error": self.error,
             "slower": self.slower,
@@ -339,7 +350,7 @@ class _State:
         return replace(self, modes=modes, tried=tried)
 
     def after(self, costs: Mapping[Split, float], discount: float) -> _State:
-        """Returns the state with one more step's regrets.
+        """Returns the state with one more step's regrets and with the next step's expected seconds.
 
         costs: seconds of each candidate in that step.
         discount: what earlier steps count for from now on, between 0 and 1.
@@ -360,7 +371,11 @@ class _State:
         for split, cost in costs.items():
             if split.mode == self.tried:
                 regrets[split] = weight * cost / least
-        return replace(self, regrets=regrets, weight=weight)
+        expected_s = {
+            split: _LATEST * cost + (1 - _LATEST) * self.expected_s.get(split, cost)
+            for split, cost in costs.items()
+        }
+        return replace(self, regrets=regrets, weight=weight, expected_s=expected_s)
 
 
 def _at(costs: Mapping[Split, float], split: Split) -> float:

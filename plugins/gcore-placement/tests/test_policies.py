@@ -187,6 +187,20 @@ def test_predictions_make_up_for_seconds_that_the_model_leaves_out() -> None:
     assert decision.chosen == plain.chosen
 
 
+def test_what_is_predicted_is_a_mean_over_the_latest_steps() -> None:
+    """One step's seconds depend on the luck of its lengths."""
+    policy = Replay(ReplayConfig(modes=["split"]))
+    first = policy.revise(None, window(8, judge_tokens=200))
+    alone = policy.revise(None, window(8))
+    second = policy.revise(None, window(8, state=first.state))
+    assert second.predicted_s == pytest.approx(
+        {
+            name: (first.predicted_s[name] + alone.predicted_s[name]) / 2
+            for name in alone.predicted_s
+        }
+    )
+
+
 def test_learned_state_survives_a_change_of_pool_size() -> None:
     first = Replay(ReplayConfig()).revise(None, window(16))
     smaller = Replay(ReplayConfig()).revise(None, window(8, state=first.state))
