@@ -405,7 +405,7 @@ BENCHMARKS = (
         name="placement_real_vllm",
         measures=("benchmarks/placement_real.py", *REAL, GENERATORS[0]),
         commands=(f"{ENGINES} --engines vllm", SCRIPT),
-        minutes=12,
+        minutes=20,
     ),
     Benchmark(
         name="engine_overhead",

@@ -26,6 +26,7 @@ nothing; their intervals are over the steps.
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import tempfile
@@ -184,6 +185,7 @@ class Timings:
 
 def measure(directory: Path, mode: str, rounds: int) -> Timings:
     """Measures a model; the first round only warms up."""
+    gc.collect()  # generators of an earlier call refer to themselves, and hold their weights
     tensors = list(_tensors(directory))
     nbytes = sum(spec.nbytes for spec, _ in tensors)
     tensors = tensors if mode == "discard" else []
