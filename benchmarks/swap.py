@@ -98,7 +98,8 @@ class Model:
         from gcore_torch.config import TorchGeneratorConfig
         from gcore_torch.generator import TorchGenerator
 
-        settings = TorchGeneratorConfig(max_new_tokens=4, sleep=mode)  # type: ignore[arg-type]
+        # one row: the cache of the default 256 would take more memory than the weights
+        settings = TorchGeneratorConfig(max_new_tokens=4, max_batch=1, sleep=mode)  # type: ignore[arg-type]
         context = WorkerContext(role="rollout", model={"path": str(directory)})
         self.generator: Any = TorchGenerator(settings, context)
         self.mode = mode
