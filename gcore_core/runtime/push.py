@@ -65,7 +65,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -75,7 +74,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
+from gcore_core.contract.errors import ConfigError, ContractError, DataError, WeightMismatch
 from gcore_core.contract.generator import Fingerprints, ReceivesWeights
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import stamp_of
@@ -106,7 +105,7 @@ from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist, shown
 from gcore_core.runtime.rpc.service import Call
-from gcore_core.runtime.store.client import copy_hashed, map_file
+from gcore_core.runtime.store.client import allocate, copy_hashed, map_file
 from gcore_core.runtime.tensor_journal import TensorJournal
 
 # The most bytes of a bucket of several tensors. It need not fit a processor's cache, since copies
@@ -116,6 +115,9 @@ _BUCKET_BYTES = 64 << 20
 _AHEAD = 2
 # Buckets before the one that is being filled which receivers still read or are yet to get.
 _MAY_BE_READ = _AHEAD + 1
+_MORE_MEMORY = (
+    "free some of it (in a container: --shm-size=8g), or lower controller.config.push_bucket_bytes"
+)
 
 #: What backends call the dtypes of a push in their configs.
 _DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
@@ -188,10 +190,16 @@ class PushMemory:
         self._mapped = np.zeros(0, np.uint8)
 
     def of(self, nbytes: int) -> np.ndarray:
-        """Returns the memory's first ``nbytes`` bytes, uint8; it grows where it is smaller."""
+        """Returns the memory's first ``nbytes`` bytes, uint8; it grows where it is smaller.
+
+        Raises DataError where there is no memory for it.
+        """
         if len(self._mapped) < nbytes:
-            with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-                file.truncate(nbytes)
+            try:
+                allocate(self.path, nbytes, "memory for pushes", make=True)
+            except DataError as error:
+                error.todo = _MORE_MEMORY
+                raise
             self._mapped = np.frombuffer(map_file(self.path, writable=True), np.uint8)
         return self._mapped[:nbytes]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,19 @@ class Large(fake.FakeTrainer):
     ],
 )
 def test_what_a_push_goes_through_is_what_is_foreseen_of_it(
-    layers: int, words: int, push_bytes: int, note: str, tmp_path: Path
+    layers: int,
+    words: int,
+    push_bytes: int,
+    note: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The memory's file has no content, so it takes no room here."""
+    """The memory is not allocated here, so that its file takes no room."""
+
+    def sized(handle: int, offset: int, nbytes: int) -> None:
+        os.truncate(handle, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", sized)
     config = {**MODEL.config, "num_hidden_layers": layers, "vocab_size": words}
     memory = PushMemory(tmp_path / "push")
     request = BeginPush(version=1, bucket_bytes=push_bytes, receivers=1)

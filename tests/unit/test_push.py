@@ -5,6 +5,8 @@ push again.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import re
 import tempfile
@@ -21,7 +23,13 @@ import pytest
 import xxhash
 
 from gcore_core.contract.deadlines import Deadlines, Wait
-from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, WeightMismatch
+from gcore_core.contract.errors import (
+    ConfigError,
+    ContractError,
+    DataError,
+    GcoreError,
+    WeightMismatch,
+)
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.launching import Endpoint
 from gcore_core.contract.records import TensorSpec, WeightPlan
@@ -43,7 +51,7 @@ from gcore_core.runtime.messages import (
     PushConfirmed,
 )
 from gcore_core.runtime.process.compute import Compute, DirectCompute
-from gcore_core.runtime.push import DtypeSetting, Here, PushSource, pull_weights
+from gcore_core.runtime.push import DtypeSetting, Here, PushMemory, PushSource, pull_weights
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
 from gcore_core.runtime.rpc.service import Call, Service
@@ -363,6 +371,21 @@ async def test_a_push_takes_one_bucket_of_memory(site: Site) -> None:
     )  # the third and fourth are filled while the others are read; the last has no room
     assert site.source._next_tensor[0].name == "head"  # type: ignore[index]
     assert (site.directory / "push").stat().st_size == len(site.memory()) == 96
+
+
+async def test_a_push_for_which_there_is_no_memory_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that are missing when they are written would kill the trainer, without a reason."""
+
+    def full(handle: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DataError, match="no memory for pushes of 96 bytes") as error:
+        PushMemory(tmp_path / "push").of(96)
+    assert error.value.why == "No space left on device"
+    assert "controller.config.push_bucket_bytes" in error.value.todo
 
 
 async def test_small_tensors_travel_together(site: Site) -> None:
