@@ -185,3 +185,14 @@ async def test_a_trainer_that_cannot_sleep_says_so(tmp_path: Path) -> None:
     shell = TrainerShell(Wakeful({}), NoRecords(), compute, tmp_path, 0)  # type: ignore[arg-type]
     with pytest.raises(ContractError, match="cannot sleep"):
         await shell.sleep(Nothing(), None)  # type: ignore[arg-type]
+
+
+async def test_a_save_that_the_lead_had_finished_in_a_hurry_can_be_committed_without_it(
+    tmp_path: Path,
+) -> None:
+    """The supervisor asks for the end of the save once more when the lead is lost meanwhile."""
+    shell = TrainerShell(Saving(), NoRecords(), compute, tmp_path, 0)  # type: ignore[arg-type]
+    await shell.save_state(SaveState(0, str(tmp_path)), None)  # type: ignore[arg-type]
+    of_lead = await shell.finish_save(SaveState(0, "", True), None)  # type: ignore[arg-type]
+    of_supervisor = await shell.finish_save(SaveState(0, ""), None)  # type: ignore[arg-type]
+    assert of_supervisor == of_lead and of_lead.weights_sha256

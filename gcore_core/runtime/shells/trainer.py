@@ -641,7 +641,7 @@ class TrainerShell:
     async def finish_save(self, request: SaveState, call: Call) -> SavedState:
         """Waits for a save that runs in the background, and for the hash of what is saved."""
 
-        async def act(_: list[SaveState]) -> SavedState:
+        async def act(_: list[None]) -> SavedState:
             backend = self._backend
             if isinstance(backend, SavesInBackground):
                 await self._saving(backend.finish_save)
@@ -651,7 +651,9 @@ class TrainerShell:
             return SavedState(await hashing)
 
         self._urgent |= request.urgent
-        reply: SavedState = await self._once.join(("saved", request.step), 0, request, act)
+        # Not with the request: whoever has the save finished after the lead was lost may ask with
+        # another urgency, and gets the first one's answer.
+        reply: SavedState = await self._once.join(("saved", request.step), 0, None, act)
         return reply
 
     async def _saving(self, work: Callable[..., None], *args: Any) -> None:
