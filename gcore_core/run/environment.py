@@ -143,7 +143,9 @@ def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
     """
     digests = {}
     for key, value in flat(config):
-        if isinstance(value, str) and "/" in value and Path(value).is_file():
+        # Not Path's own method: it raises for a text that is longer than a path can be, such as the
+        # template of a judge.
+        if isinstance(value, str) and "/" in value and os.path.isfile(value):
             try:
                 digests[key] = _digest(Path(value))
             except OSError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,8 +111,10 @@ def named_paths(job: Job) -> Iterator[tuple[str, str]]:
     named = [("", value) for value in (*code, *_texts(plain))]
     named += [(role, value) for role, node in roles.items() for value in _texts(node)]
     for role, value in dict.fromkeys(named):
-        path = Path(value).expanduser().absolute()
-        if path.exists() and not job.directory.absolute().is_relative_to(path):
+        path = Path(os.path.expanduser(value)).absolute()
+        # Not Path's own method: it raises for a text that is longer than a path can be, such as the
+        # template of a judge.
+        if os.path.exists(path) and not job.directory.absolute().is_relative_to(path):
             yield role, str(path)
 
 

@@ -258,6 +258,8 @@ def test_the_files_of_a_job_are_found_by_its_values(
             "policy": {
                 "model": {"make": {"path": f"{tmp_path}/relative"}},
                 "config": {"dump_dir": f"{tmp_path}/dumps", "name": "org/model"},
+                "template": f"{'word ' * 100} Is it right/wrong?",
+                "scale": "~half/whole",
             }
         },
     }
