@@ -196,8 +196,11 @@ class Supervisor:
         try:
             wall_s = time.monotonic() - self._started_s
             summary.write(self._run, wall_s=wall_s, cpu_s=self._cpu_s)
-        except GcoreError as unwritten:  # must not hide how the run ended
-            self._display.note(str(unwritten))
+        except Exception as unwritten:  # isolation point: it must not hide how the run ended
+            log.exception("the summary is not written")
+            is_told = isinstance(unwritten, GcoreError)
+            what = f"{unwritten}" if is_told else f"the summary is not written: {unwritten!r}"
+            self._display.note(what)
         self._observers.all_written(error or stopped)
 
     async def _attempt(self, site: Site) -> None:

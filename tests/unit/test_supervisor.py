@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from gcore_core.contract.errors import DataError, GcoreError, WorkerDied, WorkerError
+from gcore_core.contract.records import RunFacts
 from gcore_core.contract.run_files import SAVE
 from gcore_core.run.supervisor import Supervisor
 from gcore_core.runtime.messages import USAGE, LostNodeReply, WorkerExit
@@ -243,3 +244,21 @@ async def test_a_checkpoint_that_is_asked_for_is_promised_for_the_end_of_the_nex
         await Supervisor._save_if_asked(supervisor, site)
     assert notes == ["a checkpoint was asked for; it is saved at the end of the next step"]
     assert not (tmp_path / SAVE).exists()
+
+
+def test_a_summary_that_fails_does_not_hide_how_the_run_ended(tmp_path: Path) -> None:
+    """Observers wait for that, and a run that ended well ends well."""
+    (tmp_path / "notes.md").write_bytes(b"caf\xe9")  # somebody's, and not in UTF-8
+    notes: list[str] = []
+    told: list[str] = []
+    ended: Any = SimpleNamespace(
+        _stopping=None,
+        _started_s=0.0,
+        _cpu_s=1.0,
+        _run=RunFacts(name="digits", directory=str(tmp_path), steps=1, config={}),
+        _display=SimpleNamespace(note=notes.append),
+        _observers=SimpleNamespace(run_end=lambda run, error: None, all_written=told.append),
+    )
+    Supervisor.over(ended, "")
+    assert told == [""]
+    assert "the summary is not written: UnicodeDecodeError" in notes[0]
