@@ -24,7 +24,7 @@ import msgspec
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.run.checkpoints import Checkpoints
-from gcore_core.run.signals import PASSED_ON, SAVE_WITHIN_S
+from gcore_core.run.signals import PASSED_ON, SAVE_WITHIN_S, signal_name
 from gcore_core.runtime.process.spawn import signal_at_end
 
 _TOLD_BYTES = 1 << 16  # at most: it holds a path
@@ -104,14 +104,9 @@ def guarded(supervise: Supervise) -> int:
             n_lost += 1
             resume = _goes_on_from(lost, n_lost)
             print(
-                f"the supervisor ended with signal {_name(lost.number)}; it is started again",
+                f"the supervisor ended with signal {signal_name(lost.number)}; it is started again",
                 flush=True,
             )
-
-
-def _name(number: int) -> str:
-    """Returns the name of a signal; of one that has none, its number."""
-    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
 
 
 def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
@@ -124,7 +119,7 @@ def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
     ):
         return Path(begun.directory)
     raise WorkerDied(
-        f"ended with signal {_name(lost.number)}",
+        f"ended with signal {signal_name(lost.number)}",
         where="supervisor",
         why="there is no checkpoint to go on from, or checkpoint.restarts are used up",
         todo=f"the run is in {begun.directory}" if begun is not None else "",

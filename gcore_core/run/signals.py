@@ -25,6 +25,11 @@ _AT_ONCE = 3
 PASSED_ON = signal.SIGRTMIN
 
 
+def signal_name(number: int) -> str:
+    """Returns the name of a signal; of one that has none, its number."""
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
+
+
 class Signals:
     """Receives the signals of one process.
 

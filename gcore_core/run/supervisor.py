@@ -42,6 +42,7 @@ from gcore_core.run.newcomers import Come, RunNewcomers
 from gcore_core.run.observers import ChosenObservers, EveryObserver
 from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
+from gcore_core.run.signals import signal_name
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
     ANSWERED,
@@ -796,4 +797,4 @@ def _last_error(exited: WorkerExit) -> str:
 
 
 def _code(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"

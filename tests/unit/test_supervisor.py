@@ -14,7 +14,7 @@ import pytest
 from gcore_core.contract.errors import DataError, GcoreError, WorkerDied, WorkerError
 from gcore_core.contract.records import RunFacts
 from gcore_core.contract.run_files import SAVE
-from gcore_core.run.supervisor import Supervisor
+from gcore_core.run.supervisor import Supervisor, _code
 from gcore_core.runtime.messages import USAGE, LostNodeReply, WorkerExit
 from gcore_core.runtime.rpc.retry import gone
 
@@ -262,3 +262,9 @@ def test_a_summary_that_fails_does_not_hide_how_the_run_ended(tmp_path: Path) ->
     Supervisor.over(ended, "")
     assert told == [""]
     assert "the summary is not written: UnicodeDecodeError" in notes[0]
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    """Such as a real-time signal; of these only the first and the last have names."""
+    assert _code(-9) == "signal SIGKILL"
+    assert _code(-40) == "signal 40"
