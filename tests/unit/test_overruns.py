@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -186,3 +187,20 @@ def test_a_call_writes_its_note_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(nbytes) == 1
     assert nbytes[1:] == [1]
     assert (tmp_path / "note").stat().st_mode & 0o777 == 0o600
+
+
+def test_work_goes_on_where_there_is_no_room_for_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies in shared memory, which the records of a step may fill; no reward has failed then."""
+    before = dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
+    assert before.suspects(BATCH)
+
+    def full(file: int, content: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    overruns = Overruns(tmp_path / "note", ENDED_HUNG)
+    with overruns.watch(BATCH, 1.0), overruns.watch_waiting(BATCH):
+        overruns.add_over(BATCH)
+    assert overruns.parts(BATCH) == []

@@ -90,6 +90,7 @@ class Overruns:
         self._path = path
         self._set_alarm = set_alarm
         self._file = -1  # the note, once it has been written
+        self._is_told = False  # that it cannot be written
         self._note = _Note()
         if path is not None and path.exists():
             # A process that was killed while it wrote has left half a note, which says nothing.
@@ -168,7 +169,7 @@ class Overruns:
             if self._note.suspects:
                 self._clear(keys)
             elif self._file >= 0:
-                os.pwrite(self._file, _IDLE, 0)  # the note stays as it is, but nothing runs
+                self._put(_IDLE)  # the note stays as it is, but nothing runs
 
     @contextlib.contextmanager
     def watch_waiting(self, keys: Collection[Key]) -> Iterator[None]:
@@ -188,12 +189,26 @@ class Overruns:
         self._write()
 
     def _write(self) -> None:
-        if self._path is not None:
+        runs = _BUSY if self._note.running else _IDLE
+        self._put(runs + msgspec.json.encode(self._note), whole=True)
+
+    def _put(self, content: bytes, *, whole: bool = False) -> None:
+        """Writes the beginning of the note; where there is no room for it, work goes on without.
+
+        whole: nothing of the note before stays behind it.
+        """
+        if self._path is None:
+            return
+        try:
             if self._file < 0:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.ftruncate(self._file, 0)
-            runs = _BUSY if self._note.running else _IDLE
-            os.pwrite(self._file, runs + msgspec.json.encode(self._note), 0)
+            if whole:
+                os.ftruncate(self._file, 0)
+            os.pwrite(self._file, content, 0)
+        except OSError as error:
+            if not self._is_told:
+                log.warning("%s cannot be written: %s", self._path, error.strerror)
+            self._is_told = True
 
 
 def _read(content: bytes) -> _Note:
