@@ -21,6 +21,7 @@ from gcore_core.runtime.messages import RESTART_EXIT_CODE, ScoreRequest
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.checked_rewards import read_known
 from gcore_core.runtime.shells.overruns import Overruns
 from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
@@ -396,3 +397,19 @@ async def test_a_known_reward_that_is_given_otherwise_ends_the_run(
     known.write_text('{"text": "abc"}\n')
     with pytest.raises(ConfigError, match="rewards.r.known: .* has no known rewards: KeyError"):
         await bench.ask(shell(_lengths))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("\n", "it has no rows, so nothing would be checked"),
+        ('{"row": {"prompt": "1+1="}, "text": "2", "reward": NaN}', "line 1: the reward is nan"),
+    ],
+)
+def test_a_file_of_known_rewards_that_checks_nothing_is_refused(
+    content: str, why: str, tmp_path: Path
+) -> None:
+    known = tmp_path / "known.jsonl"
+    known.write_text(content)
+    with pytest.raises(ConfigError, match=why):
+        read_known(str(known), "exact")

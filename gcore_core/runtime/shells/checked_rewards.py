@@ -100,13 +100,20 @@ def read_known(path: str, name: str) -> list[KnownRow]:
         # Not splitlines, which also ends a line at characters that a text in JSON may have.
         lines = Path(path).read_text(encoding="utf-8").split("\n")
         numbered = [(n, json.loads(line)) for n, line in enumerate(lines, 1) if line.strip()]
-        return [_known_row(place, *line) for place, line in enumerate(numbered)]
+        known = [_known_row(place, *line) for place, line in enumerate(numbered)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} has no known rewards: {type(error).__name__}: {error}.",
-            where=where,
-            todo='each line is {"row": {"prompt": "1+1="}, "text": "2", "reward": 1.0}',
-        ) from error
+        raise _no_known(path, f"{type(error).__name__}: {error}", where) from error
+    if not known:
+        raise _no_known(path, "it has no rows, so nothing would be checked", where)
+    return known
+
+
+def _no_known(path: str, why: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{path} has no known rewards: {why}.",
+        where=where,
+        todo='each line is {"row": {"prompt": "1+1="}, "text": "2", "reward": 1.0}',
+    )
 
 
 def _known_row(place: int, line: int, content: dict[str, Any]) -> KnownRow:
@@ -122,7 +129,10 @@ def _known_row(place: int, line: int, content: dict[str, Any]) -> KnownRow:
         status=FINISHED,
         columns={},
     )
-    return KnownRow(line=line, record=record, reward=float(content["reward"]))
+    reward = float(content["reward"])
+    if not math.isfinite(reward):
+        raise ValueError(f"line {line}: the reward is {reward}")
+    return KnownRow(line=line, record=record, reward=reward)
 
 
 async def check_known(name: str, path: str, rows: Sequence[KnownRow], ask: Ask) -> None:
