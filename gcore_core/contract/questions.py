@@ -17,7 +17,8 @@ class Question:
     seed: of the sampling.
     samples: how many answers are wanted.
     greedy: whether the likeliest token is taken each time.
-    about: (ordinal, sample) of the record it is asked for, so that the work can be planned.
+    about: (ordinal, sample) of the record it is asked for, so that the work can be planned; by
+        default it is asked for none.
     images: media that it shows, of ``ScoredRecord.refs``, behind the images of the prompt; they
         travel by reference.
     """

@@ -7,22 +7,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from gcore_core.contract.errors import ConfigError, DataError, RecordMismatch
+from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Header, Prompt, RecordScore
 from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_core.runtime.messages import RESTART_EXIT_CODE, ScoreRequest
+from gcore_core.runtime.messages import RESTART_EXIT_CODE, AnswerItem, AskRequest, ScoreRequest
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.checked_rewards import read_known
 from gcore_core.runtime.shells.overruns import Overruns
+from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
@@ -413,3 +416,49 @@ def test_a_file_of_known_rewards_that_checks_nothing_is_refused(
     known.write_text(content)
     with pytest.raises(ConfigError, match=why):
         read_known(str(known), "exact")
+
+
+class Judge:
+    """A replica of a role that answers every question with one token."""
+
+    name = "judge.0"
+
+    async def stream(
+        self, endpoint: Any, request: AskRequest, **_: Any
+    ) -> AsyncGenerator[list[AnswerItem], None]:
+        for question in request.questions:
+            yield [AnswerItem(question.index, 0, "yes", "finished", "", 1, 1)]
+
+
+async def test_answers_about_known_rows_are_measured_for_no_record(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Nobody asks for them: in a long run they would fill the scorer's memory."""
+    known = tmp_path / "known.jsonl"
+    known.write_text('{"row": {"prompt": "1+1="}, "text": "2", "reward": 1}\n')
+    judge: Any = Judge()
+    sampler = RoleSampler("judge", [judge], lambda: None)
+
+    class Asks:
+        async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
+            questions = [
+                Question(prompt=record.prompt, seed=0, about=(record.ordinal, record.sample))
+                for record in records
+            ]
+            await sampler.sample(questions)
+            return ones(records)
+
+    shell = bench.shell()
+    shell._scorers = [
+        NamedScorer(name="r", scorer=Asks(), timeout_s=60.0, known=str(known), sampler=sampler)
+    ]
+    reply = await bench.ask(shell)
+    assert [len(score.asked) for score in reply] == [1, 1]
+    assert not sampler._inquiries
+
+
+async def test_an_answer_about_no_record_is_not_measured() -> None:
+    judge: Any = Judge()
+    sampler = RoleSampler("judge", [judge], lambda: None)
+    await sampler.sample([Question(prompt=Prompt(row=0, text="?"), seed=0)])
+    assert not sampler._inquiries

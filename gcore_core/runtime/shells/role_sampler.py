@@ -22,6 +22,8 @@ from gcore_core.contract.records import Inquiry
 from gcore_core.runtime.messages import ASK, AskRequest, QuestionItem
 from gcore_core.runtime.rpc.retry import LOST, PATIENT
 
+_NO_RECORD = Question.about  # of a question that says of no record that it is about it
+
 
 @dataclass
 class _Sheet:
@@ -163,7 +165,8 @@ class RoleSampler:
                             0.0,
                         )
                         about = sheet.questions[item.index].about
-                        self._inquiries[about].append((inquiry, ended_s))
+                        if about != _NO_RECORD:
+                            self._inquiries[about].append((inquiry, ended_s))
                     self._progress()
         except (WorkerDied, DeadlineExceeded) as error:
             return error

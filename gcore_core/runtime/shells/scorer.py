@@ -333,7 +333,11 @@ class ScorerShell:
 
         async def ask(some: list[ScoredRecord]) -> list[Score] | None:
             keys = [Key(reward.name, "known", r.ordinal, r.sample, 0) for r in some]
-            return await self._ask_again(reward, some, keys)
+            answers = await self._ask_again(reward, some, keys)
+            if reward.sampler is not None:
+                for record in some:  # what was measured is of no record of a step
+                    reward.sampler.take_inquiries(record.ordinal, record.sample)
+            return answers
 
         await check_known(reward.name, reward.known, self._known[reward.name], ask)
 
