@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from gcore_core.contract.errors import ConfigError
 from gcore_core.runtime.process import addresses as module
 from gcore_core.runtime.process.addresses import assign, own_address
+from gcore_core.runtime.process.config import LocalConfig, MachinesConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts
 
 NODES = {"agent.0": ("10.0.0.1", "/tmp/a"), "agent.1": ("10.0.0.2", "/tmp/b")}
@@ -112,3 +114,23 @@ def test_a_host_whose_address_is_not_clear(
         own_address("node", facts("10.0.0.5", "192.168.0.5"), network)
     assert why in error.value.why
     assert "10.0.0.5, 192.168.0.5" in error.value.why
+
+
+@pytest.mark.parametrize("config", [LocalConfig, MachinesConfig])
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"port": 70000}, "port must be from 1024 to 65000"),
+        ({"port": 0}, "port must be from 1024 to 65000"),
+        ({"store_gib": math.inf}, "store_gib must be a positive number"),
+        ({"spill_after_s": math.nan}, "spill_after_s must be a number from 0 on"),
+        ({"spill_after_s": -1.0}, "spill_after_s must be a number from 0 on"),
+    ],
+)
+def test_settings_of_launchers_that_no_run_can_use_are_refused(
+    config: Any, settings: dict[str, Any], refused: str
+) -> None:
+    """By ``g-core check`` already: each ended a run with a traceback, or had generators wait."""
+    with pytest.raises(ValueError, match=refused):
+        config(**settings)
+    config(port=29400, store_gib=0.5, spill_after_s=0.0)

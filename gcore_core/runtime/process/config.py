@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 
 #: The least ``patience_s``: within it the kernel notices a silence, a lease expires and workers
@@ -33,10 +34,25 @@ class LocalConfig:
     lease_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if self.store_gib is not None and not self.store_gib > 0:
-            raise ValueError(f"store_gib must be positive, not {self.store_gib}")
+        if self.port is not None:
+            _check_port(self.port)
+        _check_store(self.store_gib, self.spill_after_s)
         if not self.lease_s > 0:
             raise ValueError(f"lease_s must be positive, not {self.lease_s}")
+
+
+def _check_port(port: int) -> None:
+    """Raises ValueError unless a row of ports may begin with it."""
+    if not 1024 <= port <= 65000:
+        raise ValueError(f"port must be from 1024 to 65000, not {port}")
+
+
+def _check_store(store_gib: float | None, spill_after_s: float) -> None:
+    """Raises ValueError for settings of the store that are none."""
+    if store_gib is not None and not 0 < store_gib < math.inf:
+        raise ValueError(f"store_gib must be a positive number, not {store_gib}")
+    if not 0 <= spill_after_s < math.inf:
+        raise ValueError(f"spill_after_s must be a number from 0 on, not {spill_after_s}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +93,11 @@ class MachinesConfig:
     leave_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if not 1024 <= self.port <= 65000:
-            raise ValueError(f"port must be from 1024 to 65000, not {self.port}")
+        _check_port(self.port)
+        _check_store(self.store_gib, self.spill_after_s)
         for network in (*self.private, *([self.address] if self.address else [])):
             ipaddress.ip_network(network, strict=False)
-        for name in ("devices", "store_gib", "start_s", "patience_s", "leave_s"):
+        for name in ("devices", "start_s", "patience_s", "leave_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, not {value}")
