@@ -5,10 +5,13 @@ ask.
 from __future__ import annotations
 
 import asyncio
+import math
 
+import msgspec
 import pytest
 
 from gcore_core.contract.errors import ContractError, DataError
+from gcore_core.runtime.messages import SumRequest
 from gcore_core.runtime.rpc.gathering import Gathering
 
 
@@ -115,3 +118,17 @@ async def test_abandoning_releases_waiting_members_and_keeps_results() -> None:
     with pytest.raises(ContractError, match="over"):
         await waiting
     assert await gathering.join("done", 0, "v", act) == "v+v"
+
+
+async def test_a_repeated_request_with_a_number_that_is_none_is_the_same() -> None:
+    """Such as a sum over shards, one of which has no finite loss; its reply may be lost."""
+
+    def request() -> SumRequest:  # as it comes twice over a socket
+        sent = msgspec.msgpack.encode(SumRequest("window:3/settled", 0, [1.0, math.nan]))
+        return msgspec.msgpack.decode(sent, type=SumRequest)
+
+    async def act(requests: list[SumRequest]) -> int:
+        return len(requests)
+
+    gathering = Gathering(1)
+    assert [await gathering.join("k", 0, request(), act) for _ in range(2)] == [1, 1]

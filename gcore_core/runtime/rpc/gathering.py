@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gcore_core.contract.errors import ContractError
+from gcore_core.runtime.rpc.service import encode
 
 Act = Callable[[list[Any]], Awaitable[Any]]
 
@@ -45,7 +46,7 @@ class Gathering:
             key, ({}, asyncio.get_running_loop().create_future())
         )
         if member in values:
-            if values[member] != value:
+            if not _is_same(values[member], value):
                 raise ContractError(
                     f"member {member} came twice with different values", where=str(key)
                 )
@@ -85,3 +86,8 @@ class Gathering:
         finished = [key for key, (_, result) in self._open.items() if result.done()]
         for key in finished[: max(0, len(finished) - self.keep)]:
             del self._open[key]
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """Whether a member came with the same value again; NaN is the same as NaN here."""
+    return bool(first == second or encode(first) == encode(second))
