@@ -106,27 +106,28 @@ def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
 def _build_index(file: FileIO, config: JsonLinesConfig, index: Path) -> None:
     """Writes the index to a temporary file beside it and renames that.
 
-    So several processes may do it at once: each of them makes the same file.
+    So several processes may do it at once: each of them makes the same file. Raises ConfigError
+    when it cannot be written.
     """
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=index.parent, prefix=index.stem)
+        try:
+            with open(descriptor, "wb") as out:
+                for offset in _offsets(file, config):
+                    out.write(_OFFSET.pack(offset))
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(temporary, index)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     except OSError as error:
         raise ConfigError(
             f"the index of {config.path} cannot be written: {error.strerror}",
             where=str(index.parent),
             todo="set data.config.index_dir or $G_CORE_CACHE to a directory that can",
         ) from error
-    try:
-        with open(descriptor, "wb") as out:
-            for offset in _offsets(file, config):
-                out.write(_OFFSET.pack(offset))
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, index)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _offsets(file: FileIO, config: JsonLinesConfig) -> Iterator[int]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,6 +194,19 @@ def test_an_index_that_cannot_be_written_says_what_to_set(write: Write, tmp_path
     with pytest.raises(ConfigError) as error:
         opened(write('{"prompt": "a"}\n'), index_dir=str(tmp_path / "a_file"))
     assert "data.config.index_dir or $G_CORE_CACHE" in message(error)
+
+
+def test_a_disk_that_is_full_of_an_index_says_what_to_set(
+    write: Write, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device") as error:
+        opened(write('{"prompt": "a"}\n'))
+    assert "data.config.index_dir or $G_CORE_CACHE" in message(error)
+    assert not list(cache.iterdir())
 
 
 def test_writing_into_a_file_in_use_is_detected(write: Write) -> None:
