@@ -103,6 +103,17 @@ def test_a_new_file_of_the_same_name_is_not_the_workers(make: Make, tmp_path: Pa
     assert names(tmp_path) == {"engine_a1", "moved"}
 
 
+def test_a_file_that_its_worker_has_removed_is_forgotten(make: Make, tmp_path: Path) -> None:
+    """Else what is known, and written down, would grow with all that an engine ever made."""
+    files = SharedFiles(tmp_path)
+    makers = {"rollout.0": make("engine_a")}
+    files.look(makers)
+    assert len(files.owned()) == 3
+    (tmp_path / "engine_a1").unlink()
+    files.look(makers)
+    assert {Path(file.path).name for file in files.owned()} == {"engine_a0", "engine_a2"}
+
+
 def test_somebody_elses_file_is_looked_at_only_a_few_times(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

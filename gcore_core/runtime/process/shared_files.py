@@ -60,6 +60,9 @@ class SharedFiles:
         if not patterns:
             return
         present = set(self._files(patterns))
+        # Engines make and remove files all the time: one that is gone, or whose name another file
+        # has by now, is nobody's.
+        self._owners = {file: name for file, name in self._owners.items() if file in present}
         unknown = present - self._foreign - self._owners.keys()
         self._looks = {file: self._looks.get(file, 0) + 1 for file in unknown}
         if unknown:
