@@ -132,3 +132,18 @@ async def test_a_repeated_request_with_a_number_that_is_none_is_the_same() -> No
 
     gathering = Gathering(1)
     assert [await gathering.join("k", 0, request(), act) for _ in range(2)] == [1, 1]
+
+
+async def test_a_result_that_came_late_is_remembered_as_long_as_any() -> None:
+    """Its key began before others that were finished long ago."""
+    gathering, slow, act = Gathering(1, keep=2), Action(), Action()
+    slow.gate.clear()
+    waiting = asyncio.ensure_future(gathering.join("slow", 0, "a", slow))
+    await asyncio.sleep(0)
+    for key in ("k1", "k2", "k3"):
+        await gathering.join(key, 0, key, act)
+    slow.gate.set()
+    assert await waiting == "a"
+    await gathering.join("k4", 0, "k4", act)
+    assert await gathering.join("slow", 0, "a", slow) == "a"
+    assert len(slow.runs) == 1

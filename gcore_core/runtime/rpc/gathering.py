@@ -32,7 +32,7 @@ class Gathering:
     def __init__(self, members: int, keep: int = 32) -> None:
         self.members = members
         self.keep = keep
-        # key -> (member -> its value, the result); those that began first come first.
+        # key -> (member -> its value, the result). Finished keys are in the order of their ends.
         self._open: OrderedDict[Any, tuple[dict[int, Any], asyncio.Future[Any]]] = OrderedDict()
 
     async def join(self, key: Any, member: int, value: Any, act: Act) -> Any:
@@ -54,15 +54,18 @@ class Gathering:
             values[member] = value
             if len(values) == self.members:
                 self._forget()
-                await self._run(values, result, act)
+                await self._run(key, values, result, act)
         return await asyncio.shield(result)
 
-    async def _run(self, values: dict[int, Any], result: asyncio.Future[Any], act: Act) -> None:
+    async def _run(
+        self, key: Any, values: dict[int, Any], result: asyncio.Future[Any], act: Act
+    ) -> None:
         task = asyncio.ensure_future(act([values[m] for m in range(self.members)]))
 
         def finish(done: asyncio.Future[Any]) -> None:
             if result.done():
                 return
+            self._open.move_to_end(key)
             if done.cancelled():
                 result.cancel()
             elif (error := done.exception()) is not None:
@@ -82,7 +85,7 @@ class Gathering:
                 result.exception()  # a member that went away must not leave a warning
 
     def _forget(self) -> None:
-        """Drops finished keys but for ``keep``, those that began first."""
+        """Drops finished keys but for ``keep``, those that finished first."""
         finished = [key for key, (_, result) in self._open.items() if result.done()]
         for key in finished[: max(0, len(finished) - self.keep)]:
             del self._open[key]
