@@ -138,8 +138,8 @@ def _known_row(place: int, line: int, content: dict[str, Any]) -> KnownRow:
 async def check_known(name: str, path: str, rows: Sequence[KnownRow], ask: Ask) -> None:
     """Asks a reward about known rows; raises RecordMismatch for the first that it scores otherwise.
 
-    A reward that fails on all of them, such as by a service that is down, says so in the status of
-    the step's own records.
+    Nothing is compared where the reward raises, or does not answer in time: that shows in the
+    status of the step's own records. A failure that it gives for a row is a wrong answer.
 
     path: of the file with the rows, for the error.
     """
