@@ -264,6 +264,11 @@ class Keeper:
                 weights_sha256=request.weights_sha256,
             )
             path = self._checkpoints.commit(request.step, facts)
+        except (CheckpointError, OSError) as error:
+            self._checkpoints.abandon(request.step)
+            self._note(str(error))
+            return None
+        try:
             self._checkpoints.keep(
                 Retention(
                     last=settings.last,
@@ -272,10 +277,8 @@ class Keeper:
                     best_is=settings.best_is,
                 )
             )
-        except (CheckpointError, OSError) as error:
-            self._checkpoints.abandon(request.step)
-            self._note(str(error))
-            return None
+        except OSError as error:
+            self._note(f"an earlier checkpoint cannot be removed, and stays: {error}")
         return path
 
 

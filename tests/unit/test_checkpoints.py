@@ -636,3 +636,27 @@ async def test_the_best_checkpoint_is_chosen_by_what_the_report_of_its_step_says
         "loss": 1.0,
         "reward": 0.9,
     }
+
+
+async def test_a_checkpoint_is_saved_although_an_earlier_one_cannot_be_removed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for it, such as an observer that copies it elsewhere, is told of it."""
+    settings = SimpleNamespace(roles={"policy": None}, checkpoint=job_settings.Checkpoint(last=1))
+    plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
+    notes: list[str] = []
+    saved: list[int] = []
+    keeper = Keeper(plan, run, notes.append, saved=lambda step, path: saved.append(step))
+
+    def refused(checkpoint: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(checkpoint))
+
+    monkeypatch.setattr(keeper._checkpoints, "_remove", refused)
+    call = Call(lambda: None)
+    for step in (1, 2):
+        place = await keeper.open(OpenCheckpoint(step), call)
+        (Path(place.path) / "weights").write_text("w")
+        await keeper.commit(CommitCheckpoint(step, {}, {}), call)
+    assert saved == [1, 2]
+    (note,) = notes
+    assert note.startswith("an earlier checkpoint cannot be removed") and "step-000001" in note
