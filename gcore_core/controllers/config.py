@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,8 +93,11 @@ class SyncConfig:
             raise ValueError(
                 "push_delta: always needs the package zstandard: pip install 'gcore-core[delta]'"
             )
-        if self.logprob_band is not None and not self.logprob_band > 0:
-            raise ValueError(f"logprob_band must be positive, not {self.logprob_band}")
+        if self.logprob_band is not None and not 0 < self.logprob_band < math.inf:
+            raise ValueError(
+                f"logprob_band must be positive and finite, not {self.logprob_band}: every step "
+                "compares the log-probs of generator and trainer"
+            )
         if not 0 <= self.failure_limit <= 1:
             raise ValueError(f"failure_limit must be from 0 to 1, not {self.failure_limit}")
 

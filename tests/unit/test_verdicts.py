@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import msgspec
@@ -95,6 +96,12 @@ def test_a_group_of_truncated_records_alone_teaches_nothing_when_they_are_masked
 def test_a_limit_of_failures_that_is_no_share_is_refused(limit: float) -> None:
     with pytest.raises(ValueError, match="failure_limit must be from 0 to 1"):
         SyncConfig(failure_limit=limit)
+
+
+@pytest.mark.parametrize("band", [math.inf, math.nan, 0.0, -1.0])
+def test_a_band_that_no_gap_could_leave_is_refused(band: float) -> None:
+    with pytest.raises(ValueError, match="logprob_band must be positive and finite"):
+        SyncConfig(logprob_band=band)
 
 
 FAILED_GROUP = Settled(0, [header(0, "no luck", exact="failed")], QUARANTINED, "reward_failed")

@@ -179,11 +179,11 @@ class GaeConfig:
 
 
 def _check_eps(eps: float) -> None:
-    if not eps >= 0:
+    if not 0 <= eps < math.inf:
         raise ConfigError(
-            f"{eps} is negative",
+            f"{eps} is negative" if eps < 0 else f"{eps} is no finite number",
             where="advantage.config.eps",
-            why="it is added to a standard deviation, and the sum must stay positive",
+            why="it is added to a standard deviation, and rewards are divided by the sum",
             todo="set eps to 0 or more",
         )
 

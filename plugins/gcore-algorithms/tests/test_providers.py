@@ -138,6 +138,7 @@ BAD = [
         "1 or more",
     ),
     ("grpo", {"eps": -1.0}, "advantage.config.eps: -1.0 is negative", "0 or more"),
+    ("grpo", {"eps": math.inf}, "advantage.config.eps: inf is no finite number", "0 or more"),
     ("gae", {"gamma": 1.5}, "advantage.config.gamma: 1.5 is not between 0 and 1", "set gamma"),
     ("gae", {"kl": -0.1}, "advantage.config.kl: -0.1 is no cost", "set kl to 0 or more"),
     ("gae", {"lam": -0.5}, "advantage.config.lam: -0.5 is not between 0 and 1", "set lam"),

@@ -63,7 +63,9 @@ class GeneratorSettings:
         )
         require(self.max_batch > 0, "max_batch", f"must be positive, is {self.max_batch}")
         require(
-            self.temperature >= 0, "temperature", f"must not be negative, is {self.temperature}"
+            0 <= self.temperature < math.inf,
+            "temperature",
+            f"must be a finite number of at least 0, is {self.temperature}",
         )
         require(0 < self.top_p <= 1, "top_p", f"must be in 0..1, is {self.top_p}")
         require(self.top_k >= 0, "top_k", f"must not be negative, is {self.top_k}")

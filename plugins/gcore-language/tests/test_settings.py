@@ -1,11 +1,11 @@
-"""Settings of a trainer are within their limits, or refused by their names."""
+"""Settings of trainers and generators are within their limits, or refused by their names."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from gcore_language.settings import TrainerSettings
+from gcore_language.settings import GeneratorSettings, TrainerSettings
 
 from gcore_core.contract.errors import ConfigError
 
@@ -24,3 +24,9 @@ from gcore_core.contract.errors import ConfigError
 def test_a_setting_beyond_its_limit_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainerSettings(**settings)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])
+def test_a_temperature_by_which_no_logits_can_be_divided_is_refused(temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature: must be a finite number of at least 0"):
+        GeneratorSettings(temperature=temperature)

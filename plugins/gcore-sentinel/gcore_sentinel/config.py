@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gcore_core.contract.errors import ConfigError
@@ -26,8 +27,8 @@ class SequentialConfig:
     """
 
     def __post_init__(self) -> None:
-        if not self.steps_to_false_alarm > 1:
+        if not 1 < self.steps_to_false_alarm < math.inf:
             raise ConfigError(
-                f"must be above 1, not {self.steps_to_false_alarm:g}.",
+                f"must be a finite number above 1, not {self.steps_to_false_alarm:g}.",
                 where="steps_to_false_alarm",
             )

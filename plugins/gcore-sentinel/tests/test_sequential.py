@@ -308,3 +308,9 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
         find(str(tmp_path / "t.json"), PAIR, {})
     with pytest.raises(ConfigError, match="cannot be read"):
         find(str(tmp_path / "absent.json"), PAIR, {})
+
+
+@pytest.mark.parametrize("steps", [1.0, float("nan"), float("inf")])
+def test_a_rate_of_alarms_at_which_none_is_ever_raised_is_refused(steps: float) -> None:
+    with pytest.raises(ConfigError, match="steps_to_false_alarm: must be a finite number above 1"):
+        SequentialConfig(steps_to_false_alarm=steps)

@@ -37,7 +37,7 @@ KNOWN = [
     ("setting", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens: must be positive, is 0"),
-        ({"temperature": -1.0}, r"temperature: must not be negative, is -1"),
+        ({"temperature": -1.0}, r"temperature: must be a finite number of at least 0, is -1"),
         ({"temperature": 0.001}, r"temperature: must be 0 or at least 0\.01, is 0\.001"),
         ({"top_p": 0.0}, r"top_p: must be in 0\.\.1"),
         ({"top_k": -1}, "top_k: must not be negative"),
