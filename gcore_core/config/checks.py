@@ -444,7 +444,7 @@ def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iter
         yield (
             f"objective: {provided['objective'].reference} does not correct for actions that older "
             f"weights sampled, and controller {controller.reference} trains on such actions; "
-            "choose an objective that corrects for them."
+            "choose an objective, or settings of it, with which the loss corrects for them."
         )
 
 

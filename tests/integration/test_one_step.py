@@ -141,8 +141,8 @@ def test_canaries_of_a_healthy_run_give_no_alarm(
             "fake",
             "run.steps=1",
             "objective: fake does not correct for actions that older weights sampled, and "
-            "controller one-step trains on such actions; choose an objective that corrects for "
-            "them.",
+            "controller one-step trains on such actions; choose an objective, or settings of "
+            "it, with which the loss corrects for them.",
         ),
         (
             "algorithms/ppo_clip",

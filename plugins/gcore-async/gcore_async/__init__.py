@@ -50,8 +50,9 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             "run, since the clock says when a push comes; set it to wait."
         )
     objective = (plan.get("objective") or {}).get("config") or {}
-    kind = (objective.get("correction") or {}).get("kind", "none")
-    if objective.get("old_logprobs") == "recompute" and kind == "none":
+    correction = objective.get("correction")  # the objectives of other plugins may have none
+    uncorrected = correction is not None and correction.get("kind") == "none"
+    if uncorrected and objective.get("old_logprobs") == "recompute":
         yield (
             "objective.config: recomputed log-probs alone do not correct for older weights; set "
             "objective.config.correction.kind: truncate, or old_logprobs: rollout."

@@ -1,0 +1,34 @@
+"""What is advised before a run starts names settings that the job's objective has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gcore_async import gcore_check
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_advised"),
+    [
+        ({"old_logprobs": "recompute", "correction": {"kind": "none"}}, True),
+        ({"old_logprobs": "recompute", "correction": {"kind": "truncate"}}, False),
+        ({"old_logprobs": "rollout", "correction": {"kind": "none"}}, False),
+        ({"old_logprobs": "recompute", "teacher_weight": 1.0}, False),
+        ({}, False),
+    ],
+    ids=["none", "corrected", "rollout", "a teacher's", "nothing"],
+)
+def test_a_correction_is_advised_for_objectives_that_have_one(
+    settings: dict[str, Any], is_advised: bool
+) -> None:
+    plan = {
+        "run": {"deterministic": False},
+        "controller": {"use": "async", "config": {}},
+        "placement": {"use": "core/even", "sleep_in_training": "auto"},
+        "objective": {"use": "any", "config": settings},
+    }
+    problems = list(gcore_check(plan))
+    assert ["objective.config.correction.kind" in problem for problem in problems] == (
+        [True] if is_advised else []
+    )
