@@ -32,7 +32,7 @@ _SCRIPT = """\
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1             # one join command a node; it starts all processes there
 {options}\
-#SBATCH --chdir={directory}
+#SBATCH {chdir}
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append              # a job that is requeued goes on in the same file
 #SBATCH --requeue                       # slurm may start it again, as when a node has failed
@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = _parser().parse_intermixed_args(words)
     plan = load_plan(args.file, [*args.overrides, *_launcher(args)])
     text = script(args, plan.name)
-    give(text, args.out, _PROG, f"submit it with: sbatch {args.out}")
+    give(text, args.out, _PROG, f"submit it with: sbatch {shlex.quote(str(args.out))}")
     return 0
 
 
@@ -134,9 +134,9 @@ def script(args: argparse.Namespace, name: str) -> str:
         job=shlex.quote(str(args.file)),
         n_nodes="one node" if args.nodes == 1 else f"{args.nodes} nodes",
         command=f"{_PROG} {shlex.quote(str(args.file))}",
-        script=args.out or "THIS-FILE",
+        script=shlex.quote(str(args.out)) if args.out else "THIS-FILE",
         name=name,
-        directory=os.getcwd(),
+        chdir=_as_one_word(f"--chdir={os.getcwd()}"),
         nodes=args.nodes,
         options="".join(f"#SBATCH {option}\n" for option in options),
         srun_options=srun_options,
@@ -146,6 +146,17 @@ def script(args: argparse.Namespace, name: str) -> str:
         join_port=args.join_port,
         overrides=overrides,
     )
+
+
+def _as_one_word(option: str) -> str:
+    """Quotes an option for a line ``#SBATCH`` where that is needed.
+
+    Slurm reads such a line by itself, with double quotes and backslashes as a shell does.
+    """
+    if shlex.quote(option) == option:
+        return option
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def give(text: str, path: Path | None, where: str, hint: str) -> None:

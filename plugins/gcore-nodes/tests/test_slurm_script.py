@@ -161,3 +161,20 @@ def test_a_job_that_cannot_run_is_told_before_it_is_queued(place: Path) -> None:
     with pytest.raises(ConfigError) as error:
         main([str(RECIPE), "--nodes=2", f"--out={place}/none/job.sbatch"])
     assert error.value.what == "the file cannot be written: No such file or directory"
+
+
+@pytest.mark.parametrize("name", ["my runs", 'a "b" \\ #c', "it's"])
+def test_a_directory_of_any_name_is_one_word_to_slurm(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = place / name
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    script = directory / "job.sbatch"
+    assert main([str(RECIPE), "--nodes=2", f"--python={place}/python", f"--out={script}"]) == 0
+    lines = script.read_text().splitlines()
+    words = [shlex.split(line)[1:] for line in lines if "--chdir" in line]
+    assert words == [[f"--chdir={directory}"]]
+    assert f"#   sbatch {shlex.quote(str(script))}" in lines
+    process = started(place, script, ENDS="0")
+    assert process.wait(60) == 0
