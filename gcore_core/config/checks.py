@@ -34,7 +34,7 @@ from gcore_core.contract.algorithms import LOGP_OF, ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
-from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvider
+from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
@@ -103,6 +103,7 @@ def run(
     problems += _sleeping_trainers(settings, provided)
     problems += _evaluated(settings, provided)
     problems += _named_rewards(settings, objects)
+    problems += _asked_alone(settings, provided)
     role_providers = _role_providers(plugins)
     columns = {
         name: given_columns(role_providers[name], objects.get(f"roles.{name}"))
@@ -500,6 +501,23 @@ def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterato
             yield (
                 f"{path}: reads the reward {name!r}, which the job does not have (it has: "
                 f"{present})."
+            )
+
+
+def _asked_alone(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """Only a reward that is a plain function of one record is asked for a score alone.
+
+    Of others that ask no model of the run, it is known when their worker has made them.
+    """
+    for name, reward in settings.rewards.items():
+        spec = provided[f"rewards.{name}"].spec
+        if not reward.alone_every or not isinstance(spec, RewardProvider):
+            continue
+        if spec.level == "group" or spec.asks:
+            sees = "asks a model" if spec.asks else "sees the records of a prompt together"
+            yield (
+                f"rewards.{name}.alone_every: {reward.use} {sees}; only a plain function of one "
+                "record is asked for a score alone. Leave it out."
             )
 
 

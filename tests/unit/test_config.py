@@ -545,6 +545,30 @@ def test_a_value_out_of_range_or_an_unmet_requirement_is_refused(
     assert message(job(), override).startswith(expected)
 
 
+def test_a_reward_that_is_no_function_of_one_record_is_not_asked_alone(
+    job: Job, installed: InstalledPlugins
+) -> None:
+    installed.add(
+        "many",
+        (
+            "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
+            "@hookimpl\ndef gcore_rewards():\n"
+            "    yield p.RewardProvider(name='group', summary='-', factory='a:B', level='group')\n"
+            "    yield p.RewardProvider(name='asks', summary='-', factory='a:B', asks=True)\n"
+        ),
+    )
+    together = ["rewards.length.use=many/group", "rewards.length.alone_every=4"]
+    assert message(job(), *together).startswith(
+        "rewards.length.alone_every: many/group sees the records of a prompt together; only"
+    )
+    asks = ["rewards.length.use=many/asks", "rewards.length.role=rollout"]
+    assert message(job(), *asks, "rewards.length.alone_every=4").startswith(
+        "rewards.length.alone_every: many/asks asks a model; only"
+    )
+    load_plan(job(), asks)
+    load_plan(job(), ["rewards.length.alone_every=4"])
+
+
 def test_no_role_has_a_name_of_the_core_s_own_processes(job: Job) -> None:
     text = message(job(), "roles.agent.use=fake", "rewards.length.role=agent")
     assert "roles.agent: processes of the core are named so" in text

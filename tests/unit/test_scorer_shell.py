@@ -368,6 +368,27 @@ async def test_a_score_is_asked_for_alone_only_where_the_job_says_so(bench: Benc
         await bench.ask(shell)
 
 
+async def test_a_coroutine_and_a_reward_of_groups_cannot_be_asked_alone(bench: Bench) -> None:
+    async def later(records: Sequence[ScoredRecord]) -> list[Score]:
+        return _lengths(records)
+
+    class Later:
+        score = staticmethod(later)
+
+    def shell(scorer: Any, of_groups: bool) -> ScorerShell:
+        reward = NamedScorer(
+            name="r", scorer=scorer, timeout_s=60.0, of_groups=of_groups, alone_every=1
+        )
+        reader = StoreReader(bench.directory, "node0", SECRET)
+        return ScorerShell([reward], {}, reader, ThreadCompute(), bench.given_up.append)
+
+    with pytest.raises(ConfigError, match=r"rewards\.r\.alone_every: .*(?s:.*)is a coroutine"):
+        shell(Later(), False)
+    with pytest.raises(ConfigError, match=r"rewards\.r\.alone_every: .*(?s:.*)records of a prompt"):
+        shell(Reward(_lengths), True)
+    shell(Reward(_lengths), False)
+
+
 async def test_a_known_reward_that_is_given_otherwise_ends_the_run(
     bench: Bench, tmp_path: Path
 ) -> None:

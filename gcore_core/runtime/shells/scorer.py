@@ -105,6 +105,8 @@ class ScorerShell:
         overruns: Overruns | None = None,
         providers: Mapping[str, str] | None = None,
     ) -> None:
+        for reward in scorers:
+            _check_alone_every(reward)
         self._scorers = scorers
         self._datasets = datasets
         self._store = store
@@ -303,13 +305,10 @@ class ScorerShell:
     ) -> None:
         """Asks for one score alone in every ``alone_every``-th call in which scores differ.
 
-        Only plain functions of one record are asked; see ``checked_rewards.check_alone``.
+        See ``checked_rewards.check_alone``.
         """
-        if not reward.alone_every or reward.of_groups:
-            return
-        function = reward.scorer.score
         # With equal scores nothing would differ, whatever their order.
-        if inspect.iscoroutinefunction(function) or len({score.value for score in scores}) < 2:
+        if not reward.alone_every or len({score.value for score in scores}) < 2:
             return
         number = self._calls[reward.name]
         self._calls[reward.name] += 1
@@ -320,7 +319,7 @@ class ScorerShell:
         async def ask(some: list[ScoredRecord]) -> list[Score] | None:
             return await self._ask_again(reward, some, [key_of[id(record)] for record in some])
 
-        await check_alone(reward.name, function, records, scores, ask)
+        await check_alone(reward.name, reward.scorer.score, records, scores, ask)
 
     async def _check_known(self, reward: NamedScorer) -> None:
         """Asks about the rows whose reward is known, now and then; see ``checked_rewards``."""
@@ -358,6 +357,24 @@ class ScorerShell:
             return None
         scores = list(answer) if isinstance(answer, Iterable) else answer
         return None if _problem(scores, len(records)) else cast("list[Score]", scores)
+
+
+def _check_alone_every(reward: NamedScorer) -> None:
+    """Raises ConfigError where a reward is to be asked alone that is no function of one record."""
+    if not reward.alone_every:
+        return
+    why = ""
+    if reward.of_groups:
+        why = "this one sees the records of a prompt together"
+    elif inspect.iscoroutinefunction(reward.scorer.score):
+        why = "this one is a coroutine, as those that ask judges or services are"
+    if why:
+        raise ConfigError(
+            "only a reward that is a plain function of one record is asked for a score alone.",
+            where=f"rewards.{reward.name}.alone_every",
+            why=why,
+            todo="leave it out",
+        )
 
 
 @contextlib.asynccontextmanager
