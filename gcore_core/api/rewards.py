@@ -15,6 +15,7 @@ from typing import Any
 
 from gcore_core.api.functions import file_of
 from gcore_core.api.rows import anchored
+from gcore_core.config.schema import NAME
 from gcore_core.contract.errors import ConfigError
 
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -55,6 +56,12 @@ def rewards_of(reward: Any, where: str = "reward") -> tuple[dict[str, Any], dict
                 todo=f'name them: {{"{name}": ..., "other": ...}}',
             )
         section[name], text = _one(name, item, where)
+        if not NAME.fullmatch(name):  # it names metrics, and a file
+            raise ConfigError(
+                f"{name!r} cannot name a reward.",
+                where=where,
+                todo="use letters, digits, '_' and '-', beginning with a letter",
+            )
         if text is not None:
             files[section[name]["config"]["path"]] = text.encode()
     if not section:

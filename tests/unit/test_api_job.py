@@ -282,6 +282,12 @@ def test_two_rewards_of_one_name_are_refused() -> None:
         rewards_of([right, right])
 
 
+@pytest.mark.parametrize("name", ["a/b", "../b", "a b", "1", ""])
+def test_a_name_that_no_metric_and_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot name a reward"):
+        rewards_of({name: right})
+
+
 class Frame:
     """Looks like a DataFrame."""
 
