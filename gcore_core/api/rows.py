@@ -6,6 +6,8 @@ of these libraries is imported here: whoever has such an object has imported it.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ def placed(path: str | Path) -> str:
 
 def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # a DataFrame
-        data = data.to_dict(orient="records")
+        data = map(_without_missing, data.to_dict(orient="records"))
     if not isinstance(data, Iterable):
         raise DataError(
             f"a value of type {type(data).__qualname__} holds no rows.",
@@ -81,6 +83,7 @@ def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
 
 def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
     try:
+        _require_numbers(msgspec.to_builtins(dict(row), enc_hook=_plain))
         return msgspec.json.encode(dict(row), enc_hook=_plain) + b"\n"
     except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise DataError(
@@ -88,6 +91,24 @@ def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
             where=where,
             todo="give texts, numbers, lists and mappings; write the path of a picture",
         ) from error
+
+
+def _without_missing(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of a DataFrame with None for NaN, by which pandas marks a missing value."""
+    return {name: None if _is_nan(value) else value for name, value in row.items()}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _require_numbers(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for NaN and infinities: JSON has neither, they would become null."""
+    for name, value in values.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ValueError(f"{name!r} holds NaN or an infinity") from None
 
 
 def _plain(value: Any) -> Any:

@@ -329,3 +329,19 @@ def test_a_row_that_no_json_can_hold_is_named(value: Any) -> None:
 def test_what_holds_no_rows_is_refused(data: Any) -> None:
     with pytest.raises(DataError):
         dataset_of(data, "rows.jsonl", "data")
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, [1.0, math.inf]])
+def test_a_number_that_json_lacks_is_refused_and_does_not_become_null(value: Any) -> None:
+    for odd in (value, {"inner": value}, np.array(value)):
+        with pytest.raises(DataError, match="row 1 .*'answer' holds NaN or an infinity"):
+            dataset_of([{"prompt": "1+1="}, {"prompt": "", "answer": odd}], "rows.jsonl", "data")
+
+
+def test_a_value_that_a_frame_lacks_is_null() -> None:
+    class Lacking(Frame):
+        def to_dict(self, orient: str) -> list[dict[str, Any]]:
+            return [{"prompt": "1+1=", "n": math.nan}]
+
+    _, files = dataset_of(Lacking(), "rows.jsonl", "data")
+    assert json.loads(files["rows.jsonl"]) == {"prompt": "1+1=", "n": None}
