@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
@@ -54,7 +55,8 @@ def diagnose_export(
         held = whole.to(sent.dtype)
         if not torch.equal(sent, held):
             differ.append(spec.name)
-            furthest = max(furthest, float((sent.float() - held.float()).abs().max()))
+            apart = (sent.float() - held.float()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+            furthest = max(furthest, float(apart.max()))
     if not differ:
         return []
     names = ", ".join(differ[:_NAMED])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +24,8 @@ class Progress:
 
     step: number of the step.
     terms: metric -> (value, weight) of each micro-batch.
-    gap: largest difference between rollout's and trainer's log-probs, in nats.
+    gap: largest difference between rollout's and trainer's log-probs, in nats; infinite
+        where one is no number.
     losses: normalised loss of each update.
     norms: gradient norm of each update.
     rates: learning rate of each update.
@@ -47,7 +49,9 @@ class Progress:
         logp: float32[A], the trainer's.
         """
         same = batch.columns["mask"] * batch.columns["fresh"]
-        gap = (logp - batch.columns["rollout_logp"]).abs() * same
+        gap = (logp - batch.columns["rollout_logp"]).abs().masked_fill(same == 0, 0.0)
+        # Python takes NaN for no larger than any number, and so for no gap.
+        gap = gap.nan_to_num(nan=math.inf, posinf=math.inf)
         self.gap = max(self.gap, float(gap.max()))
         count = float(same.sum())
         self.add("logprob_gap_mean", float(gap.sum()), count)

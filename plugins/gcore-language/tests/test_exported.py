@@ -37,3 +37,10 @@ def test_weights_of_before_an_update_are_told_as_such() -> None:
     assert "in 3 of 3 tensors" in finding.text and "before the last one" in finding.text
     (finding,) = diagnose_export(exported(before), held, 0.001)
     assert "before the last one" not in finding.text
+
+
+def test_weights_that_are_no_numbers_are_not_those_of_before_an_update() -> None:
+    held = weights()
+    broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in held.items()}
+    (finding,) = diagnose_export(exported(broken), held, 0.01)
+    assert "they are inf apart" in finding.text and "before the last one" not in finding.text
