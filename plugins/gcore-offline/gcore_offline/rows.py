@@ -15,12 +15,12 @@ pair's margin is its field ``margin``, or ``score_chosen`` - ``score_rejected``,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
@@ -34,6 +34,8 @@ EXAMPLE = "example"
 #: Names of an answer's field, and of its score.
 _COMPLETIONS = ("completion", "response", "answer")
 _SCORES = ("score", "label", "reward")
+#: Labels go to the trainer as float32.
+_LARGEST = float(np.finfo(np.float32).max)
 #: Where an answer begins in a dialogue that is written as one text (Anthropic's HH).
 _ASSISTANT = "\n\nAssistant:"
 
@@ -228,9 +230,11 @@ def _turns(value: Any, name: str, where: str) -> Turns:
 
 
 def _number(value: Any, name: str, where: str) -> float:
-    if isinstance(value, bool | int | float) and math.isfinite(value):
+    if isinstance(value, bool | int | float) and abs(value) <= _LARGEST:
         return float(value)
-    raise DataError(f"field {name!r} is {_shown(value)}, not a finite number", where=where)
+    raise DataError(
+        f"field {name!r} is {_shown(value)}, not a finite number of float32", where=where
+    )
 
 
 def _margin(values: Mapping[str, Any], where: str) -> float:
@@ -240,7 +244,8 @@ def _margin(values: Mapping[str, Any], where: str) -> float:
     if None in scores:
         return 0.0
     chosen = _number(scores[0], "score_chosen", where)
-    return chosen - _number(scores[1], "score_rejected", where)
+    margin = chosen - _number(scores[1], "score_rejected", where)
+    return _number(margin, "score_chosen - score_rejected", where)
 
 
 def _shown(value: Any) -> str:

@@ -95,6 +95,16 @@ def test_a_score_belongs_to_its_answer() -> None:
     assert example_of({"prompt": "a", "response": "b", "label": True}, "scores", "").label == 1
 
 
+@pytest.mark.parametrize("score", [10**400, -(10**400), 1e39, float("nan")])
+def test_a_score_that_no_float32_can_hold_is_refused(score: float) -> None:
+    row = {"prompt": "a", "completion": "b", "score": score}
+    with pytest.raises(DataError, match="field 'score' is .*, not a finite number of float32"):
+        example_of(row, "scores", "")
+    far = {"score_chosen": 3e38, "score_rejected": -3e38}
+    with pytest.raises(DataError, match="field 'score_chosen - score_rejected' is"):
+        example_of({"prompt": "a", "chosen": "b", "rejected": "c", **far}, "pairs", "")
+
+
 @pytest.mark.parametrize("answers", [1, 2])
 def test_rows_of_another_dataset_are_read_alike(answers: int) -> None:
     fields = {"chosen": "b", "rejected": "c"} if answers == 2 else {"completion": "b"}
@@ -124,6 +134,7 @@ def test_rows_of_another_dataset_are_read_alike(answers: int) -> None:
         ),
         ("scores", {"prompt": "a", "completion": "b"}, "in no format of this dataset"),
         ("scores", {"prompt": "a", "completion": "b", "score": "high"}, "not a finite number"),
+        ("scores", {"prompt": "a", "completion": "b", "score": 1e39}, "not a finite number"),
     ],
 )
 def test_a_row_of_no_format_is_refused_and_named(
