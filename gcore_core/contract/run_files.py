@@ -95,6 +95,8 @@ UPDATE_METRICS = (
     "logprob_gap_mean",
     "masked_share",
 )
+#: Begins the metrics that count an evaluation's failed answers, such as of "greedy" ones.
+EVALUATION_FAILED = "evaluation_failed/"
 #: Stages that have a digest in a row of metrics, in the order of a step.
 DIGESTS = ("generation", "rewarding", "preparation", "training", "weights")
 

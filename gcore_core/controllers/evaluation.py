@@ -5,15 +5,15 @@ Records are drawn greedily and at the training temperature, and scored by the sa
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gcore_core.contract.records import Header, Lease
+from gcore_core.contract.records import FAILED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window import Drawing, Round
-from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.window.ledger import Ledger, has_failed_reward
 from gcore_core.runtime.messages import GREEDY, SAMPLED
 from gcore_core.runtime.worker_settings import JobFacts
 
@@ -26,10 +26,13 @@ class Evaluated:
 
     sums: of what was evaluated, such as ``greedy/length`` and ``sampled/REWARD``.
     samples: a few records to show, by reference.
+    failed: way of drawing -> records that failed, or that a reward failed on; none where there is
+        none.
     """
 
     sums: Sums = field(default_factory=dict)
     samples: list[Header] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
 
 
 class Evaluates(Protocol):
@@ -103,7 +106,10 @@ class Evaluation:
             sums[f"{round_.purpose}/{name}"] = total + value, weight + 1
 
         for (header,) in ledger.complete():
-            add("length", header.n_actions)
+            if header.status == FAILED or has_failed_reward(header):
+                evaluated.failed[round_.purpose] += 1
+            if header.status != FAILED:
+                add("length", header.n_actions)
             for name, value in header.rewards.items():
                 add(name, value)
             if header.row < facts.evaluation.show:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gcore_core.contract.launching import Traffic
 from gcore_core.contract.records import TRUNCATED, Header, StepReport
-from gcore_core.contract.run_files import DIGESTS
+from gcore_core.contract.run_files import DIGESTS, EVALUATION_FAILED
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
 from gcore_core.runtime.messages import STEP_END, StepEnd
@@ -82,6 +82,7 @@ class Reporting:
             sums[f"reward/{name}"] = sum(values), float(len(values))
         shard_counts = {f"groups/{name}": float(value) for name, value in counts.items()}
         shard_counts |= Counter(f"groups/{verdict}" for verdict, _ in verdicts.values())
+        shard_counts |= _failed_of(evaluated)
         shard_counts |= {
             "actions": sums["length"][0],
             "controller/messages": float(self._before.messages - before.messages),
@@ -98,7 +99,7 @@ class Reporting:
         digests: Mapping[str, int] | None = None,
     ) -> None:
         """Reports the state before the first step: weights, and an evaluation if one was due."""
-        own_part = ShardReport({}, {}, *_of(evaluated), dict(digests or {}))
+        own_part = ShardReport({}, _failed_of(evaluated), *_of(evaluated), dict(digests or {}))
         await self.end(version, own_part, {}, {})
 
     async def end(
@@ -143,6 +144,11 @@ class Reporting:
 
 def _of(evaluated: Evaluated | None) -> tuple[Sums, list[Header]]:
     return (evaluated.sums, evaluated.samples) if evaluated else ({}, [])
+
+
+def _failed_of(evaluated: Evaluated | None) -> dict[str, float]:
+    failed = evaluated.failed if evaluated else {}
+    return {f"{EVALUATION_FAILED}{purpose}": float(count) for purpose, count in failed.items()}
 
 
 def _summed(parts: Sequence[Mapping[str, int]]) -> dict[str, str]:

@@ -524,11 +524,7 @@ class Supervisor:
                 self._job.directory, {"step": report.step, **request.ledger}
             )
         self._display.step(report)
-        for name, count in report.metrics.items():
-            if name.startswith("groups/dropped/"):
-                self._display.note(
-                    f"step {report.step}: {count:.0f} groups dropped: {name.rpartition('/')[2]}"
-                )
+        self._tell_failures(report)
         for note in request.notes:
             self._display.note(f"step {report.step}: {note}")
         if news is not None:
@@ -536,6 +532,18 @@ class Supervisor:
         if self._leaving is not None:
             await self._leaving.step_ended()
         await self._save_if_asked(site)
+
+    def _tell_failures(self, report: StepReport) -> None:
+        """Shows what a step or its evaluation leaves out of its means."""
+        for name, count in report.metrics.items():
+            what = name.rpartition("/")[2]
+            if name.startswith("groups/dropped/"):
+                self._display.note(f"step {report.step}: {count:.0f} groups dropped: {what}")
+            elif name.startswith(run_files.EVALUATION_FAILED):
+                self._display.note(
+                    f"step {report.step}: {count:.0f} {what} answers of the evaluation failed, or "
+                    "a reward failed on them; its means leave them out"
+                )
 
     def _count_machines(self, report: StepReport) -> None:
         """Adds how many machines are lost, have left and have come to the metrics."""
