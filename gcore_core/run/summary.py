@@ -105,7 +105,8 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
         f"{name} {facts.get('version', '?')}"
         for name, facts in run_files.read_lock(Path(run.directory)).items()
     ]
-    lines = [f"- {steps}", f"- {duration(wall_s)} wall time, {cpu_s:.0f} CPU seconds"]
+    since = " since then" if run.resumed_from else ""
+    lines = [f"- {steps}", f"- {duration(wall_s)} wall time, {cpu_s:.0f} CPU seconds{since}"]
     if plugins:
         lines.append(f"- plugins: {', '.join(plugins)}")
     if weights_sha256 := _final_weights_sha256(Path(run.directory)):

@@ -100,7 +100,8 @@ def test_the_summary_says_if_a_run_ended_early_or_was_resumed(run: RunFacts) -> 
     longer = RunFacts(name="digits", directory=run.directory, steps=60, config={}, resumed_from=1)
     assert (
         "- ended at step 2 of 60, resumed from step 1\n"
-        in summary.write(longer, 1.0, 1.0).read_text()
+        "- 1:15 wall time, 130 CPU seconds since then\n"
+        in summary.write(longer, 75.0, 130.0).read_text()
     )
 
 
