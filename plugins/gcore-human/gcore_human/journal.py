@@ -86,25 +86,39 @@ class Tail(Generic[T]):
         self._number = 0
 
     def new(self) -> Iterator[T]:
-        """Yields the new whole lines. Raises DataError, with its number, for one that is none."""
+        """Yields the new whole lines.
+
+        Raises DataError, with its number, for one that is none, and where what was read before is
+        no longer there. Asked again, it begins with that line.
+        """
         try:
             with self._path.open("rb") as file:
-                file.seek(self._offset)
+                file.seek(max(0, self._offset - 1))
                 content = file.read()
         except FileNotFoundError:
-            return
+            content = b""
+        if self._offset:
+            if not content.startswith(b"\n"):
+                raise DataError(
+                    "the file was shortened or written anew while it was read.",
+                    where=str(self._path),
+                    why="lines are only appended to it",
+                    todo="change it only while nothing reads it; then start again what does",
+                )
+            content = content[1:]
         for text in content.split(b"\n")[:-1]:
-            self._offset += len(text) + 1
-            self._number += 1
             try:
-                yield self._decoder.decode(text)
+                line = self._decoder.decode(text)
             except msgspec.MsgspecError as error:
                 raise DataError(
                     "a line cannot be read.",
-                    where=f"{self._path}:{self._number}",
+                    where=f"{self._path}:{self._number + 1}",
                     why=str(error),
                     todo="mend the line, or take it out",
                 ) from None
+            self._offset += len(text) + 1
+            self._number += 1
+            yield line
 
 
 def _open(path: Path) -> int:
