@@ -25,14 +25,18 @@ def host_memory(
 ) -> str:
     """Says in one sentence what stays in host memory; "" where nobody sleeps or nothing is kept.
 
-    models: role -> its ``model:`` mapping; a model's bytes are those of its safetensors files.
+    models: role -> its ``model:`` mapping; a model's bytes are those of its safetensors files, and
+        are not known where its path is no directory with such files, as for a name on the hub.
     host_bytes: the memory of a node; 0: as much as this machine has.
     Raises PlacementError when a node would have to keep more than it has.
     """
     host_bytes = host_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    bytes_by_node = _kept_bytes(plan, placed, models)
+    bytes_by_node, unknown = _kept_bytes(plan, placed, models)
+    besides = ""
+    if unknown:
+        besides = f"; of {', '.join(unknown)} it is not known: no safetensors files lie at its path"
     if not any(by_role.total() for by_role in bytes_by_node.values()):
-        return ""
+        return f"generators that sleep keep weights in host memory{besides}" if unknown else ""
     node, by_role = max(bytes_by_node.items(), key=lambda item: item[1].total())  # the fullest node
     place = placed.host(node)
     kept_gib = by_role.total() / GIB
@@ -51,24 +55,31 @@ def host_memory(
             role=by_role.most_common(1)[0][0],
         )
     return (
-        f"generators that sleep keep {kept_gib:.2f} of {host_gib:.2f} GiB of the memory of {place}"
+        f"generators that sleep keep {kept_gib:.2f} of {host_gib:.2f} GiB of the memory of "
+        f"{place}{besides}"
     )
 
 
 def _kept_bytes(
     plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Counter[str]]:
-    """Returns node -> the bytes that sleeping generators keep in its memory, by role."""
+) -> tuple[dict[str, Counter[str]], list[str]]:
+    """Returns node -> the bytes that sleeping generators keep in its memory, by role; and the roles
+    of which it is not known.
+    """
     node_of = {device.index: device.node for device in placed.window.devices}
     sleepers = placed.sleeps if placed.moves else placed.resting
     bytes_by_node: dict[str, Counter[str]] = {}
+    unknown = []
     for role, workers in placed.workers.items():
         if role not in sleepers or not keeps_weights(plan.objects[f"roles.{role}"]):
             continue
-        nbytes = _weights_bytes(models[role].get("path"))
+        path = models[role].get("path")
+        nbytes = _weights_bytes(path)
+        if path and not nbytes:
+            unknown.append(role)
         for devices in workers:
             bytes_by_node.setdefault(node_of[devices[0]], Counter())[role] += nbytes
-    return bytes_by_node
+    return bytes_by_node, unknown
 
 
 def _weights_bytes(path: str | None) -> int:

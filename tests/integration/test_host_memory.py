@@ -56,3 +56,18 @@ def test_generators_that_discard_weights_keep_none_on_the_host(
     discard = [f"roles.{role}.config.sleep=discard" for role in ("rollout", "judge")]
     plan = load_plan(RECIPE, [*DEVICES, *discard])
     assert host_memory(plan, place(plan, find_nodes(plan)), models, host_bytes=1) == ""
+
+
+def test_a_model_that_is_no_directory_here_is_told_and_not_counted_as_nothing(
+    models: dict[str, dict[str, str]],
+) -> None:
+    plan = load_plan(RECIPE, DEVICES)
+    placed = place(plan, find_nodes(plan))
+    hub = {**models, "judge": {"path": "some/judge"}}
+    told = host_memory(plan, placed, hub, host_bytes=64 << 30)
+    assert "GiB of the memory of this machine; of judge it is not known" in told
+    none = {**hub, "rollout": {"path": "some/policy"}}
+    told = host_memory(plan, placed, none, host_bytes=64 << 30)
+    assert told.startswith(
+        "generators that sleep keep weights in host memory; of rollout, judge it is not known"
+    )
