@@ -57,6 +57,7 @@ def run(words: list[str]) -> int:
     """
     args = _parser().parse_args(words)
     measured = measured_run(args.trace)
+    args.size = measured.size if args.size is None else args.size
     units = _units(args, measured)
     job = _job(args, measured)
     candidates = [
@@ -178,7 +179,7 @@ def _units(args: argparse.Namespace, measured: MeasuredRun) -> int:
     """Returns how many replicas or ranks fit on the devices."""
     if args.size < 1 or args.steps < 1 or args.shards < 1:
         raise ConfigError("must be at least 1.", where="--size, --steps, --shards")
-    devices = args.devices or (measured.ranks + measured.replicas) * args.size
+    devices = args.devices or measured.devices
     if devices // args.size < 2:
         raise ConfigError(
             f"{devices} devices make {devices // args.size} replicas of {args.size}, two units are "
@@ -251,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--devices", type=int, help="in all (those of the run)")
     parser.add_argument(
-        "--size", type=int, default=1, help="devices of a replica and of a rank (1)"
+        "--size", type=int, help="devices of a replica and of a rank (of a replica of the run)"
     )
     parser.add_argument("--ahead", type=int, help="steps of lead (of the run, or 1)")
     parser.add_argument("--age", type=int, help="bound of the age (of the run, or 4)")

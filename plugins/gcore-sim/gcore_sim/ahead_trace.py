@@ -31,6 +31,8 @@ from gcore_sim.ahead import GroupLengths, TrainerPace
 _KEPT = frozenset({"trained", "surplus"})
 #: Records by which the engine is fitted; the latest ones.
 _FITTED = 4096
+#: A metric of each rank of the trainer; a rank may have several devices.
+_OF_RANK = "cpu_seconds/policy."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,8 @@ class MeasuredRun:
     """Holds what was read from a run.
 
     prompts: groups that a step trained on, on average.
-    ranks, replicas: slots of trainer and generators.
+    devices: those of trainer and generators.
+    size: devices of a replica of the generators.
     groups: lengths, by ordinal.
     profile: of the engine of a replica.
     trainer: what training takes.
@@ -47,8 +50,8 @@ class MeasuredRun:
     """
 
     prompts: int
-    ranks: int
-    replicas: int
+    devices: int
+    size: int
     groups: Sequence[GroupLengths]
     profile: Profile
     trainer: TrainerPace
@@ -84,7 +87,9 @@ def measured_run(directory: Path) -> MeasuredRun:
     steps = steps[1:] or steps  # the first one also warms up
     config = read_config(directory)
     settings = dict(config["controller"].get("config") or {})
-    ranks = int(config["roles"]["policy"]["slots"])
+    slots = {role: int(config["roles"][role]["slots"]) for role in ("policy", "rollout")}
+    ranks = sum(name.startswith(_OF_RANK) for name in steps[-1]) or slots["policy"]
+    replicas = {record.replica for group in records.values() for record in group}
     ordered = [records[ordinal] for ordinal in sorted(records)]
     trained = [group for group in ordered if group[0].verdict == "trained"]
     tokens = statistics.mean(sum(r.n_prompt + r.n_actions for r in group) for group in trained)
@@ -94,8 +99,8 @@ def measured_run(directory: Path) -> MeasuredRun:
     )
     return MeasuredRun(
         prompts=max(1, round(prompts)),
-        ranks=ranks,
-        replicas=int(config["roles"]["rollout"]["slots"]),
+        devices=sum(slots.values()),
+        size=max(1, slots["rollout"] // len(replicas)),
         groups=[_lengths(group) for group in ordered],
         profile=_profile(
             [record for group in ordered for record in group],

@@ -231,6 +231,24 @@ def test_the_speed_of_the_engine_is_that_of_the_trace(
     )
 
 
+def test_a_run_whose_replicas_have_several_devices_has_no_more_devices_than_slots(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same run, each of whose ranks and replicas had four devices."""
+    plain = simulated(finished, capsys)["shared in turns"]
+    config = json.loads((finished / "config.yaml").read_text())
+    config["roles"] = {"policy": {"slots": 4 * RANKS}, "rollout": {"slots": 4 * REPLICAS}}
+    (finished / "config.yaml").write_text(json.dumps(config))
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["metrics"] |= {f"cpu_seconds/policy.{rank}": 1.0 for rank in range(RANKS)}
+    (finished / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for words in ([], ["--size", "4"]):
+        found = simulated(finished, capsys, *words)["shared in turns"]
+        assert found["trainer"] == 4 * (RANKS + REPLICAS)
+        assert found["seconds"] == plain["seconds"], "as many ranks, each as fast as it was"
+
+
 def test_the_command_prints_the_best_split(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
