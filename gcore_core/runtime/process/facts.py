@@ -7,8 +7,6 @@ of JSON, a ``MachineFacts``, and ends. Neither torch nor a plugin is imported.
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
 import shutil
 import socket
 import sys
@@ -23,8 +21,6 @@ from gcore_core.contract.placement import Device
 from gcore_core.runtime.process.devices import find_devices
 from gcore_core.runtime.process.spawn import SHARED_MEMORY
 
-_DRIVER = Path("/proc/driver/nvidia/gpus")
-_PCI = Path("/sys/bus/pci/devices")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 
@@ -33,30 +29,24 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what a machine says of itself.
 
     version: of gcore-core, in the interpreter that was asked.
-    python: version of that interpreter.
-    executable: its path.
+    executable: path of that interpreter.
     host: the machine's name.
     machine: identifies this start of the machine, together with its network; two containers of one
         host that have networks of their own differ.
     addresses: IPv4 and IPv6 addresses by which others may reach it; those of its own loopback and
         link-local ones are not among them.
     devices: its devices, numbered as the machine numbers them.
-    numa_nodes: for each device the NUMA node that it hangs on; -1 where nothing says so.
-    cores: CPU cores that a process may use.
     memory: directory of shared memory, or the one for temporary files where there is none.
     free_bytes: free there.
     temporary: directory for temporary files.
     """
 
     version: str
-    python: str
     executable: str
     host: str
     machine: str
     addresses: list[str]
     devices: list[Device]
-    numa_nodes: list[int]
-    cores: int
     memory: str
     free_bytes: int
     temporary: str
@@ -68,14 +58,11 @@ def machine_facts() -> MachineFacts:
     memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
     return MachineFacts(
         version=__version__,
-        python=platform.python_version(),
         executable=sys.executable,
         host=socket.gethostname(),
         machine=machine_identity(),
         addresses=_addresses(),
         devices=list(devices),
-        numa_nodes=_numa_nodes(devices),
-        cores=len(os.sched_getaffinity(0)),
         memory=str(memory),
         free_bytes=shutil.disk_usage(memory).free,
         temporary=tempfile.gettempdir(),
@@ -102,22 +89,6 @@ def _addresses() -> list[str]:
             if not address.address.startswith(("127.", "::1", "fe80:", "169.254.")):
                 found.append(address.address)
     return found
-
-
-def _numa_nodes(devices: tuple[Device, ...]) -> list[int]:
-    """Reads the NUMA node of each GPU, in the driver's order; -1 for any other device."""
-    buses: list[str] = []
-    if _DRIVER.is_dir():
-        buses = sorted(path.name.lower() for path in _DRIVER.iterdir())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    nodes = []
-    for device in devices:
-        number = -1
-        if device.kind == "cuda" and visible is None and device.index < len(buses):
-            with contextlib.suppress(OSError, ValueError):
-                number = int((_PCI / buses[device.index] / "numa_node").read_text())
-        nodes.append(number)
-    return nodes
 
 
 def main() -> None:

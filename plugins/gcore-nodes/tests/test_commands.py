@@ -99,8 +99,7 @@ def test_facts_come_from_all_hosts_in_order() -> None:
     first, second = ask(HERE, ["n1", "n2"], sys.executable)
     assert first.version == second.version == __version__
     assert first.machine == machine_identity()
-    assert first.cores >= 1 and first.devices
-    assert len(first.numa_nodes) == len(first.devices)
+    assert first.devices
 
 
 def test_facts_may_follow_what_a_login_prints(tmp_path: Path) -> None:
