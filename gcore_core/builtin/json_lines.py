@@ -23,6 +23,7 @@ from gcore_core.contract.rows import (
     prompt_from,
     read_again,
 )
+from gcore_core.runtime.cache import cache_root
 
 _OFFSET = struct.Struct("<q")
 
@@ -99,8 +100,7 @@ def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
     name = hashlib.blake2b(repr((key, checked)).encode(), digest_size=16).hexdigest()
     if config.index_dir:
         return Path(config.index_dir).expanduser() / f"{name}.offsets"
-    cache = os.environ.get("G_CORE_CACHE") or "~/.cache/g-core"
-    return Path(cache).expanduser() / "index" / f"{name}.offsets"
+    return cache_root() / "index" / f"{name}.offsets"
 
 
 def _build_index(file: FileIO, config: JsonLinesConfig, index: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gcore_core import __version__
+from gcore_core.runtime.cache import DEFAULT, VARIABLE
 
 if TYPE_CHECKING:
     from gcore_core.config.plugins import Plugins
@@ -88,7 +89,7 @@ def look() -> Iterator[Finding]:
     yield shared_memory()
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield sockets(tempfile.gettempdir())
-    yield cache("cache of G-Core", "G_CORE_CACHE", Path("~/.cache/g-core"))
+    yield cache("cache of G-Core", VARIABLE, DEFAULT)
     yield cache("cache of the hub", "HF_HOME", Path("~/.cache/huggingface"))
     yield from _plugins()
 

@@ -26,6 +26,7 @@ import msgspec
 
 from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError, DataError, GcoreError
+from gcore_core.runtime.cache import cache_root
 
 Progress = Callable[[float, str], None]
 
@@ -108,7 +109,7 @@ def _make_cache(cache_dir: Path) -> None:
 
 def models_cache() -> Path:
     """Returns where models that jobs make are kept: ``models`` in $G_CORE_CACHE, or the default."""
-    return Path(os.environ.get("G_CORE_CACHE") or "~/.cache/g-core").expanduser() / "models"
+    return cache_root() / "models"
 
 
 def find_made(make: Mapping[str, Any], cache_dir: Path) -> Path | None:

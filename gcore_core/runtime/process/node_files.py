@@ -27,6 +27,7 @@ from typing import BinaryIO
 import msgspec
 
 from gcore_core.contract.errors import DataError
+from gcore_core.runtime.cache import cache_root
 from gcore_core.runtime.messages import (
     HASH_FILES,
     HASH_PACKAGES,
@@ -83,8 +84,7 @@ class FileNotes:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        cache = Path(os.environ.get("G_CORE_CACHE") or "~/.cache/g-core").expanduser()
-        self._directory = directory or cache / "files"
+        self._directory = directory or cache_root() / "files"
 
     def read(self, path: Path) -> FileNote | None:
         """Returns what is noted of a file, whether or not it is still so."""

@@ -17,9 +17,10 @@ import msgspec
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
+from gcore_core.kits.cache import cache_root
 from gcore_data.config import HubConfig
 from gcore_data.formats import prompt_of
-from gcore_data.opening import cache_home, open_rows, where_of
+from gcore_data.opening import open_rows, where_of
 
 
 class Hub:
@@ -85,7 +86,7 @@ def _folder(config: HubConfig) -> Path:
 def _kept(content: bytes, suffix: str) -> Path:
     """Writes an image into the cache, unless it is there; its name is a hash of its content."""
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    place = cache_home() / "images" / digest[:2] / f"{digest}{suffix}"
+    place = cache_root() / "images" / digest[:2] / f"{digest}{suffix}"
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor, beside = tempfile.mkstemp(dir=place.parent, prefix=".writing-")

@@ -16,6 +16,7 @@ from datasets.exceptions import DatasetsError
 
 from gcore_core.contract.errors import DataError, did_you_mean
 from gcore_core.contract.rows import data_files_in, require_there
+from gcore_core.kits.cache import cache_root
 from gcore_data.config import FILE_SUFFIXES, HubConfig
 
 #: What ``datasets`` raises for what it cannot open: no such name, subset, split, file or format.
@@ -40,11 +41,6 @@ def where_of(config: HubConfig) -> str:
     """Returns what errors call the data set."""
     parts = [config.path, config.subset, config.split]
     return ", ".join(part for part in parts if part)
-
-
-def cache_home() -> Path:
-    """Returns the directory of what is kept between runs."""
-    return Path(os.environ.get("G_CORE_CACHE") or "~/.cache/g-core").expanduser()
 
 
 def _of_files(config: HubConfig) -> datasets.Dataset:
@@ -108,7 +104,7 @@ def _fetched(config: HubConfig) -> datasets.Dataset:
     They are written beside their place in the cache and then moved there, so that several
     processes may do it at once: whichever comes first counts.
     """
-    place = cache_home() / "data" / _key(config)
+    place = cache_root() / "data" / _key(config)
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(dir=place.parent, prefix=".fetching-"))
