@@ -28,6 +28,7 @@ from gcore_report.page.tokens import tokens
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from gcore_core.config.yaml_source import written
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, DataError
 from tests.support.page_runs import EVIL, write_run
@@ -240,6 +241,18 @@ def test_each_value_stands_with_its_origin(run: Run) -> None:
     rows = {key: (values, origins) for key, values, origins in configuration([run])["rows"]}
     assert rows["run.steps"] == (["40"], ["override 'run.steps=40'"])
     assert json.loads(rows["run.name"][0][0]) == EVIL
+
+
+def test_a_value_stands_as_it_was_set_and_not_as_it_was_written(tmp_path: Path) -> None:
+    """What is written escapes the ``${`` of a text, which would be looked up when it is read."""
+    directory = write_run(tmp_path / "run")
+    template = "${x} and \\${y}"
+    config = written({"run": {"steps": 4}, "rewards": {"r": {"config": {"template": template}}}})
+    (directory / run_files.CONFIG).write_text(config)
+    (run,) = open_runs([directory])
+    rows = {key: values for key, values, _ in configuration([run])["rows"]}
+    assert json.loads(rows["rewards.r.config.template"][0]) == template
+    assert run.steps == 4
 
 
 def test_a_run_of_an_earlier_version_says_that_origins_are_not_recorded(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
+from gcore_core.kits.runs import read_config
 
 Rows = list[dict[str, Any]]
 
@@ -36,11 +35,9 @@ class Run:
     def config(self) -> dict[str, Any]:
         """Returns the resolved configuration; empty where it cannot be read."""
         try:
-            text = (self.directory / run_files.CONFIG).read_text("utf-8")
+            return read_config(self.directory)
         except OSError:
             return {}
-        config = yaml.safe_load(text)
-        return config if isinstance(config, dict) else {}
 
     @property
     def steps(self) -> int:
