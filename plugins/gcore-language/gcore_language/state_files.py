@@ -53,7 +53,7 @@ def write_numbers(directory: Path, numbers: Mapping[str, Any], form: str = WHOLE
     try:
         file.write_text(json.dumps({"format": form, **numbers}), encoding="utf-8")
     except OSError as error:
-        raise _refused(file, error) from error
+        raise refused(file, error) from error
 
 
 def read_numbers(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -120,23 +120,22 @@ def save_state(
 
     Every rank calls it, because making a tensor whole may need all of them; one rank ``writes``.
 
-    Raises CheckpointError on the rank that writes, and only after the last tensor, so that the
-    other ranks are not left waiting for it.
+    Raises CheckpointError on a rank that could not write or not make ``directory``, and only after
+    the last tensor, so that the other ranks are not left waiting for it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     files = _Files(directory)
     for key, whole in parts:
         if writes:
             files.add(key, whole)
+    files.end()
     if writes:
-        files.end()
         write_numbers(directory, numbers)
 
 
 class _Files:
     """Writes tensors to files of limited size, one file after the other.
 
-    After a file that failed nothing more is written.
+    It makes their directory. After that or a file has failed, nothing more is written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -144,6 +143,10 @@ class _Files:
         self._count = 0
         self._tensors: dict[str, Tensor] = {}
         self._error: CheckpointError | None = None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._error = refused(directory, error)
 
     def add(self, key: str, whole: Tensor) -> None:
         if self._error is not None:
@@ -153,7 +156,7 @@ class _Files:
             self._write()
 
     def end(self) -> None:
-        """Writes the tensors that are left. Raises the first file's error, if one failed."""
+        """Writes the tensors that are left. Raises the first error, if there was one."""
         if self._tensors:
             self._write()
         if self._error is not None:
@@ -199,10 +202,10 @@ def write_tensors(
             if wrote is not None:
                 os.fsync(stream.fileno())
     except OSError as error:
-        raise _refused(file, error) from error
+        raise refused(file, error) from error
 
 
-def _refused(file: Path, error: OSError) -> CheckpointError:
+def refused(file: Path, error: OSError) -> CheckpointError:
     """Returns the error of a file that the system refuses to write."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return CheckpointError(

@@ -139,6 +139,24 @@ def test_a_full_disk_is_reported_after_every_rank_has_given_its_tensors(
     assert [path.name for path in tmp_path.iterdir()] == ["state-00000.safetensors"]
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_directory_that_cannot_be_made_is_reported_after_the_last_tensor(
+    writes: bool, tmp_path: Path
+) -> None:
+    """Also by a rank that writes nothing: it may be on another machine, with a disk of its own."""
+    (tmp_path / "file").touch()
+    gathered = []
+
+    def parts() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in "ab":
+            gathered.append(name)
+            yield f"weight/{name}", torch.ones(4)
+
+    with pytest.raises(CheckpointError, match="trainer state could not be written"):
+        save_state(tmp_path / "file" / "state", parts(), {}, writes=writes)
+    assert gathered == ["a", "b"]
+
+
 def test_numbers_that_a_full_disk_does_not_take_are_the_same_error(tmp_path: Path) -> None:
     (tmp_path / "state.json").symlink_to("/dev/full")
     with pytest.raises(
