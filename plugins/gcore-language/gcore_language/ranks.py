@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -112,7 +113,7 @@ class Ranks:
         Each sum is rounded once: it has the same bits however pairs are dealt to ranks. Ranks may
         have different names, so each sends its pairs as JSON, padded to the longest.
         """
-        everyone = [terms] if self.count == 1 else self._gather(terms if self.speaks else {})
+        everyone = [terms] if self.count == 1 else self.gather(terms if self.speaks else {})
         names = dict.fromkeys(name for part in everyone for name in part)
         pairs = {name: [pair for part in everyone for pair in part.get(name, [])] for name in names}
         return {
@@ -120,9 +121,11 @@ class Ranks:
             for name, rows in pairs.items()
         }
 
-    def _gather(self, terms: Terms) -> list[Terms]:
-        """Returns what each rank gave, in the order of ranks."""
-        encoded = np.frombuffer(json.dumps(terms).encode(), np.uint8)
+    def gather(self, value: Any) -> list[Any]:
+        """Returns what each rank gave, in the order of ranks: plain values, as JSON has them."""
+        if self.count == 1:
+            return [value]
+        encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
         longest = int(self.max([len(encoded)])[0])
         padded = torch.full((longest,), ord(" "), dtype=torch.uint8, device=self.device)
         padded[: len(encoded)] = torch.from_numpy(encoded.copy()).to(self.device)

@@ -6,6 +6,9 @@ forks; the fork of a worker, which has other threads, may hang.
 
 The JSON file is written last: a directory without it is no state.
 
+A rank that cannot write is an error on every rank (``gcore_language.agreed_saves``). Some files are
+written by rank 0 amid collectives of the library, which go on without them then.
+
 Megatron-Core's own files contain pickles. A caller opens a state only when it trusts the directory.
 """
 
@@ -16,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from gcore_language.agreed_saves import agreed, errors_put_off
 from gcore_language.prompts import first_lines
+from gcore_language.ranks import Ranks
 from gcore_language.saving import BackgroundWrite
 from gcore_language.state_files import read_numbers, write_numbers
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,10 +30,12 @@ from gcore_core.contract.errors import DataError
 from gcore_megatron.library import (
     CheckpointingException,
     FileSystemWriterAsync,
+    TorchCommonSaveStrategy,
     TorchDistLoadShardedStrategy,
     TorchDistSaveShardedStrategy,
     dist_checkpointing,
     filesystem_async,
+    serialization,
 )
 from gcore_megatron.model import PolicyModel
 
@@ -47,7 +53,7 @@ class PendingSave:
     def wait(self) -> None:
         """Waits until the state is whole. Every rank calls it, once.
 
-        Raises the error with which writing failed.
+        Raises CheckpointError on every rank when one of them could not write.
         """
         self._finish()
 
@@ -57,6 +63,7 @@ def begin_save(
     model: PolicyModel,
     optimizer: Any,
     numbers: dict[str, Any],
+    ranks: Ranks,
     progress: Callable[[], None],
 ) -> PendingSave:
     """Copies this rank's part of the state and starts to write the copy; every rank calls it.
@@ -64,30 +71,35 @@ def begin_save(
     An older state in the directory stops counting as one at once, since its JSON file is removed.
 
     progress: called while this rank waits for the writer.
+
+    Raises CheckpointError on every rank when one of them could not write.
     """
     shards = directory / _SHARDS
-    shards.mkdir(parents=True, exist_ok=True)
-    if dist.get_rank() == 0:
-        (directory / _NUMBERS).unlink(missing_ok=True)
-    dist.barrier()
+    with agreed(ranks, directory):
+        shards.mkdir(parents=True, exist_ok=True)
+        if ranks.rank == 0:
+            (directory / _NUMBERS).unlink(missing_ok=True)
     # give it a queue, because it would start a process to get one
     filesystem_async._results_queue = queue.SimpleQueue()
-    request = dist_checkpointing.save(
-        _sharded(model, optimizer, loading=False),
-        str(shards),
-        TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1),
-        async_sharded_save=True,
-    )
+    with agreed(ranks, directory), errors_put_off((TorchCommonSaveStrategy, "save_common")):
+        request = dist_checkpointing.save(
+            _sharded(model, optimizer, loading=False),
+            str(shards),
+            TorchDistSaveShardedStrategy("torch_dist", 1, thread_count=1),
+            async_sharded_save=True,
+        )
     writing = BackgroundWrite(_writer(request), progress)
 
     def finish() -> None:
-        writing.wait()
-        dist.barrier()
-        for finalize in request.finalize_fns:
-            finalize()
-        if dist.get_rank() == 0:
-            write_numbers(directory, numbers, "distributed")
-        dist.barrier()
+        with agreed(ranks, directory):
+            writing.wait()
+        last = (FileSystemWriterAsync, "finish"), (serialization, "save_config")
+        with agreed(ranks, directory), errors_put_off(*last):
+            for finalize in request.finalize_fns:
+                finalize()
+        with agreed(ranks, directory):
+            if ranks.rank == 0:
+                write_numbers(directory, numbers, "distributed")
 
     return PendingSave(finish)
 
@@ -122,10 +134,10 @@ def _writer(request: Any) -> Callable[[Callable[[], None]], None]:
                 transforms, place, file, outcome_queue, count_queue, use_fsync=True
             )
             _, outcomes[place] = outcome_queue.get()
+            if isinstance(outcomes[place], Exception):
+                raise outcomes[place]
             wrote()
-        failed = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
-        # Megatron-Core raises an error from here when all ranks are done
-        results.put(failed[0] if failed else outcomes)
+        results.put(outcomes)
 
     return write
 

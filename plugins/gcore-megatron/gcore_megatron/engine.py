@@ -406,7 +406,14 @@ class MegatronEngine:
         """
         if self._config.checkpoint == "whole":
             return save_whole(directory, self._pieces, self._state, numbers, self.ranks)
-        return begin_save(directory, self._model, self._optimizer, numbers, self._context.progress)
+        return begin_save(
+            directory,
+            self._model,
+            self._optimizer,
+            numbers,
+            self.ranks,
+            self._context.progress,
+        )
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
         """Saves the state; a trainer with other parallel sizes can load it."""

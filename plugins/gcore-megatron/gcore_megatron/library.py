@@ -10,8 +10,10 @@ from gcore_megatron import shim
 shim.install()
 
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import (
     TorchDistLoadShardedStrategy,
@@ -41,6 +43,7 @@ __all__ = [
     "FileSystemWriterAsync",
     "GPTModel",
     "OptimizerConfig",
+    "TorchCommonSaveStrategy",
     "TorchDistLoadShardedStrategy",
     "TorchDistSaveShardedStrategy",
     "TransformerBlockSubmodules",
@@ -55,5 +58,6 @@ __all__ = [
     "get_num_layers_to_build",
     "model_parallel_cuda_manual_seed",
     "parallel_state",
+    "serialization",
     "tensor_parallel",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gcore_language.agreed_saves import agreed
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts, save_state, take_steps
 from torch import Tensor
@@ -128,19 +129,20 @@ def save_whole(
 ) -> PendingSave:
     """Saves the state at once: rank 0 writes one tensor at a time.
 
-    Every rank calls it. ``wait`` of what it returns raises CheckpointError when writing failed.
+    Every rank calls it. When rank 0 could not write, ``wait`` of what it returns raises
+    CheckpointError on every rank.
     """
     steps = int(ranks.max([state.steps])[0])  # a replica may hold nothing
     counted = {piece.name: float(steps) for piece in pieces} if steps else {}
     parts = _parts(pieces, state, ("weight", *MOMENTS) if steps else ("weight",))
     failed: list[CheckpointError] = []
     try:
-        save_state(
-            directory, parts, {**numbers, "optimizer_steps": counted}, writes=ranks.rank == 0
-        )
+        with agreed(ranks, directory):
+            save_state(
+                directory, parts, {**numbers, "optimizer_steps": counted}, writes=ranks.rank == 0
+            )
     except CheckpointError as error:
         failed.append(error)
-    ranks.wait()
 
     def finish() -> None:
         if failed:
