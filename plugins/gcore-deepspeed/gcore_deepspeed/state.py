@@ -12,6 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from gcore_language.agreed_saves import agreed, errors_put_off
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import (
     load_numbers,
@@ -34,20 +35,18 @@ def save_whole(
 ) -> None:
     """Saves the state in the format of ``gcore_language.state_files``, one tensor at a time.
 
-    Every rank calls it. Raises CheckpointError on the rank that writes.
+    Every rank calls it. Raises CheckpointError on every rank when rank 0 could not write.
     """
     steps = optimizer.steps
     trained = [name for name, tensor in optimizer.tensors.items() if tensor.requires_grad]
     counted = dict.fromkeys(trained, float(steps)) if steps else {}
-    try:
+    with agreed(ranks, directory):
         save_state(
             directory,
             optimizer.parts(),
             {**numbers, "optimizer_steps": counted},
             writes=ranks.rank == 0,
         )
-    finally:
-        ranks.wait()
 
 
 def load_state(engine: Any, optimizer: OptimizerState, directory: Path) -> dict[str, Any]:
@@ -76,19 +75,21 @@ def save_universal(
     DeepSpeed first writes its own checkpoint, which is for this number of ranks. Rank 0 converts
     that to the universal one, which is for any number.
 
-    Raises OSError or CheckpointError on rank 0 when the disk refuses the conversion.
+    Raises CheckpointError on every rank when one of them could not write.
     """
     if not optimizer.steps:
         optimizer.prepare(0)  # DeepSpeed's conversion requires moments
-    directory.mkdir(parents=True, exist_ok=True)
-    engine.save_checkpoint(str(directory), tag=_OWN, save_latest=False)
-    ranks.wait()
-    try:
+    with agreed(ranks, directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    files = engine.checkpoint_engine
+    # DeepSpeed meets after each of these; rank 0 alone copies a script.
+    writes = (files, "makedirs"), (files, "save"), (engine, "_copy_recovery_script")
+    with agreed(ranks, directory), errors_put_off(*writes):
+        engine.save_checkpoint(str(directory), tag=_OWN, save_latest=False)
+    with agreed(ranks, directory):
         if ranks.rank == 0:
             _convert(directory)
             write_numbers(directory, {**numbers, "stage": optimizer.stage}, _UNIVERSAL)
-    finally:
-        ranks.wait()
 
 
 def _convert(directory: Path) -> None:

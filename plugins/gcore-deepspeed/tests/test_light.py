@@ -12,7 +12,7 @@ import pytest
 from gcore_deepspeed.arguments import check_engine, deepspeed_config, problems
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import CheckpointError, ConfigError
 
 ZERO = [
     "stage",
@@ -127,7 +127,7 @@ def test_settings_and_engine_arguments_merge_into_one_configuration() -> None:
     }
 
 
-def test_the_other_ranks_do_not_wait_for_a_conversion_that_failed(
+def test_every_rank_has_the_error_of_a_conversion_that_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
@@ -136,8 +136,14 @@ def test_the_other_ranks_do_not_wait_for_a_conversion_that_failed(
     def full(_: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    told = []
+
+    def gather(value: Any) -> list[Any]:
+        told.append(value)
+        return [value, None]
+
     monkeypatch.setattr(state, "_convert", full)
-    engine, optimizer, ranks = Mock(), Mock(steps=1), Mock(rank=0)
-    with pytest.raises(OSError, match="No space left"):
+    engine, optimizer, ranks = Mock(), Mock(steps=1), Mock(rank=0, gather=gather)
+    with pytest.raises(CheckpointError, match="No space left"):
         state.save_universal(engine, optimizer, tmp_path, {}, ranks)
-    assert ranks.wait.call_count == 2  # as often as the other ranks call it
+    assert [value is None for value in told] == [True, True, False]  # as often as the other ranks
