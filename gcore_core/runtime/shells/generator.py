@@ -8,6 +8,7 @@ sleep, wake   the engine's memory given back and taken  EngineDriver's lock
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import cast
@@ -18,13 +19,14 @@ from gcore_core.contract.generator import (
     ExplainsGaps,
     Finished,
     Generator,
+    Piece,
     SampleRequest,
     ScoresLogprobs,
     Sleeps,
 )
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
-from gcore_core.contract.records import Header, Lease
+from gcore_core.contract.records import Header, Lease, Prompt
 from gcore_core.contract.sampling import SamplingProgram
 from gcore_core.contract.sentinel import Finding
 from gcore_core.runtime.messages import (
@@ -245,12 +247,13 @@ class GeneratorShell:
     async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
         """Has the engine draw what neither runs nor is finished."""
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
+        # All are opened before any runs: one that cannot be opened, or a request that is cancelled
+        # meanwhile, must leave no sample that counts as running and that nobody draws.
+        opened = [
+            await self._opened(lease, dataset[lease.row], request.purpose) for lease in leases
+        ]
         requests = []
-        for lease in leases:
-            prompt = dataset[lease.row]
-            # Where answers grow, a draft is continued, and no prompt is made of it.
-            refined = {} if self._continued else await self._refined.of(lease, prompt)
-            pieces = await self._continued.of(lease) if request.purpose == TRAIN else {}
+        for lease, (prompt, refined, pieces) in zip(leases, opened, strict=True):
             samples = self._records.begin(lease, request.step)
             if not samples:
                 continue
@@ -267,4 +270,14 @@ class GeneratorShell:
                 )
                 for sample in samples
             ]
-        await self._engine.submit(requests)
+        if requests:  # they count as running, and others may wait for them: no cancellation ends it
+            await asyncio.shield(self._engine.submit(requests))
+
+    async def _opened(
+        self, lease: Lease, prompt: Prompt, purpose: str
+    ) -> tuple[Prompt, dict[int, Prompt], dict[int, Piece]]:
+        """Returns a lease's prompt, and by sample the prompts and pieces made of drafts."""
+        # Where answers grow, a draft is continued, and no prompt is made of it.
+        refined = {} if self._continued else await self._refined.of(lease, prompt)
+        pieces = await self._continued.of(lease) if purpose == TRAIN else {}
+        return prompt, refined, pieces

@@ -1,0 +1,86 @@
+"""A request that does not come to its end leaves no sample that counts as running undrawn."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WorkerDied
+from gcore_core.contract.job_settings import Run
+from gcore_core.contract.records import Lease
+from gcore_core.runtime.messages import TRAIN, GenerateRequest
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.testing import fake
+
+SECRET = b"s" * 32
+LIMIT_S = 5
+TWO_LEASES = [Lease(0, 0, 0, (0, 1)), Lease(1, 1, 0, (0, 1))]
+
+
+async def shell_of(directory: Path) -> GeneratorShell:
+    network = InlineNetwork()
+    spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
+    service = Service("agent.0")
+    SlabService(spec, SECRET).register(service)
+    await network.view("agent.0").serve("agent.0", service)
+    view = network.view("rollout.0")
+    writer = StoreWriter(directory, "agent.0", SECRET, view.peer("agent.0"), "rollout.0")
+    generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
+    dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
+    settings = GeneratorSettings(run=Run(), batch_s=0.0, trainers=["policy.0"])
+    datasets = {"train": dataset, "evaluation": dataset}
+    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, settings)
+    shell.register(Service("rollout.0"))
+    return shell
+
+
+async def drawn(shell: GeneratorShell) -> list[tuple[int, int]]:
+    request = GenerateRequest(0, 0, 0, TRAIN, TWO_LEASES, least=0)
+    async with asyncio.timeout(LIMIT_S):
+        parts = [part async for part in shell.generate(request, Call(lambda: None))]
+    return sorted(header.key for part in parts for header in part)
+
+
+ALL = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+async def test_a_lease_that_cannot_be_opened_leaves_none_before_it_running(tmp_path: Path) -> None:
+    """Such as one with a draft on a machine that is lost; it is asked again."""
+    shell = await shell_of(tmp_path)
+    opened = shell._refined.of
+    n_lost = 1
+
+    async def lost_once(lease: Lease, row: Any) -> Any:
+        nonlocal n_lost
+        if lease.ordinal == 1 and n_lost:
+            n_lost -= 1
+            raise WorkerDied("the node is lost", where="agent.1", process="agent.1")
+        return await opened(lease, row)
+
+    shell._refined.of = lost_once  # type: ignore[method-assign]
+    with pytest.raises(WorkerDied, match="the node is lost"):
+        await drawn(shell)
+    assert shell.owed() == 0
+    assert await drawn(shell) == ALL
+
+
+async def test_a_request_that_is_cancelled_while_the_engine_steps_is_drawn(tmp_path: Path) -> None:
+    """As when the connection to its controller ends. Another shard may wait for the same round."""
+    shell = await shell_of(tmp_path)
+    async with shell._engine.lock:  # as a step of the engine holds it
+        asked = asyncio.ensure_future(drawn(shell))
+        while not shell.owed() and not asked.done():
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.wait([asked])
+    assert await drawn(shell) == ALL
