@@ -232,6 +232,8 @@ class RunNewcomers:
                 )
             with contextlib.suppress(GcoreError):  # its processes for later are no matter of life
                 await agent.call(UP, Nothing())
+            if exiting.done():  # one has ended just after it came up
+                exiting.result()
         finally:
             self._coming = {}
             exiting.cancel()

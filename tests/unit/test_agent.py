@@ -108,3 +108,21 @@ async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for
     assert (killed.code, killed.restarted) == (-9, True)
     assert (ended.name, ended.pid, ended.restarted) == ("scorer.0", killed.pid, False)
     assert f"{python} cannot be started: No such file or directory" in ended.tail
+
+
+async def test_every_reader_of_exits_gets_all_of_them(tmp_path: Path) -> None:
+    """A newcomer's are read while it starts, and again when it has been taken in."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o700)
+    agent = make_agent(tmp_path)
+    call = Call(lambda: None)
+    await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), call)
+    for _ in range(2):
+        async with asyncio.timeout(30), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
+            ended = await anext(exits)
+        assert (ended.name, ended.code, ended.restarted) == ("scorer.0", 3, False)
+    await agent.clear(Nothing(), call)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
+            await anext(exits)

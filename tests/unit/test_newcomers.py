@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gcore_core.contract.errors import ConfigError, WorkerError
+from gcore_core.contract.errors import ConfigError, WorkerDied, WorkerError
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device, Window
 from gcore_core.controllers.config import SyncConfig
@@ -23,7 +25,7 @@ from gcore_core.run.initial_placement import Placed
 from gcore_core.run.jobs import Job
 from gcore_core.run.newcomers import Come, RunNewcomers, place_newcomer
 from gcore_core.run.preflight import check_pushes
-from gcore_core.runtime.messages import NewReplicas
+from gcore_core.runtime.messages import SPAWN, NewReplicas, WorkerExit
 from gcore_core.runtime.process.addresses import add_node, assign, remove_node
 from gcore_core.testing.faults import Faults
 from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate, violations
@@ -325,6 +327,41 @@ async def test_a_machine_on_which_nothing_starts_is_let_go_and_the_run_goes_on(t
     assert notes == ["broken has come and is not taken in: agent.2: its engine does not start"]
     assert machines.let == ["agent.2: its engine does not start"]
     assert machines.site.where == {"rollout.0": "agent.0", "rollout.1": "agent.1"}
+
+
+class StartingAgent:
+    """An agent whose workers all come up, and one of which ends when the agent is told so."""
+
+    def __init__(self, taking: RunNewcomers, *, ends: bool) -> None:
+        self.taking = taking
+        self.ends = ends
+        self.exits = asyncio.Queue[WorkerExit]()
+
+    async def stream(self, *_: Any) -> AsyncIterator[WorkerExit]:
+        while True:
+            yield await self.exits.get()
+
+    async def call(self, endpoint: Any, request: Any) -> None:
+        if endpoint is SPAWN:
+            self.taking.up("rollout.1")
+        elif self.ends:  # all are told to be up
+            self.exits.put_nowait(WorkerExit("rollout.1", 7, 1, False, "no memory"))
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_replica_that_ends_as_soon_as_it_is_up_keeps_its_machine_out(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking_in, "worker_specs", lambda job, site: [])
+    job: Any = None
+    deadlines = SimpleNamespace(seconds=lambda wait: 5.0)
+    site: Any = SimpleNamespace(nodes={}, network=SimpleNamespace(deadlines=deadlines))
+    taking = RunNewcomers(job, site, None, [], set(), lambda come: None, lambda line: None)
+    site.nodes["agent.1"] = SimpleNamespace(agent=StartingAgent(taking, ends=ends))
+    expected = pytest.raises(WorkerDied, match="ended with 1") if ends else nullcontext()
+    with expected:
+        await taking._start(job, "agent.1", ["rollout.1"])
 
 
 # -- jobs whose weights reach no other machine -----------------------------------------------------

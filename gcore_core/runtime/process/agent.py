@@ -142,6 +142,32 @@ def split_patience(patience_s: float) -> tuple[float, float]:
     return silence_s, lease_s
 
 
+class Exits:
+    """Keeps the ends of workers for whoever reads them.
+
+    Each reader gets all from the first one on. Rejected: a queue. What a reader took from it just
+    before it was cancelled, the next one never heard of.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[WorkerExit] = []
+        self._more = asyncio.Event()  # set when there is one more; then there is another event
+
+    def add(self, end: WorkerExit) -> None:
+        self._ends.append(end)
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def read(self) -> AsyncGenerator[WorkerExit, None]:
+        n_read = 0
+        while True:
+            more = self._more
+            while n_read < len(self._ends):
+                n_read += 1
+                yield self._ends[n_read - 1]
+            await more.wait()
+
+
 class Agent:
     """Starts and watches the workers of one node, and serves its slabs.
 
@@ -172,7 +198,7 @@ class Agent:
         self._record = Record(
             spec.record, (spec.store.directory, spec.meeting), is_remote=spec.is_remote
         )
-        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._exits = Exits()
         self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
         self._spares = Spares(self._record)
@@ -276,7 +302,7 @@ class Agent:
                 running = f"it was stopped for {stopped.result():g} s, twice run.patience_s"
             end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log), running)
             if not self.stopped.is_set():  # else the agent's own end is the news
-                self._exits.put_nowait(end)
+                self._exits.add(end)
             if not again:
                 return
             spec = msgspec.structs.replace(spec, restarted=True, ending=ending)
@@ -287,9 +313,7 @@ class Agent:
                 # Such as a machine without memory for one more process. Nobody called this task, so
                 # it is reported as the end of the worker, now for good.
                 log.error("%s", error)
-                self._exits.put_nowait(
-                    msgspec.structs.replace(end, restarted=False, tail=f"{error.what}")
-                )
+                self._exits.add(msgspec.structs.replace(end, restarted=False, tail=f"{error.what}"))
                 return
 
     async def _end_stopped(self, spec: WorkerSpec, process: Process) -> float:
@@ -329,9 +353,11 @@ class Agent:
             await asyncio.sleep(_LOOK_S)
 
     async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
-        """Streams the end of every worker, as it happens."""
-        while True:
-            yield await self._exits.get()
+        """Streams the end of every worker of the attempt: those before it at once, others as they
+        happen.
+        """
+        async for end in self._exits.read():
+            yield end
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
         """Measures what the agent and its workers use, without those that have just ended."""
@@ -422,7 +448,7 @@ class Agent:
                 names = ", ".join(self._workers) or "a worker that is being started"
                 raise WorkerError(f"{names} cannot be ended", where=self._spec.name)
             self._refuse_if_ending()  # meanwhile it was told to
-            self._exits = asyncio.Queue()  # the ends of these workers are no news
+            self._exits = Exits()  # the ends of these workers are no news
             for meeting in Path(self._spec.meeting).glob("meet-*"):
                 shutil.rmtree(meeting, ignore_errors=True)
             self._specs.clear()
