@@ -75,7 +75,8 @@ class LeavingNodes:
     is_up: asyncio.Event
     left: set[str] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)  # nodes that all controllers do without
-    _files: dict[str, Path] = field(default_factory=dict)  # node -> where its answer goes
+    # node -> where its answers go: one file for each of its names by which it is asked
+    _files: dict[str, set[Path]] = field(default_factory=dict)
     _freed: list[str] = field(default_factory=list)  # nodes that go when the step has ended
     _ending: set[asyncio.Future[None]] = field(default_factory=set)  # or they could be collected
 
@@ -134,7 +135,7 @@ class LeavingNodes:
             _answer(file, f"{file.name} does not leave: g-core run is there")
         else:
             _answer(file, f"{file.name} is asked to leave")
-            self._files[names[0]] = file
+            self._files.setdefault(names[0], set()).add(file)
             with contextlib.suppress(WorkerDied):
                 await self.site.nodes[names[0]].agent.call(LEAVE, Nothing())
 
@@ -190,8 +191,8 @@ class LeavingNodes:
 
     async def _say(self, node: str, line: str) -> None:
         self.note(line)
-        if node in self._files:
-            _answer(self._files[node], line)
+        for file in self._files.get(node, ()):
+            _answer(file, line)
         tell = self.site.nodes[node].tell
         if tell is not None:
             with contextlib.suppress(GcoreError, OSError):

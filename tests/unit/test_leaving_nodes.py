@@ -287,3 +287,16 @@ async def test_a_file_in_the_runs_directory_has_a_machine_asked(tmp_path: Path) 
         "host9": "host9 does not leave: the run has host0, host1, host2\n",
     }
     assert machines["agent.1"].calls[0][0] is LEAVE
+
+
+async def test_whoever_names_a_machine_in_another_way_is_answered_too(tmp_path: Path) -> None:
+    """By its host and by its node, at once."""
+    leaving, _, _, _ = _leaving(tmp_path, {**WHERE, "judge.0": "agent.1"})
+    (tmp_path / "leave").mkdir()
+    files = [tmp_path / "leave" / name for name in ("agent.1", "host1")]
+    for file in files:
+        file.touch()
+        await leaving._named(file)
+    await leaving.watch("agent.1")
+    why = "it has judge.0, and only generators can leave within a run"
+    assert [file.read_text() for file in files] == [f"host1 does not leave: {why}\n"] * 2
