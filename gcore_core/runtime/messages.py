@@ -119,9 +119,10 @@ class WakeReply(Message):
 
 
 class TrainerSlept(Message):
-    """Says how long a trainer's rank took, in seconds.
+    """Says how long a trainer's rank took, in seconds. Asked again, as after a reply that is lost,
+    one that sleeps says the same.
 
-    sleep_s: to give its memory back, now; 0.0 where it slept already.
+    sleep_s: to give its memory back.
     wake_s: to take it again after the sleep before; 0.0 where it has not done so.
     """
 

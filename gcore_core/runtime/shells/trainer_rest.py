@@ -26,12 +26,13 @@ class TrainerRest:
         self._compute = compute
         self._asleep = False
         self._wake_s = 0.0  # seconds that the wake since the latest sleep took
+        self._slept = TrainerSlept(0.0, 0.0)  # of the latest sleep
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
         return await self._compute(self._awake, work, args)
 
     async def sleep(self) -> TrainerSlept:
-        """Puts the backend to sleep; does nothing where it sleeps.
+        """Puts the backend to sleep. Where it sleeps, says again what it said then.
 
         Raises ContractError for a backend that cannot.
         """
@@ -49,10 +50,10 @@ class TrainerRest:
         if not isinstance(self._backend, SleepsInRollout):
             raise ContractError("this trainer cannot sleep.", where="placement.sleep_in_rollout")
         if self._asleep:
-            return TrainerSlept(0.0, self._wake_s)
+            return self._slept
         began_s = time.perf_counter()
         self._backend.sleep()
         self._asleep = True
-        slept = TrainerSlept(time.perf_counter() - began_s, self._wake_s)
+        self._slept = TrainerSlept(time.perf_counter() - began_s, self._wake_s)
         self._wake_s = 0.0
-        return slept
+        return self._slept

@@ -1,0 +1,32 @@
+"""A trainer's rank that sleeps while generators draw."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.shells.trainer_rest import TrainerRest
+
+
+class Sleeper:
+    """A backend whose sleep and wake take a while."""
+
+    def sleep(self) -> None:
+        time.sleep(0.01)
+
+    def wake(self) -> None:
+        time.sleep(0.01)
+
+
+async def test_a_sleep_that_is_asked_again_says_the_same_seconds() -> None:
+    """As after a reply that is lost: the step's metrics have the seconds all the same."""
+    backend: Any = Sleeper()
+    rest = TrainerRest(backend, ThreadCompute())
+    await rest.sleep()
+    await rest(lambda: None)
+    first = await rest.sleep()
+    assert first.sleep_s >= 0.01 and first.wake_s >= 0.01
+    assert await rest.sleep() == first
+    await rest(lambda: None)
+    assert await rest.sleep() != first
