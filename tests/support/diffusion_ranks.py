@@ -1,6 +1,6 @@
 """One rank of gcore-diffusion's trainer: two steps on records that are in WORK.
 
-``python -m tests.support.diffusion_ranks RANK RANKS MODEL WORK``, by test_ranks.py.
+``python -m tests.support.diffusion_ranks RANK RANKS MODEL WORK OBJECTIVE``, by test_ranks.py.
 """
 
 from __future__ import annotations
@@ -8,21 +8,29 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gcore_algorithms.config import PpoClipConfig
 from gcore_algorithms.objectives import PpoClip
-from gcore_diffusion.config import DiffusionTrainerConfig
+from gcore_diffusion.config import DiffusionTrainerConfig, NftConfig
+from gcore_diffusion.forward import Nft
 from gcore_diffusion.training import DiffusionTrainer
 from safetensors.numpy import load_file, save_file
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.trainer import TrainRecord
 
+OBJECTIVES: dict[str, Callable[[], Any]] = {
+    "ppo_clip": lambda: PpoClip(PpoClipConfig()),
+    "nft": lambda: Nft(NftConfig()),
+}
 
-def run(rank: int, ranks: int, model: Path, work: Path) -> None:
+
+def run(rank: int, ranks: int, model: Path, work: Path, objective: str) -> None:
     """Writes metrics-<ranks>.json and weights-<ranks>.safetensors."""
     held = load_file(work / "records.safetensors")
     count = 1 + max(int(key.split("/")[0]) for key in held)
@@ -41,7 +49,7 @@ def run(rank: int, ranks: int, model: Path, work: Path) -> None:
         ranks=ranks,
         rendezvous=str(work / "meet"),
         model={"path": str(model)},
-        parts={"objective": PpoClip(PpoClipConfig())},
+        parts={"objective": OBJECTIVES[objective]()},
     )
     trainer = DiffusionTrainer(
         DiffusionTrainerConfig(learning_rate=3e-3, eps=1e-3, kl_coefficient=0.1), context
@@ -62,5 +70,5 @@ def run(rank: int, ranks: int, model: Path, work: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
     os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds

@@ -6,7 +6,7 @@ drawn for a record's clean latent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,13 +109,14 @@ def forward_process(
     placed_records: Sequence[tuple[int, TrainRecord]],
     device: torch.device,
     draws: int,
-    random: np.random.Generator,
+    stream: Callable[[TrainRecord], np.random.Generator],
 ) -> Rows:
     """Draws ``draws`` noise levels for each record's clean latent, one row each.
 
     At noise level t, x = (1 - t) clean + t noise; the flow to predict is noise - clean.
 
     placed_records: (place among the prepared records, record) of each.
+    stream: returns the random stream of a record.
 
     Raises ContractError for a record without its condition, DataError for one without its clean
     latent.
@@ -125,8 +126,12 @@ def forward_process(
         device
     )
     clean = clean.repeat_interleave(draws, 0)
-    sigma = torch.from_numpy(random.random(len(clean), np.float32)).to(device)
-    noise = torch.from_numpy(random.standard_normal(tuple(clean.shape), np.float32)).to(device)
+    streams = [stream(record) for _, record in placed_records]
+    shape = (draws, *clean.shape[1:])
+    sigmas = [random.random(draws, np.float32) for random in streams]
+    noises = [random.standard_normal(shape, np.float32) for random in streams]
+    sigma = torch.from_numpy(np.concatenate(sigmas)).to(device)
+    noise = torch.from_numpy(np.concatenate(noises)).to(device)
     wide = sigma.view(-1, *[1] * (clean.dim() - 1))
     zeros = torch.zeros(len(clean), device=device)
     columns |= {

@@ -28,6 +28,7 @@ from torch import Tensor
 from gcore_core.contract.algorithms import AdaptsToSteps, Objective
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, WeightMismatch
+from gcore_core.contract.order import sample_seed
 from gcore_core.contract.trainer import TrainRecord
 from gcore_diffusion.conditions import from_array
 from gcore_diffusion.config import DiffusionTrainerConfig
@@ -97,14 +98,17 @@ class DiffusionTrainer(LanguageTrainer):
         """See ``LanguageTrainer.pack``: ``Rows`` of at most ``batch_records`` records."""
         config = self._diffusion
         device = self._denoising.device
-        # a stream for each version, so that a resumed run draws what an uninterrupted one draws
-        random = np.random.Generator(
-            np.random.Philox(key=[self._context.seed % 2**64, self.version])
-        )
+
+        # A stream for each record and version: so a record has the same noise on any rank and in
+        # any micro-batch, no two have the same, and a resumed run draws what an uninterrupted one
+        # draws. The second word is never 0, which is that of the generator's streams.
+        def stream(record: TrainRecord) -> np.random.Generator:
+            seed = sample_seed(self._context.seed, record.ordinal, 0, record.sample)
+            return np.random.Generator(np.random.Philox(key=[seed, self.version + 1]))
 
         def rows(placed_records: Sequence[Placed]) -> Rows:
             if self._is_forward:
-                return forward_process(placed_records, device, config.draws, random)
+                return forward_process(placed_records, device, config.draws, stream)
             return transitions(placed_records, device, config.guidance)
 
         # a record without actions teaches nothing

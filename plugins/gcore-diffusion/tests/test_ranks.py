@@ -13,8 +13,12 @@ from gcore_core.testing.runs import run_together
 from tests.support import diffusion_models as kit
 
 
-def test_two_ranks_train_as_one(tiny_dir: Path, tmp_path: Path) -> None:
-    """Unequal shares of the records: the same metrics and weights."""
+@pytest.mark.parametrize("objective", ["ppo_clip", "nft"])
+def test_two_ranks_train_as_one(objective: str, tiny_dir: Path, tmp_path: Path) -> None:
+    """Unequal shares of the records: the same metrics and weights.
+
+    The forward process draws noise for each record, whichever rank has it.
+    """
     (tmp_path / "meet").mkdir()
     records = kit.records_of(kit.sampled(kit.make_generator(tiny_dir), kit.make_requests(4, 3)))
     held = {
@@ -27,7 +31,7 @@ def test_two_ranks_train_as_one(tiny_dir: Path, tmp_path: Path) -> None:
     for ranks in (1, 2):
         run_together(
             [
-                [*program, str(rank), str(ranks), str(tiny_dir), str(tmp_path)]
+                [*program, str(rank), str(ranks), str(tiny_dir), str(tmp_path), objective]
                 for rank in range(ranks)
             ]
         )
