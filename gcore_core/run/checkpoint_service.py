@@ -147,6 +147,9 @@ class Keeper:
                 if headers and self._store is not None:
                     # At once: after the next step the store may no longer have them.
                     await carried_records.save(headers, self._store, path / SURPLUS)
+                if self._homecoming is not None:
+                    # An attempt that was lost in this save has left its parts on other disks.
+                    await self._homecoming.remove(path)
                 for role in self._trainers:
                     (path / role).mkdir()
                     if self._homecoming is not None:

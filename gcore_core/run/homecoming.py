@@ -354,12 +354,9 @@ class Homecoming:
 
         parts: directory of a part -> names of the processes that load it.
         """
-        disks_of = {part.absolute(): self._disks_of(names) for part, names in parts.items()}
-        if not any(disks_of.values()):
-            return
         await self.remove(self._directory / CHECKPOINTS)
-        for part, disks in disks_of.items():
-            await self._send_part(part, disks)
+        for part, names in parts.items():
+            await self._send_part(part.absolute(), self._disks_of(names))
 
     def _disks_of(self, processes: Iterable[str]) -> list[_Disk]:
         """Returns the disks, besides home's, that some processes see."""

@@ -17,7 +17,8 @@ from gcore_core.contract.errors import CheckpointError, ConfigError
 from gcore_core.run import homecoming as module
 from gcore_core.run.checkpoint_service import Keeper, Resumed
 from gcore_core.run.homecoming import MARKERS, Homecoming, same_disks
-from gcore_core.runtime.messages import READ_GROWN
+from gcore_core.runtime.messages import READ_GROWN, OpenCheckpoint
+from gcore_core.runtime.rpc.service import Call
 from tests.support.disks import DiskSite, disks
 
 APART = {"agent.0": "home", "agent.1": "one", "agent.2": "two"}
@@ -268,6 +269,39 @@ async def test_a_run_that_goes_on_sends_each_trainer_its_part(tmp_path: Path) ->
             assert files_below(run_on(site, "agent.2") / "checkpoints") == {
                 "step-000002/critic/weights"
             }
+
+
+async def test_parts_of_a_lost_attempt_stay_on_no_disk(tmp_path: Path) -> None:
+    """It was lost in its first save. Where there is no checkpoint, the run begins anew."""
+    plan: Any = SimpleNamespace(
+        settings=SimpleNamespace(
+            roles={"policy": None}, checkpoint=SimpleNamespace(allow_unsigned=False)
+        ),
+        provided={"roles.policy": SimpleNamespace(kind="trainer")},
+    )
+    with disks(tmp_path, APART, {"policy.0": "agent.0", "policy.1": "agent.1"}) as site:
+        home = run_on(site, "agent.0")
+        site.secret = b"s" * 32
+        site.nodes["agent.0"].store = tmp_path
+        partial = Path("checkpoints", "step-000003.partial", "policy")
+        stale = write(run_on(site, "agent.1") / partial / "state-00003", "of a third rank")
+        async with opened(site) as homecoming:
+            keeper = Keeper(plan, home, print)
+            await keeper.enter(site, None, 1, homecoming)  # type: ignore[arg-type]
+            place = await keeper.open(OpenCheckpoint(3), Call(lambda: None))
+            assert place.path == str(home / partial)
+            assert (run_on(site, "agent.1") / partial).is_dir() and not stale.exists()
+
+
+async def test_a_host_that_only_generates_now_keeps_no_part_of_before(tmp_path: Path) -> None:
+    with disks(tmp_path, APART, {"policy.0": "agent.0"}) as site:
+        home = run_on(site, "agent.0")
+        part = write(home / "checkpoints" / "step-000002" / "policy" / "weights", "").parent
+        stale = run_on(site, "agent.1") / "checkpoints" / "step-000003.partial"
+        async with opened(site) as homecoming:
+            write(stale / "policy" / "x", "")
+            await homecoming.send({part: ["policy.0"]})
+            assert not stale.exists() and (part / "weights").exists()
 
 
 def files_below(directory: Path) -> set[str]:
