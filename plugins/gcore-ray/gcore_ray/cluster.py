@@ -196,14 +196,18 @@ class Cluster:
     def _wanted(self, nodes: list[RayNode]) -> tuple[list[Bundle], str]:
         """Returns the bundles of all nodes that the run is to have, or why there can be none."""
         wish = self._wish
+        made, why = bundles(nodes, wish.nodes, wish.resources)
         if not wish.addresses:
-            return bundles(nodes, wish.nodes, wish.resources)
+            return made, why
         by_address = {node.address: node for node in nodes}
         for address in wish.addresses:
             if address not in by_address:
                 why = "Ray no longer has it, and the run was placed on it"
                 raise Refused(Failed("the machine is lost", why, where=address, is_lost=True))
-        return [pinned(by_address[one], wish.resources) for one in wish.addresses], ""
+        # The run was placed on what all bundles have alike, or on whole nodes.
+        are_alike = wish.nodes is not None or wish.resources
+        amounts = made[0] if made and are_alike else wish.resources
+        return [pinned(by_address[one], amounts) for one in wish.addresses], ""
 
     def _settles(self) -> bool:
         settle_s = self._wish.settle_s

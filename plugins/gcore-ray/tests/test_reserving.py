@@ -185,3 +185,15 @@ def test_a_machine_where_ray_was_started_again_is_one_node(
     (node,) = ray.nodes()
     monkeypatch.setattr(sys.modules["ray"], "nodes", lambda: [node, {**node, "NodeID": "new"}])
     assert [one.address for one in module.alive()] == ["10.0.0.1"]
+
+
+def test_a_placed_run_asks_for_what_it_was_placed_on(ray: FakeRay) -> None:
+    """Of two nodes that differ, each gives what the smaller one has, also when the site opens."""
+    ray.gpus = {"10.0.0.1": 8.0, "10.0.0.2": 4.0}
+    found, _ = reserve(wish(nodes=2))
+    placed, _ = reserve(wish(nodes=2, addresses=["10.0.0.1", "10.0.0.2"]))
+    assert found == [{"CPU": 4.0, "GPU": 4.0}] * 2
+    assert placed == [
+        {"CPU": 4.0, "GPU": 4.0, "node:10.0.0.1": 0.001},
+        {"CPU": 4.0, "GPU": 4.0, "node:10.0.0.2": 0.001},
+    ]
