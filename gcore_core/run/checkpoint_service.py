@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 
 from gcore_core.config.plan import Plan, learners
-from gcore_core.contract.errors import CheckpointError, DataError, GcoreError
+from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.records import Header, StepReport
+from gcore_core.contract.run_files import read_metrics
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
 from gcore_core.run.homecoming import Homecoming
@@ -67,6 +68,7 @@ class Keeper:
         saved: Callable[[int, str], None] = lambda step, path: None,
     ) -> None:
         self._plan = plan
+        self._directory = directory
         self._trainers = [POLICY, *learners(plan)]
         self._note = note
         self._hashed = hashed
@@ -81,6 +83,7 @@ class Keeper:
         self._begun: CommitCheckpoint | None = None
         #: Step -> its metrics and those of its evaluation; of the two latest that were reported.
         self._reported: dict[int, dict[str, float]] = {}
+        self._has_sought_best = False
 
     def register(self, service: Service) -> None:
         service.add(CARRIED, self.carried)
@@ -181,6 +184,29 @@ class Keeper:
             step: metrics for step, metrics in self._reported.items() if step == report.step - 1
         }
         self._reported[report.step] = report.metrics | report.evaluation
+        # The first report is that of the weights before any step.
+        if len(self._reported) == 2 and not self._has_sought_best:
+            self._has_sought_best = True
+            self._seek_best(report.step)
+
+    def _seek_best(self, step: int) -> None:
+        """Tells where no step up to this one has the metric ``checkpoint.best``.
+
+        Some metrics come later than with the first step, so that this ends no run.
+        """
+        best = self._plan.settings.checkpoint.best
+        if not best:
+            return
+        names = set[str]().union(*self._reported.values())
+        if best not in names:  # a run that was resumed may have evaluated long before
+            for row in read_metrics(self._directory):
+                names.update(row["metrics"], row["evaluation"])
+        if best not in names:
+            guess = did_you_mean(best, sorted(names))
+            self._note(
+                f"checkpoint.best: no step has a metric {best!r}{guess}, "
+                f"up to step {step}; until one has it, no checkpoint stays for being the best"
+            )
 
     async def begin(self, request: CommitCheckpoint, call: Call) -> Nothing:
         """Every rank has begun to save the step of the request."""

@@ -23,6 +23,7 @@ from gcore_core.contract.records import StepReport
 from gcore_core.run import checkpoints as module
 from gcore_core.run.checkpoint_service import Keeper, newest
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Retention
+from gcore_core.run.directory import MetricsFile
 from gcore_core.run.manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
 from gcore_core.runtime.messages import CommitCheckpoint, OpenCheckpoint
 from gcore_core.runtime.rpc.service import Call
@@ -660,3 +661,48 @@ async def test_a_checkpoint_is_saved_although_an_earlier_one_cannot_be_removed(
     assert saved == [1, 2]
     (note,) = notes
     assert note.startswith("an earlier checkpoint cannot be removed") and "step-000001" in note
+
+
+def keeper_of(run: Path, best: str, notes: list[str]) -> Keeper:
+    checkpoint = job_settings.Checkpoint(best=best)
+    settings = SimpleNamespace(roles={"policy": None}, checkpoint=checkpoint)
+    plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
+    return Keeper(plan, run, notes.append)
+
+
+def report(step: int, metrics: dict[str, float], **evaluation: float) -> StepReport:
+    return StepReport(step=step, version=step, metrics=metrics, evaluation=evaluation)
+
+
+def test_a_best_metric_that_no_step_has_is_told_once_after_the_first_step(run: Path) -> None:
+    notes: list[str] = []
+    keeper = keeper_of(run, "rewards", notes)
+    keeper.reported(report(0, {"memory": 1.0}))
+    assert notes == []
+    for step in (1, 2, 3):
+        keeper.reported(report(step, {"loss": 1.0, "reward": 0.5}))
+    (note,) = notes
+    assert note.startswith(
+        "checkpoint.best: no step has a metric 'rewards' (did you mean 'reward'?), up to step 1; "
+    )
+
+
+@pytest.mark.parametrize("best", ["", "reward", "exact"])
+def test_a_best_metric_that_a_step_or_its_evaluation_has_is_not_told(run: Path, best: str) -> None:
+    notes: list[str] = []
+    keeper = keeper_of(run, best, notes)
+    keeper.reported(report(0, {}, exact=0.1))
+    for step in (1, 2, 3):
+        keeper.reported(report(step, {"loss": 1.0, "reward": 0.5}))
+    assert notes == []
+
+
+def test_a_best_metric_that_an_earlier_attempt_evaluated_is_not_told(run: Path) -> None:
+    notes: list[str] = []
+    metrics = MetricsFile(run)
+    metrics.append(report(0, {}, exact=0.1))
+    metrics.close()
+    resumed = keeper_of(run, "exact", notes)
+    for step in (5, 6):
+        resumed.reported(report(step, {"loss": 1.0}))
+    assert notes == []
