@@ -138,13 +138,19 @@ class Record:
 
 
 def clear_up(path: Path) -> int:
-    """Ends the processes that a lost agent has left, removes their files and directories, and then
-    its record. Returns 0.
+    """Ends what a lost agent has left: its processes, then their files, then its record.
 
-    Nothing happens where there is no record, and while the supervisor that it belongs to lives and
-    is not this process: then its pid is returned. A process is killed only if it is still the one
-    that was written down. When the machine was started anew since, its processes are gone, and only
-    the record is removed.
+    A process is killed only if it is still the one that was written down. Where the machine was
+    started anew since, its processes are gone, and only the record is removed.
+
+    path: of the agent's record.
+
+    Returns 0, or the pid of a supervisor:
+
+        there is no record, or none that can be read    0: there is nothing to clear up
+        its supervisor lives, and is another process    its pid: the run goes on, so nothing was
+                                                        touched
+        else                                            0: all is cleared up
     """
     try:
         contents = msgspec.json.decode(path.read_bytes(), type=_Contents)
