@@ -1,6 +1,20 @@
 """Asks the placement policy, before each step, which replicas are awake; only the lead does.
 
-The decision is then carried out. The decision, and later its outcome, go to the journal.
+The decision is then carried out. The decision, and later its outcome, go to the journal. What the
+lead does for step n:
+
+    before the rollout    decide   asks the policy; replicas wake and go to sleep
+    in the rollout        turn     in mode "colocated" only: the cells go to the judges, and back
+                          rescue   at each look of ``Window``: is a judge without any replica?
+    before step n + 1     decide   first writes what the decision for step n came to: its *outcome*
+
+A decision speaks of cells, and this module of replicas, by their numbers. For example, the policy
+and a judge each have replicas 0 to 3, of one device each, and replica i of both is on device i. A
+decision that gives the policy the cells of devices 0 to 2, and the judge that of device 3, makes
+
+    {"rollout": [0, 1, 2], "judge": [3]}
+
+the *serving* replicas: the judge's 0 to 2 sleep, and so does the policy's 3.
 """
 
 from __future__ import annotations
@@ -102,6 +116,7 @@ class Mover:
         roles: generator role that moves -> the numbers of all its replicas.
         """
         assert context.facts.placement is not None and context.placement is not None
+        # What never changes. Engines: role -> the indexes of all its devices.
         self._facts = context.facts.placement
         self._policy = context.placement
         self._sleepers = sleepers
@@ -110,13 +125,15 @@ class Mover:
             for role, replicas in self._facts.engines.items()
         }
         self._devices = {device.index: device for device in self._facts.devices}
-        self._decision: Decision | None = None
+        # What goes on from step to step, and in a resumed run.
+        self._decision: Decision | None = None  # the latest; None before the first
         saved = context.facts.state.get("placement", {})
         self._saved_state: Mapping[str, Any] = saved.get("policy", {})
         self._outcomes = msgspec.convert(saved.get("outcomes", []), list[Outcome])
-        self._step = 0
+        self._step = 0  # the step of the latest decision
+        # Seconds of the latest change of roles, as the policy sees them; None before the first.
         self._switch_s: float | None = None
-        # Seconds spent on changes of roles: before the step begins, and within it.
+        # Seconds spent on changes of roles for the latest decision: before the step, and within it.
         self._boundary_s = self._turns_s = 0.0
         # What an earlier run has fitted is a better guess than the roofline of another model.
         directory = self._facts.directory
@@ -124,9 +141,11 @@ class Mover:
         self._profiles = self._priors | msgspec.convert(
             saved.get("profiles", {}), dict[str, Profile]
         )
+        # role -> what was measured of its engines.
         self._fits = msgspec.convert(saved.get("fits", {}), dict[str, EngineFit])
         self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
         self.metrics: dict[str, float] = {}
+        # Who is awake, since the latest decision.
         # The replicas that the decision wants awake, less lost ones: role -> their numbers.
         self._serving = {role: list(numbers) for role, numbers in roles.items()}
         self._served: dict[str, list[int]] = {}  # likewise, at any time of the rollout
@@ -145,27 +164,31 @@ class Mover:
         last: the measurements of the step before; the policy sees them.
         """
         began_s = time.perf_counter()
+        # First: what the latest decision came to, and what its rollout says about the engines.
         latest = self._decision
         was_measured = latest is not None and bool(last.measured)
         # The order matters: the outcome of the latest decision is part of what the policy sees.
         if latest is not None and was_measured:
             self._note_outcome(latest, last)
         self._learn(last)
+        # Second: the policy is asked.
         partition = None if latest is None else latest.partition
         window = self._make_window(step, last)
         decision = ask_policy(self._policy, self._facts.provider, partition, window, self._engines)
         decided_s = time.perf_counter() - began_s
+        # Third: both are written down.
         # This must precede the resets below: it reads which replicas served, how many moved and how
         # long that took. It must follow the policy's answer, whose seconds count as monitoring.
         if was_measured:
             self._record_outcome(last, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
+        # Fourth: the new decision is carried out.
         # Only lost replicas are asked whether they are back. That another one is lost is found by
         # ``rescue``, when a judge needs it: to ask all before each step would hold every step up.
         self._sleepers.lost = await self._sleepers.find_lost(self._sleepers.lost)
         self._step = step
         self._decision = self._replace_if_starving(step, decision)
-        self._sleepers.moved = 0
+        self._sleepers.moved = 0  # it is counted anew for each decision, as is what follows
         self._failed_looks = 0
         self._turns_s = 0.0
         self._served = {}
@@ -233,6 +256,7 @@ class Mover:
         for role, replica in sorted(lost):
             if role in lost_devices:
                 lost_devices[role] += engines[role][replica]
+        # A rescue sees who is lost, and no measurements: within a rollout there are none yet.
         window = replace(self._make_window(step, Last()), starving=starving, lost=lost_devices)
         replacement = self._policy.rescue(decision.partition, window)
         if replacement is None:
@@ -354,7 +378,10 @@ class Mover:
         )  # a policy's numbers may be numpy's
 
     def _note_outcome(self, decision: Decision, last: Last) -> None:
-        """Adds the outcome of the latest decision to those that the policy sees."""
+        """Adds the outcome of the latest decision to those that the policy sees.
+
+        The journal's line of it is written later, by ``_record_outcome``.
+        """
         work = float(sum(requests.actions.sum() for requests in last.measured.values()))
         candidate = decision.chosen
         expected_s = decision.predicted_s.get(decision.chosen)
@@ -365,7 +392,7 @@ class Mover:
             measured_s=last.rollout_s,
             work=work,
         )
-        self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]
+        self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]  # the latest, with this one
 
     def _record_outcome(self, last: Last, monitoring_s: float) -> None:
         """Writes the outcome of the latest decision to the journal and into the metrics."""
