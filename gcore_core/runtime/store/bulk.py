@@ -5,6 +5,14 @@ what arrives goes straight into the memory where it will be read, and the event 
 a piece of it. A large content comes in parts over several connections at once. When a connection
 breaks, its part goes on from the byte where it was.
 
+The module has four sections:
+
+    what can be read     messages that name a content, and ``Region``, which says where it lies
+    one connection       ``_Line``: proofs, messages, content and their tags; both sides use it
+    the sending side     ``BulkServer``: a thread for each connection
+    the receiving side   ``BulkClient``: a ``_Source`` for each node, with a ``_Stream`` for each
+                         connection to it; a ``_Read`` for each content, cut into ``_Part``s
+
 A connection, step by step:
 
     server -> client   32 random bytes
@@ -224,6 +232,12 @@ def _content_mac(key: bytes) -> AESGCM:
 class _Tags:
     """Makes the tags of one direction of a connection, in order.
 
+    Sender and receiver each have one. Both count alike, so the n-th tag of the one is compared with
+    the n-th of the other.
+
+    secret: of the run.
+    nonces: the random bytes of the server, then those of the client.
+    direction: who sends, ``b"server"`` or ``b"client"``.
     is_plain: whether content has tags, too.
     """
 
@@ -239,15 +253,18 @@ class _Tags:
         self._n_made = 0  # of both kinds, so that no number comes again
 
     def next(self, message: bytes) -> bytes:
+        """Returns the tag of the next message."""
         hashed = hashlib.blake2b(self._count(8), key=self._key, digest_size=_TAG_BYTES)
         hashed.update(message)
         return hashed.digest()
 
     def next_of_content(self, piece: memoryview) -> bytes:
+        """Returns the tag of the next piece of content."""
         assert self._mac is not None
         return self._mac.encrypt(self._count(_GCM_NONCE_BYTES), b"", piece)
 
     def _count(self, nbytes: int) -> bytes:
+        """Returns the number of the next tag, which is also the nonce of a tag of content."""
         self._n_made += 1
         return self._n_made.to_bytes(nbytes, "big")
 
@@ -319,11 +336,16 @@ class _Line:
             raise DataError("what came from another node was altered on its way", where="bulk")
 
     def _exactly(self, nbytes: int) -> bytes:
+        """Receives so many bytes. Raises ConnectionError when the connection ends before."""
         received = bytearray(nbytes)
         self._fill(memoryview(received))
         return bytes(received)
 
     def _fill(self, memory: memoryview, came: Callable[[int], None] = lambda nbytes: None) -> None:
+        """Receives as many bytes as ``memory`` has.
+
+        came: called with the number of bytes of each arrival.
+        """
         filled = 0
         while filled < len(memory):
             nbytes = self.sock.recv_into(memory[filled:], len(memory) - filled)
@@ -614,6 +636,23 @@ def _mapped(file: int, start: int, nbytes: int) -> memoryview:
 
 
 # -- the receiving side ----------------------------------------------------------------------------
+#
+# The life of a read. The first and the last step are in the event loop; the others are in threads,
+# and change what they share only under the lock of the node's source, ``_Source.changed``.
+#
+#     BulkClient.read     makes a _Read, and waits until it is finished, its node falls silent for
+#                         too long, or the caller is cancelled
+#     _Source.begin       cuts it into parts, queues them, and opens connections that are missing
+#     _Source.take        a thread gets the first part of the queue
+#     _Stream._receive    it asks for the rest of the part and fills the memory; ``part.start``
+#                         moves on with what is there for good
+#     _Source.leave       the part is whole; or its connection broke, and it goes back to the front
+#                         of the queue; or its content cannot be had, and the read is over
+#     _Read.settle        once nothing writes into the memory any more, it tells the event loop
+#
+# For example 20 MiB over two connections: parts of 8, 8 and 4 MiB. Each thread takes one of the
+# first two. The connection of one breaks after 3 MiB: its part is queued before the third, and
+# whichever thread is free next takes it and asks for the bytes from 3 MiB on.
 
 
 class BulkClient:
@@ -735,11 +774,18 @@ class BulkClient:
 class _Read:
     """A content that is being read.
 
+    whole      all parts have come
+    over       no thread begins to write into its memory any more
+    finished   it is whole or over, and no thread writes there
+
+    A read is over when it is given up, since its content cannot be had, its node is silent for too
+    long, the caller is cancelled or the client is closed; at the latest when the caller goes on.
+    One of 0 bytes is over from the start.
+
     parts: the parts in which it comes.
     came, is_unmapped: see ``BulkClient.read``.
-    error: why it failed.
-    finished: set when all has come, or it is over, and no thread writes into ``memory`` any more.
-    is_over: no thread begins to write any more.
+    error: why it failed; None while it has not.
+    finished: a future of the event loop, set when it is finished.
     n_threads: how many write now.
     """
 
@@ -764,7 +810,11 @@ class _Read:
         self._is_told = False
 
     def settle(self) -> None:
-        """Tells the event loop, once, when it is finished. Called under the source's lock."""
+        """Tells the event loop, once, when it is finished.
+
+        Called under the source's lock whenever that may be so: a part has come, the read is over,
+        or a thread has left it.
+        """
         is_whole = all(part.start == part.end for part in self.parts)
         if self.n_threads or self._is_told or not (self.is_over or is_whole):
             return
@@ -790,8 +840,11 @@ class _Part:
 class _Source:
     """One other node, as a client sees it: its connections, and what is still to be read there.
 
+    name, address: of the node, and of its server.
     last_s: when the last byte came, by the monotonic clock.
     trouble: why a connection broke last.
+    changed: guards all that threads share: the queue, its reads and parts, and each thread's part
+        and socket. It is notified when a part is queued and when the source is closed.
     """
 
     def __init__(
@@ -840,6 +893,9 @@ class _Source:
             self._end(read)
 
     def _end(self, read: _Read, error: GcoreError | None = None) -> None:
+        """Ends a read, under the lock: takes its parts from the queue, and shuts connections that
+        bring one, so that their threads leave it. Of several errors the first counts.
+        """
         if not read.is_over:
             read.error = read.error or error
         read.is_over = True
