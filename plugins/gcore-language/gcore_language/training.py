@@ -1,10 +1,35 @@
 """Trains language policies, with one program for every backend.
 
-An engine does forward, backward and update.
+An engine (``TrainingEngine``) does forward, backward and update; the program around it is here.
 
-The gradient of an update is that of sum(loss) / sum(weight) over all its micro-batches and ranks,
-whatever their number. Weights do not depend on the parameters, so their sum is computed before the
-first backward pass, and every loss is divided by it: a backend only has to add gradients up.
+**Units.** A step trains on its *records*. They are dealt to *minibatches*, each of which makes one
+*update* of the weights, and again in each epoch. A rank packs its records of a minibatch into
+*micro-batches*: so much as goes through the model in one pass. Ranks may have different numbers of
+them; the missing ones are None, since all ranks must make the same calls.
+
+**The gradient** of an update is that of sum(loss) / sum(weight) over all its micro-batches and
+ranks, whatever their number. Weights do not depend on the parameters, so their sum is computed
+before the first backward pass, and every loss is divided by it: a backend only has to add gradients
+up. For example, with losses as the objective gives them, summed over trained actions, and the
+number of these as weight:
+
+    rank 0    micro-batch of 300 actions, loss 150    backward of 150 / 1000
+              micro-batch of 500 actions, loss 200    backward of 200 / 1000
+    rank 1    micro-batch of 200 actions, loss  50    backward of  50 / 1000
+    update                                            gradient of 400 / 1000
+
+**Columns.** A batch has columns with a value for each action. Those that are not in the records are
+added when they are known:
+
+    column      is                              computed in
+    ref_logp    log-probs of the reference      ``prepare``, unless another role has given them
+    advantage   what ``train`` gets             ``train``
+    fresh       sampled under these weights?    ``train``
+    old_logp    log-probs before the step's     where scalars need them: ``prepare``. Else ``train``
+                first update                    before its first update, for all minibatches but the
+                                                first: that one has no need of a pass of its own,
+                                                since its first update starts from these very
+                                                weights (``_loss``)
 
 Metrics ``logprob_gap_max``, ``logprob_gap_mean`` and ``logprob_gap_share`` (of actions more than
 1e-4 apart) compare rollout and trainer log-probs where both have the same weights: over the first
@@ -227,6 +252,9 @@ class PacksRecords(Protocol):
 @dataclass(kw_only=True)
 class _Prepared:
     """The records of a step, packed. Log-probs and advantages join the columns when computed.
+
+    A record's *place* is its number in ``records``; ``Batch.index`` has the places of a batch's
+    records.
 
     records: this rank's, in the order of ``prepare``.
     minibatches: the micro-batches of each minibatch, filled up with None until every rank has the
@@ -569,9 +597,12 @@ class LanguageTrainer:
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
         prepared.advantages = self._give_advantages(prepared, advantages)
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
+        # What is counted and compared over the step.
         progress = Progress(step=step)
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
+        # Was a record sampled under the weights that the step begins with? A bool for each record,
+        # then for each action.
         for batch in filter(None, prepared.all()):
             fresh = torch.tensor(
                 [prepared.records[i].fresh for i in batch.index], device=self._engine.device
@@ -585,6 +616,7 @@ class LanguageTrainer:
             for batch in filter(None, prepared.all(first=1)):
                 progress.compare(batch.columns["old_logp"], batch)
                 self._at_start.add(batch, batch.columns["old_logp"])
+        # All ranks make as many updates, also those that have no record in some of them.
         for epoch in range(epochs):
             for minibatch in range(minibatches):
                 part = (
@@ -727,10 +759,12 @@ class LanguageTrainer:
         rate = rate_at(
             self._settings, self._updates, self._context.steps * self._context.updates_per_step
         )
+        # What losses are divided by.
         weight = self._engine.ranks.sum_terms([self._weight(b) for b in part if b is not None])
         pass_ = _Pass(weight=weight, progress=progress, first=first, prepared=prepared)
         if part:
             self._accumulate(part, lambda *arguments: self._loss(pass_, *arguments))
+        # Is this gradient to be trusted? No weight has changed yet.
         loss = self._engine.ranks.sum_terms(pass_.losses)
         if not math.isfinite(loss):
             self._engine.discard()
@@ -743,6 +777,7 @@ class LanguageTrainer:
             pass_.direction.check(self._engine.ranks, f"step {progress.step}, update 0")
             if part and weight > 0:
                 self._check_resplit(pass_, part)
+        # The optimizer's step.
         norm = 0.0
         if weight > 0:
             norm = self._updated(rate, progress.step, is_looked_at=is_looked_at)
@@ -935,8 +970,10 @@ class LanguageTrainer:
         engine = self._engine
         if not isinstance(engine, ShowsGradient):
             return
+        # The first gradient is kept aside, and the engine is emptied.
         gradient = engine.gradient()
         engine.discard()
+        # The same records go through the same objective, in other micro-batches.
         again = self._resplit(pass_.prepared, part)
         weight = engine.ranks.sum([sum(map(self._weight, filter(None, again)))])[0]
 
@@ -947,10 +984,12 @@ class LanguageTrainer:
             return self._loss_of(batch, self._current(logp, entropies, tokens))[0] / weight
 
         self._accumulate(again, loss)
+        # The first one is put back: the update goes on as if nothing had happened.
         second = engine.gradient()
         engine.discard()
         engine.set_gradient(gradient)
         where = f"step {pass_.progress.step}, update 0"
+        # Where no record has an advantage, the gradient is a penalty's alone; see PENALTY_NORM.
         advantages = [float(batch.columns["advantage"].abs().max()) for batch in filter(None, part)]
         (largest,) = engine.ranks.max([max(advantages, default=0.0)])
         check_same(
@@ -1082,7 +1121,9 @@ class LanguageTrainer:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """The forward and backward passes of one update.
+    """The forward and backward passes of one update, and what the checks need of them.
+
+    All but ``weight`` is of this rank; the checks ask all ranks for it afterwards.
 
     weight: the normaliser, summed over all ranks.
     progress: the step's metrics.
