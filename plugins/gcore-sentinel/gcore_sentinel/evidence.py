@@ -1,47 +1,90 @@
-"""The sequential test: how often a gap exceeds a quantile that healthy gaps rarely exceed.
+"""The sequential test: bets against "this is healthy", which rarely win while it is.
 
 A gap is |rollout's log-prob - trainer's log-prob| of one action, in nats. In low precision healthy
-gaps have so heavy a tail that no bound on the largest one is of use. Two things are steady instead:
+gaps have so heavy a tail that no bound on the largest one is of use. So the test looks at many gaps
+and asks three questions. Each is a set of bets, and a fault makes some of them rich.
+
+    question                                  bets                         needs
+    are gaps large too often?                 28: 4 streams, 7 sizes       a table
+    more often than the other replicas'?      20: 4 streams, 5 tilts       a table, two replicas
+    do all gaps lean the same way?            10: 2 directions, 5 tilts    a table, entropies
+
+**What is bet on.** Two things are steady over a healthy run:
 
 - Gaps depend on the log-prob: an action of probability .9999 is off by 1e-6, one of .01 by .04. So
   a table holds the .9 and the .99 quantile of healthy gaps for bins of the trainer's log-prob, and
   only the share of actions above them is looked at. It stays the same while a policy's entropy
   falls.
 - Actions of a group are not independent, since its samples share prefixes; groups are. So a group
-  counts as one observation: the mean over its actions, X in [0, 1].
+  counts as one observation: X in [0, 1], the share of its actions that are above a quantile.
 
-The bet. Under "healthy", E[X] <= p0. Each version of the weights has rounding of its own, so that
-this must hold version by version: p0 is the largest share that healthy runs had over a few steps in
-a row, and at least .02. Twice the mean over a run would be too little: a version's share can be
-five times the mean, and versions after it have it too.
-Then e = 1 + (c / p0) (X - p0) is at least 1 - c > 0 and has E[e] <= 1, for every c in (0, 1). A
-product of such factors is an e-value: it rarely gets large while all is well, and grows by a factor
-with every group when it is not. There are 4 kinds of X (two quantiles, and two strata of sure and
-unsure actions) and 7 sizes of bets c: 28 logarithms, which add up over groups, ranks and shards.
+There are 4 streams of X: two quantiles, for sure and for unsure actions.
 
-Where there are several replicas, each is also compared with the others of its step. They hold the
-same version, so its rounding falls out, and p0 with it. The bet is on
+**The first bets: large too often.** Under "healthy", E[X] <= p0. A group multiplies the stake of a
+bet of size c, in (0, 1), by
+
+    e = 1 + (c / p0) (X - p0)
+
+This is at least 1 - c > 0, and E[e] <= 1: the stake does not grow on average. For example p0 = .02
+and c = .4:
+
+    X = 0      no action above the quantile    the stake is multiplied by  .6
+    X = .02    as many as p0                                              1
+    X = .08    four times as many                                         2.2
+
+29 groups in a row of the last kind make 8e9 of 1. That is an alarm at A = 1e8, even where none of
+the other 57 bets has won: the mean over all 58 is 1.5e8.
+
+Bets of a small size win slowly on small faults, those of a large one fast on large ones.
+
+p0 is the largest share that healthy runs had over a few steps in a row, and at least .02. Each
+version of the weights has rounding of its own, so E[X] <= p0 must hold version by version. Twice
+the mean over a run would be too little: a version's share can be five times the mean, and versions
+after it have it too.
+
+**Why an alarm is rarely false.** A stake is kept as its logarithm M. A step adds the sum L of its
+groups' logarithms: M = max(M, 0) + L. The alarm is at mean(exp(M)) > A, over all bets.
+
+Imagine that before every step a new gambler comes, who puts an equal part of 1 on each bet, and
+that all who came stay. While all is well, nobody's stake grows on average, whatever happened
+before. So after t steps the gamblers together hold t on average, or less. In each bet, exp(M) is
+what the richest of them made of 1: the one who came when M last began from 0. So mean(exp(M)) is at
+most what all gamblers together hold. At an alarm that is more than A; on average it is at most the
+number of steps until then. So a healthy run makes A steps on average before an alarm, or more.
+
+This is a CUSUM of e-values, an e-detector (Shin, Ramdas, Rinaldo 2024, "E-detectors: a
+nonparametric framework for sequential change detection", theorem 2.4). It is exact for the first
+bets; the other two kinds are fair only about, for the reason below.
+
+**The second bets: one replica against the others.** Where there are several replicas, each is also
+compared with the others of its step. They hold the same version, so its rounding falls out, and p0
+with it. The bet is on
 
     D = (mean of X over its groups) - RATIO (mean of X over the others' groups)
 
-which is at most 0 for a replica whose gaps are not clearly more often large than the others'. With
-Z = D / (standard error of D), exp(tilt Z - tilt^2 INFLATION / 2) has a mean of about 1 at D = 0.
-"About", since the standard error is estimated from some ten groups. So Z is cut off at MOST_Z, and
-INFLATION is above 1. There are 4 kinds of X and 5 tilts: 20 logarithms, which join the 28 of the
-replica.
+which is at most 0 on average for a replica whose gaps are not clearly more often large than the
+others'. With Z = D / (standard error of D), a step multiplies the stake by
 
-The tilt. A sampler at another temperature than its records say tilts the gaps by little: they gain
-slope x (log-prob + entropy), with slope = 1 / T - 1. At T = 0.998 that makes no gap larger than
-healthy ones are. But it has the sign of log-prob + entropy in all of them, so a weighted sum shows
-it. With l the .9 quantile at the log-prob, r = gap / l cut off at 1, and x the same of log-prob +
-entropy, not cut off, a group gives U = sum of r x, and I = sum of x^2 where r is not cut off. U / I
-is about the slope, and depends little on the heavy tail. The bets are on U - b I and on -U - b I,
-whose means are at most 0 while the pair's own slope is at most b. They are made as those on a
-replica against others: Z of a step's groups, and 5 tilts, 10 logarithms.
+    exp(tilt Z - tilt^2 INFLATION / 2)
 
-The alarm. Each step adds its sum L to M = max(M, 0) + L, and the alarm is mean(exp(M)) > A. This is
-a CUSUM of e-values, an e-detector: a healthy run makes at least A steps on average before it stops
-(Shin, Ramdas, Rinaldo 2024, "E-detectors", theorem 2.4).
+For a normal Z of mean 0 and INFLATION 1 its mean would be 1. But the standard error is estimated
+from some ten groups. So Z is cut off at MOST_Z, and INFLATION is above 1.
+
+**The third bets: all lean the same way.** A sampler at another temperature than its records say
+tilts the gaps by little: they gain slope x (log-prob + entropy), with slope = 1 / T - 1. At
+T = 0.998 that makes no gap larger than healthy ones are. But it has the sign of log-prob + entropy
+in all of them, so a weighted sum shows it. For each action, with the gap's own sign and l the .9
+quantile at its log-prob:
+
+    r = gap / l, cut off at -1 and 1
+    x = (log-prob + entropy) / l
+
+A group gives U = sum of r x, and I = sum of x^2 where r is not cut off. U / I is about the slope,
+as in a fit by least squares, and depends little on the heavy tail. The bets are on U - b I and on
+-U - b I, whose means are at most 0 while the pair's own slope is at most b. They are made as those
+on a replica against others, with Z = sum / (its standard deviation) over the groups of a step.
+
+All logarithms add up over groups, ranks and shards.
 """
 
 from __future__ import annotations
@@ -98,7 +141,8 @@ WAITING = 2 * MOMENTS + 6
 #: p0 is the largest healthy share over so many steps in a row: few enough to see what some versions
 #: of the weights have and others do not, enough for the .99 quantile to be exceeded at all.
 WINDOW = 8
-#: Numbers of one record: actions and exceedances of both quantiles, in each stratum.
+#: Numbers of one record, in this order: unsure actions, those of them above the .9 quantile, above
+#: the .99 quantile; then the same three of sure actions.
 COUNTS = 6
 #: Then U and I of its slope.
 NUMBERS = COUNTS + 2
@@ -138,8 +182,9 @@ def marks(rollout: np.ndarray, trainer: np.ndarray, table: Table) -> np.ndarray:
     rollout, trainer: float32[A], log-probs of the compared actions.
     """
     gap = np.abs(rollout.astype(np.float64) - trainer)
+    # float64[A, 2], the quantiles of each action's bin
     limits = table.quantiles[np.digitize(trainer, EDGES)] + FLOOR
-    over = ~(gap[:, None] <= limits)
+    over = ~(gap[:, None] <= limits)  # not ">": a gap that is no number counts as over
     unsure = trainer < UNSURE
     parts = [
         (part, part & over[:, 0], part & over[:, 1]) for part in (unsure, np.logical_not(unsure))
@@ -171,10 +216,13 @@ def log_e(sums: np.ndarray, table: Table) -> np.ndarray:
 
     sums: float64[groups, COUNTS], ``counts`` summed over the group's records.
     """
+    # float64[groups, 4] each: of every stream the actions, and those that exceed its quantile
     n = sums[:, [0, 0, 3, 3]]
     hits = sums[:, [1, 2, 4, 5]]
     bounds = table.bounds
+    # X of every stream; where there is no action, what neither wins nor loses
     mean = np.where(n > 0, hits / np.maximum(n, 1), bounds)
+    # float64[4, BETS], c / p0; then log e, float64[groups, 4, BETS]
     bets = np.array(BETS) / bounds[:, None]
     values = np.log1p(bets * (mean - bounds)[:, :, None])
     return on_grid(np.where(n[:, :, None] > 0, values, 0.0)).reshape(len(sums), ALONE)
@@ -186,9 +234,11 @@ def slope_terms(
     """Returns the terms of U and I, float64[A] each; 0 where the entropy is not a number.
 
     rollout, trainer, entropy: float32[A], of the compared actions.
+
+    Both sums have the same unit: U is divided by _SLOPE_UNIT twice, and I by its square.
     """
     limits = table.quantiles[np.digitize(trainer, EDGES), 0] + FLOOR
-    ratio = (rollout.astype(np.float64) - trainer) / limits
+    ratio = (rollout.astype(np.float64) - trainer) / limits  # r before it is cut off
     x = (trainer.astype(np.float64) + entropy) / (limits * _SLOPE_UNIT)
     known = np.isfinite(x) & np.isfinite(ratio)
     inside = known & (np.abs(ratio) < 1)
@@ -220,13 +270,14 @@ def slope_logs(row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     row: float64[6], ``slope_moments`` summed over a replica's groups in some steps.
     Returns float64[SLOPE] and bool[6], true where the moments were made use of.
     """
+    # sign 0: too steep, 1: too flat; of each the logarithms, and whether its moments were used
     logs = np.zeros((2, len(TILTS)))
     used = np.zeros((2, 3), bool)
     for sign, (n, total, squares) in enumerate(row.reshape(2, 3)):
         mean = total / max(n, 1)
         variance = (squares - n * mean**2) / max(n - 1, 1)
         if n >= LEAST_SLOPED and variance > 0:
-            logs[sign] = _tilted(total / np.sqrt(n * variance))
+            logs[sign] = _tilted(total / np.sqrt(n * variance))  # Z: the sum over its deviation
             used[sign] = True
     return logs.ravel(), used.ravel()
 
@@ -259,7 +310,7 @@ def moments(sums: np.ndarray) -> np.ndarray:
 
     sums: float64[groups, COUNTS], ``counts`` summed over the group's records.
     """
-    n = sums[:, [0, 0, 3, 3]]
+    n = sums[:, [0, 0, 3, 3]]  # actions of each stream; see ``log_e``
     mean = on_grid(sums[:, [1, 2, 4, 5]] / np.maximum(n, 1))
     return np.concatenate([(n > 0).astype(np.float64), mean, on_grid(mean * mean)], axis=1)
 
@@ -272,13 +323,16 @@ def against_others(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.
     own, others: float64[MOMENTS], summed over the groups of some steps.
     Returns float64[AGAINST] and bool[MOMENTS], true at the moments that were made use of.
     """
+    # float64[4] each, of every stream: groups, sum of X, sum of X squared
     (n, total, squares), (n_others, total_others, squares_others) = (
         np.split(part, 3) for part in (own, others)
     )
     counts_of = np.maximum(n, 1), np.maximum(n_others, 1)
     mean, mean_others = total / counts_of[0], total_others / counts_of[1]
+    # One variance of X, from the deviations of both sides' groups from their own side's mean.
     rest = (squares - n * mean**2) + (squares_others - n_others * mean_others**2)
     variance = np.maximum(rest / np.maximum(n + n_others - 2, 1), LEAST_VARIANCE)
+    # The standard error of D: variances of means add up, that of RATIO times a mean by RATIO^2.
     error = np.sqrt(variance * (1 / counts_of[0] + RATIO**2 / counts_of[1]))
     values = _tilted((mean - RATIO * mean_others) / error)
     enough = np.minimum(n, n_others) >= LEAST_GROUPS
@@ -321,14 +375,17 @@ class Cusum:
             that are not made.
         """
         logs = np.pad(logs, (0, WIDTH - len(logs)))
-        begins = self.m <= 0
+        begins = self.m <= 0  # what it held is worth no more than a new gambler's stake
         self.since = np.where(begins, step, self.since)
         self.actions = np.where(begins, 0, self.actions) + actions
         self.m = np.maximum(self.m, 0.0) + logs
 
     @property
     def level(self) -> float:
-        """log of the mean of exp(M)."""
+        """log of the mean of exp(M), which is compared with log A.
+
+        The largest M is taken out of the mean and added again, so that exp() does not overflow.
+        """
         top = float(self.m.max())
         return top + float(np.log(np.exp(self.m - top).mean()))
 
@@ -368,6 +425,7 @@ def worst_shares_of(sums: np.ndarray) -> np.ndarray:
 
     sums: float64[steps, COUNTS], ``counts`` summed over each step, in the order of the steps.
     """
+    # Sums over WINDOW steps in a row are differences of sums over all steps before a step.
     before = np.concatenate([np.zeros((1, sums.shape[1])), np.cumsum(sums, axis=0)])
     window = min(WINDOW, len(sums))
     total = before[window:] - before[:-window]
