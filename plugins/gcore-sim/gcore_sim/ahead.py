@@ -11,6 +11,17 @@ engines. With ``ahead`` 0 it is a synchronous run.
 The two waits of the trainer are its idle time. The second is there only where a push waits for
 samples that run.
 
+For example ``ahead`` 1, with pushes that wait for samples, 10 s to sample groups however many run,
+4 s to train and 3 s to push:
+
+     0 s   the groups of steps 0 and 1 begin
+    10 s   all have ended; step 0 takes its own and trains
+    14 s   trained; nothing runs, so it pushes
+    17 s   step 0 is over; step 1 takes its groups at once, and those of step 2 begin
+    21 s   trained; the push waits for the groups of step 2
+    27 s   they have ended; it pushes
+    30 s   step 1 is over, after 13 s: 4 s of training, 6 s of the second wait, 3 s of the push
+
 Where devices are *lent*, the trainer's devices sample in a wait that ``gcore_sim.lending`` expects
 to become shorter by more than the change of use takes:
 
@@ -253,7 +264,10 @@ class _Engine:
         return tokens
 
     def _play(self, until_s: float) -> None:
-        """Goes on until about a time: to the end of a token, in which samples may end."""
+        """Goes on until about a time: to the end of a token, in which samples may end.
+
+        Those that have ended wait in ``_ended`` for ``end_next``.
+        """
         while self._now_s < until_s and not self._sleeps:
             seconds, keys = self._batch.advance(until_s - self._now_s)
             if seconds == 0:
@@ -263,6 +277,7 @@ class _Engine:
             self._ended += keys
 
     def _foresee(self) -> None:
+        """Sets ``next_s``, after whatever may have changed it."""
         if self._ended:  # at the end of a token, just behind what was asked for
             self.next_s = self._now_s
         else:
@@ -279,7 +294,28 @@ class _Part:
 
 
 class _Run:
-    """One simulated run."""
+    """One simulated run, on virtual time.
+
+    ``steps`` goes from event to event. There are two kinds of them:
+
+    - an answer ends at an engine; each engine says when its next one does (``_Engine.next_s``);
+    - something is due that was put off for some seconds (``_after``).
+
+    Each event sets ``_now_s`` to its time, and calls one method:
+
+        event                  method                what follows
+        an answer ends         _sample_has_ended     the lane's next part begins; with the last
+                                                     answer of a group, its rewards are put off
+        rewards are there      _group_has_ended      _look
+        training is over       _drain                the push begins, now or when nothing runs
+        the push is over       _end_step             a row is written, the version goes up, _look
+        lent engines awake     _lent_engines_begin   they take samples that wait
+        lent engines asleep    _has_devices          the trainer goes on with ``_return``
+
+    Decisions are made in ``_look``, as all shards make them together in a run: a step takes its
+    groups (``_train``), groups are begun (``_begin``), a push that waited goes on (``_push``),
+    devices are lent (``_lend_if_it_pays``).
+    """
 
     def __init__(
         self,
@@ -297,14 +333,17 @@ class _Run:
             exact=False,
             steps=steps,
         )
+        # What is simulated.
         self._job = job
         self._layout = layout
         self._source = source
         self._n_steps = steps
         self._deadlines = make(bounds=bounds, step=0, base=0, front=0, version=0, wanted=0)
+        # The engines: their own come first, then those that are lent. Numbers count in this order.
         self._engines = [_Engine(job) for _ in range(layout.replicas + layout.lent)]
         self._own = self._engines[: layout.replicas]
         self._lent = self._engines[layout.replicas :]
+        # Lending.
         self._kept = set[int]()  # groups of which sleeping engines have a sample
         self._lending = Lending(layout.replicas, layout.lent, layout.switch_s + job.push_s)
         self._rates = Rates(layout.replicas)
@@ -316,18 +355,22 @@ class _Run:
         self._queues = list[deque[list[Lease]]]()  # with parts that no engine has
         self._return: Callable[[], None] | None = None  # what the trainer does after a loan
         self._has = Counter[Key]()  # tokens that engines before its present one have sampled
+        # The clock, and what was put off: (seconds, a number that keeps the order, what to do).
         self._now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
+        # Generation. A key is (ordinal of a group, number of a sample).
         self._missing = Counter[int]()  # answers that a group still lacks
         self._parts: dict[Key, _Part] = {}
         self._lengths: dict[int, GroupLengths] = {}
         self._began: dict[int, int] = {}  # ordinal -> version
+        # The trainer. It has taken the groups of a step exactly while ``_membership`` is not None.
         self._rows: list[AheadStep] = []
-        self._drains = False
+        self._drains = False  # it waits with its push until nothing runs
         self._membership: Membership | None = None
+        # Seconds at which this step began, took its groups, was trained, and began to push.
         self._marks: dict[str, float] = {"begun": 0.0}
-        self._busy_s = 0.0
+        self._busy_s = 0.0  # of the generators' own engines, up to the end of the step before
 
     def steps(self) -> list[AheadStep]:
         """Plays all steps."""
@@ -347,6 +390,7 @@ class _Run:
         return self._rows
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Puts off what is to be done, by some seconds. What is due together keeps its order."""
         self._count += 1
         heapq.heappush(self._events, (self._now_s + seconds, self._count, act))
 
@@ -367,6 +411,7 @@ class _Run:
         self._lend_if_it_pays()
 
     def _begin(self, ordinals: Sequence[int]) -> None:
+        """Begins groups: each shard deals its own to the engines that are awake, as in a run."""
         layout = self._layout
         for ordinal in ordinals:
             lengths = self._source.group(ordinal)
@@ -386,7 +431,10 @@ class _Run:
                 self._next_part((self._awake[number], waiting))
 
     def _next_part(self, lane: tuple[int, deque[list[Lease]]]) -> None:
-        """Gives a lane's replica the next part of its queue, if there is one."""
+        """Gives a lane's replica the next part of its queue, if there is one.
+
+        lane: (number of an engine, the queue of parts that it shares with other lanes).
+        """
         replica, waiting = lane
         if not waiting:
             return
@@ -399,11 +447,16 @@ class _Run:
         engine.add(self._now_s, [self._sized(key) for key in keys])
 
     def _sized(self, key: Key) -> tuple[Key, int, int]:
+        """Returns a sample with the tokens that an engine must read for it, and sample of it.
+
+        What another engine has sampled of it before counts as read.
+        """
         lengths = self._lengths[key[0]]
         has = self._has[key]
         return key, lengths.prompt + has, lengths.answers[key[1]] - has
 
     def _sample_has_ended(self, key: Key) -> None:
+        """A sample has ended: maybe its part is over, and maybe its group has all answers."""
         self._has.pop(key, None)
         part = self._parts.pop(key)
         part.missing -= 1
@@ -415,6 +468,7 @@ class _Run:
             self._after(self._job.reward_s, lambda: self._group_has_ended(key[0]))
 
     def _group_has_ended(self, ordinal: int) -> None:
+        """A group has all of its rewards."""
         self._rates.add(1)
         begun = self._began[ordinal]
         teaches = self._lengths[ordinal].teaches
@@ -465,6 +519,7 @@ class _Run:
         return len(ordinals & waits_for)
 
     def _lent_engines_begin(self) -> None:
+        """Lent engines are awake and have the weights: they take parts that wait, and samples."""
         if self._return is not None:  # the wait was over before they were awake
             self._give_back()
             return
@@ -510,7 +565,7 @@ class _Run:
         other.add(self._now_s, [self._sized(key)])
 
     def _with_devices(self, act: Callable[[], None]) -> None:
-        """Does what needs the trainer, once it has its devices back."""
+        """Does what needs the trainer: now, or where its devices are lent when it has them back."""
         if not self._is_lent:
             act()
             return
@@ -519,6 +574,7 @@ class _Run:
             self._give_back()
 
     def _give_back(self) -> None:
+        """Puts lent engines to sleep. What becomes of their samples is what ``GiveBack`` says."""
         layout = self._layout
         self._rates.awake(self._now_s, layout.replicas)
         self._awake = self._awake[: layout.replicas]
@@ -533,10 +589,12 @@ class _Run:
         self._after(layout.switch_s / 2, self._has_devices)
 
     def _least_loaded(self) -> _Engine:
+        """Returns the engine with the fewest samples, of those that are awake."""
         engines = [self._engines[number] for number in self._awake]
         return min(engines, key=lambda engine: len(engine.keys(self._now_s)))
 
     def _has_devices(self) -> None:
+        """The trainer has its devices back, and does what it was to do."""
         self._is_lent = False
         self._lent_s += self._now_s - self._lent_from_s
         act, self._return = self._return, None
@@ -546,6 +604,7 @@ class _Run:
     # -- the trainer -------------------------------------------------------------------------------
 
     def _train(self, membership: Membership) -> None:
+        """Trains on the groups that a step has taken."""
         groups = [self._lengths[one.ordinal] for one in membership.trained]
         self._marks["taken"] = self._now_s
         seconds = self._job.trainer.seconds(groups, self._layout.ranks) if groups else 0.0
@@ -562,12 +621,14 @@ class _Run:
             self._push()
 
     def _push(self) -> None:
+        """Pushes to all engines; meanwhile none of them samples."""
         self._marks["drained"] = self._now_s
         for engine in self._engines:
             engine.pause(self._now_s, self._now_s + self._job.push_s)
         self._after(self._job.push_s, self._end_step)
 
     def _end_step(self) -> None:
+        """A push is over, and with it a step: the next one may take its groups."""
         assert self._membership is not None
         self._rows.append(self._row(self._membership))
         self._marks["begun"] = self._now_s
@@ -579,6 +640,7 @@ class _Run:
         self._look([])
 
     def _row(self, membership: Membership) -> AheadStep:
+        """Returns what the step took that ends now, and begins to count anew."""
         marks = self._marks
         seconds = self._now_s - marks["begun"]
         ages = [len(self._rows) - one.first for one in membership.trained] or [0]
