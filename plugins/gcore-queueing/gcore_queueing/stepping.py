@@ -1,7 +1,7 @@
 """A second model of a rollout, to judge decisions that were made with the first one (``events``).
 
 It shares with the first only what is to be placed: groups, replicas, the rule of oversampling. Here
-an engine goes through its steps in stretches of at most ``STRETCH`` rounds:
+an engine works in *stretches*, of at most ``STRETCH`` rounds each:
 
 - Each stretch takes longer or shorter than the profile says, by a factor drawn from what a real
   engine's steps took (``slowness``), stalls included; among those that ran about as many sequences.
@@ -11,6 +11,21 @@ an engine goes through its steps in stretches of at most ``STRETCH`` rounds:
 - Prompts that were read lately are not read again: those of a group, and a judge's instructions.
   The cache forgets what was not used while as many tokens as it holds were written.
 - Every request goes at once to the replica that owes the fewest, and waits there.
+
+An event is the end of a stretch. What follows it is one turn of the loop in ``_walk``:
+
+    1. issue      groups that the rule of oversampling asks for arrive
+    2. send       requests go to the replicas that owe the fewest
+    3. begin      a stretch, at each replica that has none and has requests
+    4. pass time  up to the earliest end of a stretch, over all replicas; it is accounted for
+    5. follow up  a record that has ended becomes a request to the judge; the last verdict of a
+                  group ends the group, and may ask for more of them
+
+For example, one replica, one group with records of 10 and 90 tokens, and all factors 1:
+
+    both begin    10 rounds with two sequences, up to the end of the first record
+    event         64 rounds with one sequence, since a stretch has at most 64
+    event         16 more, which end the second record, and with it the group and the rollout
 """
 
 from __future__ import annotations
@@ -36,6 +51,7 @@ from gcore_queueing.events import (
     _append,
     _least,
     _set,
+    inlined,
 )
 from gcore_queueing.step import Engines, Groups, Played, profile_table
 
@@ -223,8 +239,39 @@ class _Replicas(NamedTuple):
     chance: np.ndarray
 
 
+class _Rollout(NamedTuple):
+    """What is known of the rollout as a whole; [2] is of the policy and of the judge.
+
+    waiting: int64[2, N * G], a queue for each role, of requests that no replica has room for.
+    head, tail: int64[2], the place of the queue's first, and the place behind its last.
+    active: int64[2], requests that have arrived and not ended.
+    role_of: int64[R], the role that each replica serves now.
+    unended: int64[N], records of each group whose last request has not ended.
+    width: float64[2], replicas that serve the role.
+    idle: float64[2], those of them without a stretch. Where all take turns, every replica counts
+        as the policy's here.
+    spent: float64[SPENT], replica-seconds; see ``events``.
+    starting: int64[R + 1], the replicas that begin a stretch in this turn of the loop.
+    n_starting: int64[1], how many they are.
+    ended: int64[most], requests that ended with the latest stretch.
+    """
+
+    waiting: np.ndarray
+    head: np.ndarray
+    tail: np.ndarray
+    active: np.ndarray
+    role_of: np.ndarray
+    unended: np.ndarray
+    width: np.ndarray
+    idle: np.ndarray
+    spent: np.ndarray
+    starting: np.ndarray
+    n_starting: np.ndarray
+    ended: np.ndarray
+
+
 @njit
-def _walk(  # noqa: C901, PLR0912, PLR0915
+def _walk(
     actions: np.ndarray,
     prompts: np.ndarray,
     keep: np.ndarray,
@@ -240,135 +287,82 @@ def _walk(  # noqa: C901, PLR0912, PLR0915
 ) -> events.Played:
     """Walks through one rollout; arguments as in ``events._play`` and ``play``.
 
-    From one end of a stretch to the next: groups are issued, what waits is sent to replicas, those
-    replicas begin a stretch that have none, time passes until the first stretch ends, and what has
-    ended with it is followed up.
-
     Returns what ``events._play`` returns.
     """
     groups = actions.shape[1]
     samples = actions.shape[2]
-    total = groups * samples
-    requests = _new_requests(actions, prompts)
     most = int(max(profiles[POLICY, MOST], profiles[JUDGE, MOST]))
+    requests = _new_requests(actions, prompts)
     replicas = _new_replicas(len(serves), groups, most, seed)
-    role_of = np.where(serves & 1, POLICY, JUDGE)  # of replicas that do not take turns
-    # of each role: its replicas, and those of them without a stretch; where all take turns, every
-    # replica counts as the policy's among those without a stretch
-    width = np.zeros(2)
-    for role in range(2):
-        width[role] = ((serves >> role) & 1).sum()
-    idle = width.copy()
-    # a queue for each role, of what no replica has room for: its requests, the place of its first,
-    # the place behind its last
-    waiting = np.empty((2, total), np.int64)
-    head = np.zeros(2, np.int64)
-    tail = np.zeros(2, np.int64)
-    active = np.zeros(2, np.int64)  # of each role: requests that have not ended
-    unended = np.full(groups, samples)  # records of each group that have not ended
+    rollout = _new_rollout(serves, groups, samples, most)
     order = np.empty(groups, np.int64)
-    spent = np.zeros(events.SPENT)
-    starting = np.empty(len(serves) + 1, np.int64)  # replicas that begin a stretch now
-    ended = np.empty(most, np.int64)  # requests that ended with the latest stretch
     now = 0.0
-    phase = POLICY
+    phase = POLICY  # the role that all replicas serve now, where they take turns
     kept = 0
     finished = 0
     issued = 0
-    in_flight = 0
-    begun = 0  # how many of ``starting`` there are
-    issue = min(events.groups_missing(needed, 0, 0, 0, rule), groups)
+    in_flight = 0  # groups that are issued and have not finished
+    issue = min(events.groups_missing(needed, 0, 0, 0, rule), groups)  # groups to be issued now
     while True:
-        # -- groups are issued
-        for request in range(issued * samples, (issued + issue) * samples):
-            waiting[POLICY, tail[POLICY]] = request
-            tail[POLICY] += 1
-            requests.times[0, request] = now
+        # -- 1: groups are issued
+        _issue(issued * samples, (issued + issue) * samples, now, requests, rollout)
         issued += issue
         in_flight += issue
-        active[POLICY] += issue * samples
         issue = 0
-        # -- nothing is left for this role: all replicas change to the other
-        if in_turn and active[phase] == 0 and active[1 - phase] > 0:
+        # nothing is left for this role: all replicas change to the other
+        if in_turn and rollout.active[phase] == 0 and rollout.active[1 - phase] > 0:
             phase = 1 - phase
+            rollout.role_of[:] = phase
             now += switch_s
-            spent[events.SWAPPING] += switch_s * len(serves)
-        # -- what waits is sent to replicas; one that had nothing to do begins at once
+            rollout.spent[events.SWAPPING] += switch_s * len(serves)
+
+        # -- 2: what waits is sent to replicas; one that had nothing to do begins at once
         for role in range(2):
-            if in_turn and role != phase:
-                continue
-            while head[role] < tail[role]:
-                i = _owes_least(role, serves, replicas)
-                if i < 0 or replicas.owes[i] >= ROOM:
-                    break
-                _send(waiting[role, head[role]], i, now, requests, replicas)
-                head[role] += 1
-                if replicas.until[i] == np.inf:
-                    replicas.until[i] = now
-                    idle[POLICY if in_turn else role] -= 1
-                    starting[begun] = i
-                    begun += 1
-        # -- stretches begin
-        for n in range(begun):
-            i = starting[n]
-            role = phase if in_turn else role_of[i]
-            read = _change_batch(i, role, requests, replicas, profiles[role], instructions)
-            if replicas.sequences[i] == 0:
-                replicas.until[i] = np.inf
-                idle[POLICY if in_turn else role] += 1
-            else:
-                replicas.rounds[i] = _rounds(i, requests, replicas, profiles[role])
-                share = replicas.sequences[i] / profiles[role, MOST]
-                took = _seconds(i, read, replicas, profiles[role])
-                took *= _draw(i, share, replicas, factors)
-                replicas.until[i] = now + took
-                spent[events.FILLED + role] += took * share
-            _set(replicas.ends, i, replicas.until[i])
-        # -- time passes until the first stretch ends
+            if not in_turn or role == phase:
+                _send_waiting(role, now, in_turn, serves, requests, replicas, rollout)
+
+        # -- 3: stretches begin
+        for n in range(rollout.n_starting[0]):
+            i = rollout.starting[n]
+            _begin_stretch(
+                i, now, in_turn, requests, replicas, rollout, profiles, instructions, factors
+            )
+
+        # -- 4: time passes until the first stretch ends
         if in_flight == 0 or replicas.ends[1] == np.inf:
             break
         i = _least(replicas.ends)
-        passed = replicas.until[i] - now
-        for role in range(2):
-            if in_turn and role != phase:
-                continue
-            resting = idle[POLICY if in_turn else role]
-            spent[events.BUSY + role] += passed * (width[role] - resting)
-            spent[_cause(role, active)] += passed * resting
+        _account(replicas.until[i] - now, in_turn, phase, rollout)
         now = replicas.until[i]
-        starting[0] = i
-        begun = 1
-        # -- what has ended is followed up: by a question to the judge, or by its group's end
-        role = phase if in_turn else role_of[i]
-        for n in range(_end_stretch(i, now, requests, replicas, ended)):
-            record = ended[n] % total
-            active[role] -= 1
-            if role == POLICY and requests.actions[total + record] > 0:
-                waiting[JUDGE, tail[JUDGE]] = total + record
-                tail[JUDGE] += 1
-                requests.times[0, total + record] = now
-                active[JUDGE] += 1
+        rollout.starting[0] = i
+        rollout.n_starting[0] = 1
+
+        # -- 5: what has ended with it is followed up
+        role = rollout.role_of[i]
+        for n in range(_end_stretch(i, now, requests, replicas, rollout.ended)):
+            group = _follow_up(rollout.ended[n], role, now, requests, rollout)
+            if group < 0:
                 continue
-            group = requests.group[record]
-            unended[group] -= 1
-            if unended[group] == 0:
-                order[finished] = group
-                finished += 1
-                in_flight -= 1
-                kept += keep[group]
-                if not in_turn or in_flight == 0:
-                    more = events.groups_missing(needed, kept, finished, in_flight + issue, rule)
-                    issue = min(issue + more, groups - issued)
+            order[finished] = group
+            finished += 1
+            in_flight -= 1
+            kept += keep[group]
+            if not in_turn or in_flight == 0:
+                more = events.groups_missing(needed, kept, finished, in_flight + issue, rule)
+                issue = min(issue + more, groups - issued)
     shape = (2, groups, samples)
     return (
         now,
         issued,
         kept,
-        spent,
+        rollout.spent,
         order[:finished],
         requests.times.reshape((3, *shape)),
         requests.replica.reshape(shape),
     )
+
+
+# -- how it begins ---------------------------------------------------------------------------------
 
 
 @njit
@@ -418,6 +412,74 @@ def _new_replicas(count: int, groups: int, most: int, seed: int) -> _Replicas:
 
 
 @njit
+def _new_rollout(serves: np.ndarray, groups: int, samples: int, most: int) -> _Rollout:
+    """Returns what is known before anything has happened.
+
+    most: the most requests that run at once at any replica.
+    """
+    width = np.zeros(2)
+    for role in range(2):
+        width[role] = ((serves >> role) & 1).sum()
+    return _Rollout(
+        np.empty((2, groups * samples), np.int64),
+        np.zeros(2, np.int64),
+        np.zeros(2, np.int64),
+        np.zeros(2, np.int64),
+        np.where(serves & 1, POLICY, JUDGE),
+        np.full(groups, samples),
+        width,
+        width.copy(),
+        np.zeros(events.SPENT),
+        np.empty(len(serves) + 1, np.int64),
+        np.zeros(1, np.int64),
+        np.empty(most, np.int64),
+    )
+
+
+# -- 1 and 2: requests arrive and are sent ---------------------------------------------------------
+
+
+@inlined
+def _issue(begin: int, end: int, now: float, requests: _Requests, rollout: _Rollout) -> None:
+    """Has the records of new groups arrive: those from ``begin`` to before ``end``."""
+    for record in range(begin, end):
+        _arrive(record, POLICY, now, requests, rollout)
+
+
+@inlined
+def _arrive(request: int, role: int, now: float, requests: _Requests, rollout: _Rollout) -> None:
+    """Puts a request into the queue of its role."""
+    rollout.waiting[role, rollout.tail[role]] = request
+    rollout.tail[role] += 1
+    rollout.active[role] += 1
+    requests.times[0, request] = now
+
+
+@inlined
+def _send_waiting(
+    role: int,
+    now: float,
+    in_turn: bool,
+    serves: np.ndarray,
+    requests: _Requests,
+    replicas: _Replicas,
+    rollout: _Rollout,
+) -> None:
+    """Sends a role's queue to its replicas until each owes as many requests as it may."""
+    while rollout.head[role] < rollout.tail[role]:
+        i = _owes_least(role, serves, replicas)
+        if i < 0 or replicas.owes[i] >= ROOM:
+            break
+        _send(rollout.waiting[role, rollout.head[role]], i, now, requests, replicas)
+        rollout.head[role] += 1
+        if replicas.until[i] == np.inf:  # it has no stretch, so one begins now
+            replicas.until[i] = now
+            rollout.idle[POLICY if in_turn else role] -= 1
+            rollout.starting[rollout.n_starting[0]] = i
+            rollout.n_starting[0] += 1
+
+
+@njit
 def _owes_least(role: int, serves: np.ndarray, replicas: _Replicas) -> int:
     """Returns the first replica of a role that owes the fewest requests; -1: there is none."""
     least = -1
@@ -427,13 +489,48 @@ def _owes_least(role: int, serves: np.ndarray, replicas: _Replicas) -> int:
     return least
 
 
-@njit
+@inlined
 def _send(request: int, i: int, now: float, requests: _Requests, replicas: _Replicas) -> None:
     """Sends a request to a replica, where it waits as the last."""
     _append(i, request, replicas.first, replicas.last, requests.following)
     replicas.owes[i] += 1
     requests.times[1, request] = now
     requests.replica[request] = i
+
+
+# -- 3: a stretch begins ---------------------------------------------------------------------------
+
+
+@inlined
+def _begin_stretch(
+    i: int,
+    now: float,
+    in_turn: bool,
+    requests: _Requests,
+    replicas: _Replicas,
+    rollout: _Rollout,
+    profiles: np.ndarray,
+    instructions: float,
+    factors: np.ndarray,
+) -> None:
+    """Has a replica begin its next stretch; it rests where it has no requests.
+
+    What runs in it is decided first, then how many rounds it has and when it ends.
+    """
+    role = rollout.role_of[i]
+    terms = profiles[role]
+    read = _change_batch(i, role, requests, replicas, terms, instructions)
+    if replicas.sequences[i] == 0:
+        replicas.until[i] = np.inf
+        rollout.idle[POLICY if in_turn else role] += 1
+    else:
+        replicas.rounds[i] = _rounds(i, requests, replicas, terms)
+        share = replicas.sequences[i] / terms[MOST]
+        took = _seconds(i, read, replicas, terms)
+        took *= _draw(i, share, replicas, factors)
+        replicas.until[i] = now + took
+        rollout.spent[events.FILLED + role] += took * share
+    _set(replicas.ends, i, replicas.until[i])
 
 
 @njit
@@ -576,7 +673,23 @@ def _draw(i: int, share: float, replicas: _Replicas, factors: np.ndarray) -> flo
     return factor
 
 
-@njit
+# -- 4 and 5: time passes, and a stretch ends ------------------------------------------------------
+
+
+@inlined
+def _account(passed: float, in_turn: bool, phase: int, rollout: _Rollout) -> None:
+    """Adds ``passed`` seconds of every replica to ``spent``, but for FILLED, which
+    ``_begin_stretch`` adds.
+    """
+    for role in range(2):
+        if in_turn and role != phase:
+            continue
+        resting = rollout.idle[POLICY if in_turn else role]
+        rollout.spent[events.BUSY + role] += passed * (rollout.width[role] - resting)
+        rollout.spent[_cause(role, rollout.active)] += passed * resting
+
+
+@inlined
 def _cause(role: int, active: np.ndarray) -> int:
     """Returns the row of ``spent`` for replicas of a role that have nothing to do.
 
@@ -617,6 +730,23 @@ def _end_stretch(
     replicas.sequences[i] = remaining
     replicas.owes[i] -= done
     return done
+
+
+@inlined
+def _follow_up(request: int, role: int, now: float, requests: _Requests, rollout: _Rollout) -> int:
+    """Follows up a request that has ended: by one to the judge, or by the end of its group.
+
+    Returns its group if that ends with it, else -1.
+    """
+    total = rollout.waiting.shape[1]
+    record = request % total
+    rollout.active[role] -= 1
+    if role == POLICY and requests.actions[total + record] > 0:
+        _arrive(total + record, JUDGE, now, requests, rollout)
+        return -1
+    group: int = requests.group[record]
+    rollout.unended[group] -= 1
+    return group if rollout.unended[group] == 0 else -1
 
 
 def _compiled_once(rule: int) -> Callable[..., events.Played]:
