@@ -14,11 +14,22 @@ from gcore_core.contract.errors import ConfigError
 from gcore_migrate import shell
 
 _SCRIPTS = (".sh", ".bash", "")
-#: A variable of the environment that the script does not set, and its default where it has one.
-_UNKNOWN = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}$]*))?\}|\$([A-Za-z_]\w*)")
-#: The beginning of one in a form that is not understood.
-_ODD = re.compile(r"\$\{(?!oc\.)([A-Za-z_]\w*)")
-_OPENS, _CLOSES = "\0", "\1"  # stand for the braces of what is done
+#: A variable of the environment, in a form that is understood: $NAME, ${NAME}, ${NAME:-DEFAULT} or
+#: ${NAME-DEFAULT}. The default holds no other variable and no other braces, so that of variables
+#: one inside the other only the innermost is found.
+_VARIABLE = re.compile(
+    r"""
+    \$\{ (?P<braced>[A-Za-z_]\w*) (?: :?- (?P<default>[^{}$]*) )? \}
+    | \$ (?P<bare>[A-Za-z_]\w*)
+    """,
+    re.VERBOSE,
+)
+#: The beginning of a variable in another form, such as ${NAME%/*}; not of what a job says.
+_OTHER_FORM = re.compile(r"\$\{(?!oc\.)([A-Za-z_]\w*)")
+#: Stand for the "${" and the "}" of a variable that is replaced already, so that it is not found
+#: again. No text holds them.
+_OPENS = "\0"
+_CLOSES = "\1"
 
 
 def read_verl(file: Path) -> dict[str, Any]:
@@ -98,18 +109,34 @@ def _value(text: Any) -> Any:
 
 
 def _of_environment(text: str) -> str:
-    """Returns a text in which unknown variables are asked for as a job does: ``${oc.env:NAME}``."""
+    """Returns a text with variables as a job writes them: ``${oc.env:NAME}``.
 
-    def asked(match: re.Match[str]) -> str:
-        default = "" if match[2] is None else f",{match[2]}"
-        return f"{_OPENS}oc.env:{match[1] or match[3]}{default}{_CLOSES}"
+    These are the variables that the script does not set, so that they are of the environment. A
+    variable with a default becomes ``${oc.env:NAME,DEFAULT}``. A default may hold another variable.
+    So the innermost are replaced first, again and again until none is left. For example, with < and
+    > for ``_OPENS`` and ``_CLOSES``:
 
-    before = None
-    while before != text:  # a default may hold another variable
-        before = text
-        text = _UNKNOWN.sub(asked, text)
-    text = _ODD.sub(r"${oc.env:\1}", text)
+        ${HERE:-$THERE/data}/x
+        ${HERE:-<oc.env:THERE>/data}/x
+        <oc.env:HERE,<oc.env:THERE>/data>/x
+        ${oc.env:HERE,${oc.env:THERE}/data}/x
+
+    Of another form, such as ``${NAME%/*}``, only the name is understood: ``${oc.env:NAME}%/*}``.
+    """
+    replaced = _VARIABLE.sub(_asked_for, text)
+    while replaced != text:
+        text = replaced
+        replaced = _VARIABLE.sub(_asked_for, text)
+    text = _OTHER_FORM.sub(r"${oc.env:\1}", text)
     return text.replace(_OPENS, "${").replace(_CLOSES, "}")
+
+
+def _asked_for(match: re.Match[str]) -> str:
+    """Returns what a job writes for a match of ``_VARIABLE``, in ``_OPENS`` and ``_CLOSES``."""
+    name = match["braced"] or match["bare"]
+    default = match["default"]
+    asked = f"oc.env:{name}" if default is None else f"oc.env:{name},{default}"
+    return f"{_OPENS}{asked}{_CLOSES}"
 
 
 def _some(found: dict[str, Any], file: Path, what: str) -> dict[str, Any]:

@@ -2,6 +2,26 @@
 
 A `Rule` says it for one key: which keys of a job take its value over, or why there is none. The
 tables of rules are in ``verl`` and ``trl``. `Draft` collects the job while rules are applied.
+
+**The order of rules.** Every key is applied once, in this order (``apply_rules``, ``commands``):
+
+    1. keys of ``DEFAULTS`` that the configuration leaves out: their defaults are not ours
+    2. keys that the configuration gives, in its order
+    3. ``finish`` of ``verl`` or ``trl``, which adds what the other trainer does without being told
+
+What a rule *reads* does not depend on the order: ``Draft.get`` knows all keys of the other trainer
+from the beginning, those of the defaults included. What a rule *sets* does: where several set one
+key of the job, the last wins. So what is given wins over defaults. Where two keys that are given
+set one key of the job, their rules are mostly such that the order does not matter: a rule asks for
+the other key too, or takes the smallest of all budgets. For example, a configuration of verl gives
+
+    clip_ratio_high  0.28
+    clip_ratio       0.2
+
+The first sets ``clip_high`` to 0.28. The second is for both sides; it asks for ``clip_ratio_high``
+and sets ``clip_low`` to 0.2 and ``clip_high`` to 0.28. The other order gives the same job. Of two
+keys that say one thing in two ways, such as ``max_prompt_length`` and ``max_model_len``, the later
+one wins.
 """
 
 from __future__ import annotations
@@ -173,29 +193,32 @@ def apply_rules(
 ) -> tuple[Draft, list[Outcome]]:
     """Returns the job that the rules make, and what became of each given key, in its order.
 
-    Defaults of the other trainer are applied before what the configuration gives: a job says them,
-    since ours are others.
+    Defaults of the other trainer are applied before what the configuration gives; see the module. A
+    job says them, since ours are others.
+
+    rules: key -> its rule; a key that ends in ``.*`` is that of a family.
+    given: key -> value, as the configuration says them.
+    defaults: key -> value, of the other trainer.
     """
     draft = Draft({**defaults, **given})
-    outcomes = []
     for key, value in defaults.items():
         if key not in given:
             _apply(rules, draft, key, value)
-    for key, value in given.items():
-        outcomes.append(_apply(rules, draft, key, value))
+    outcomes = [_apply(rules, draft, key, value) for key, value in given.items()]
     return draft, outcomes
 
 
 def _apply(rules: Mapping[str, Rule], draft: Draft, key: str, value: Any) -> Outcome:
-    draft.took()
+    """Applies the rule of one key, and returns what became of the key."""
+    draft.took()  # forgets what rules before it have set
     rule: Rule | None = rules.get(key)
-    given = value
+    argument = value
     if rule is None:
-        rule, given = _of_family(rules, key, value)
+        rule, argument = _of_family(rules, key, value)
     if rule is None:
         return Outcome(key, value, why="it is not known here")
     try:
-        rule.apply(draft, given)
+        rule.apply(draft, argument)
     except NoCounterpart as error:
         return Outcome(key, value, why=str(error))
     except (TypeError, ValueError):
@@ -206,7 +229,9 @@ def _apply(rules: Mapping[str, Rule], draft: Draft, key: str, value: Any) -> Out
 def _of_family(rules: Mapping[str, Rule], key: str, value: Any) -> tuple[Rule | None, Any]:
     """Returns the rule of all keys that begin alike, ``name.*``, and what it gets.
 
-    That is a mapping with one entry: what is left of the key -> the value.
+    That is a mapping with one entry: what is left of the key -> the value. For example
+    ``engine_kwargs.vllm.seed`` with 1 has the rule of ``engine_kwargs.*``, which gets
+    {"vllm.seed": 1}. Where several families begin like the key, the longest is its own.
     """
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):
