@@ -1,8 +1,26 @@
 """Resolves a YAML file and its overrides into a plan.
 
-There are two phases. The first merges the file into the strict schema of the core, in which the
-``config`` nodes are open. The second puts each chosen provider's own dataclass in the place of its
-``config`` node and merges the whole tree again. That is why every error can name the full path.
+Only a plugin knows the settings of its providers, and only the file says which plugins there are.
+So the file is merged twice. For example
+
+    advantage: {use: algorithms/grpo, config: {group_size: 8}}
+
+    first phase    into the core's schema, in which every ``config`` is open: anything may stand
+                   there. Result: ``advantage.use`` is ``algorithms/grpo``, so the plugin
+                   ``algorithms`` is loaded.
+    second phase   into the same schema with GRPO's own dataclass in the place of
+                   ``advantage.config``. Result: ``group_size`` is known and of the right type, and
+                   the other settings of GRPO have their defaults.
+
+Both are merges of the whole tree. That is why every error can name the full path.
+
+Values stand in four forms on the way. They share their paths, such as ``roles.policy.use``:
+
+    user    the file with its overrides, as plain values: what a user has written, and what is
+            chosen for the user
+    tree    the schema as OmegaConf has it, without the user's values
+    core    the result of the first phase, as plain values
+    plain   the result of the second phase, as plain values; ``JobSettings`` is made of it
 """
 
 from __future__ import annotations
@@ -152,68 +170,134 @@ def load_plan(
     """Reads, resolves and checks a configuration. It starts no process.
 
     Raises ConfigError or PluginError.
+
+    overrides: of the command line, as ``path=value``.
+    installed: the plugins that there are; None: they are looked for.
     """
     source = yaml_source.read(Path(file), overrides)
-    # First phase: the core's own values say which plugins to load and what is chosen where.
-    user = _normalised(source.tree)
-    schema.check_containers(JobSettings, user, "")
-    tree = _schema_tree(user)
-    merged = _merged(tree, user, source, {})
-    core = _core_values(merged)
-    installed = installed or catalog.scan()
-    chosen = {
-        "balance": default_balancer.choose(core, merged, installed),
-        "sentinel": default_sentinel.choose(core, installed),
-    }
-    defaults = {section: choice for section, choice in chosen.items() if choice is not None}
-    for section, choice in defaults.items():
-        _take(section, choice.use, core, user)
-    plugins = _load_plugins(core, installed, source.file.parent)
-    objectives = _take_objectives(core, user, tree, plugins)
-    parts = _parts(core, plugins)
-    _require(core, user, parts - _doubtful(core, plugins), source.file)
-    for path in _left_out(core, parts):
-        OmegaConf.update(tree, f"{path}.use", "")
-    # Second phase: each provider's dataclass replaces its open ``config`` node.
-    provided = dict(_resolve(core, plugins))
-    for path, item in provided.items():
-        if source.origins.get(f"{path}.use", "").startswith(yaml_source.OVERRIDE):
-            _drop_of_others(item, _get(user, f"{path}.config"), f"{path}.config", source.origins)
-        _graft(tree, path, item, _get(user, f"{path}.config"))
-    merged = _merged(tree, user, source, provided)
-    plain = _plain_tree(merged)
-    checks.no_missing(plain, provided)
-    settings = msgspec.convert(plain, JobSettings)
-    origins = dict(source.origins) | _fill_defaults(settings, plugins, source.file)
-    origins |= {f"{section}.use": choice.reason for section, choice in defaults.items()}
-    origins |= objectives
+    chosen = _first_phase(source, installed)
+    provided, settings = _second_phase(chosen, source)
+    # Defaults that depend on other values, which no schema can say.
+    filled = _fill_defaults(settings, chosen.plugins, source.file)
+    origins = {**source.origins, **filled, **chosen.origins}
     for name, role in settings.roles.items():
         _take_one_model(role.model, f"roles.{name}.model", origins)
     yaml_source.resolve_paths(settings, source.file.parent)
+    # Everything has its value now.
     config = asdict(settings)
     objects = {
         path: _config_object(item, path, _get(config, f"{path}.config"))
         for path, item in provided.items()
     }
-    checks.run(settings, config, provided, objects, plugins, source.file)
+    checks.run(settings, config, provided, objects, chosen.plugins, source.file)
     return Plan(
         settings=settings,
         config=config,
         provided=provided,
         objects=objects,
         source=source.file,
-        columns={
-            role: checks.given_columns(item.spec, objects.get(f"roles.{role}"))
-            for role, item in _roles(plugins).items()
-            if role in settings.roles and isinstance(item.spec, RoleProvider)
-        },
-        lock=tuple(
-            {"plugin": item.name, "distribution": item.distribution, "version": item.version}
-            for item in plugins.loaded
-        ),
+        columns=_given_columns(settings, objects, chosen.plugins),
+        lock=_lock(chosen.plugins),
         origins=origins,
+        plugins=chosen.plugins,
+        notes=chosen.notes,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """What the first phase has decided: which providers are chosen, and all plugins are loaded.
+
+    user, tree, core: see the module.
+    plugins: the loaded plugins.
+    origins: config path -> why it was chosen for the user, such as ``balance.use``.
+    notes: what ``g-core check`` says of that.
+    """
+
+    user: dict[str, Any]
+    tree: DictConfig
+    core: dict[str, Any]
+    plugins: Plugins
+    origins: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def _first_phase(source: yaml_source.Source, installed: catalog.Catalog | None) -> _Chosen:
+    """Finds out what is chosen where, and loads the plugins. Every ``config`` stays open."""
+    user = _normalised(source.tree)
+    schema.check_containers(JobSettings, user, "")
+    tree = _schema_tree(user)
+    merged = _merged(tree, user, source, {})
+    core = _core_values(merged)
+    # What the core chooses for the user comes first, so that these plugins are loaded, too.
+    installed = installed or catalog.scan()
+    defaults = _chosen_by_core(core, merged, installed)
+    for section, choice in defaults.items():
+        _take(section, choice.use, core, user)
+    plugins = _load_plugins(core, installed, source.file.parent)
+    # Then what the loaded plugins choose.
+    objectives = _take_objectives(core, user, tree, plugins)
+    # What is chosen by nobody is an error, unless the step program does not need it.
+    parts = _parts(core, plugins)
+    _require(core, user, parts - _doubtful(core, plugins), source.file)
+    for path in _left_out(core, parts):
+        OmegaConf.update(tree, f"{path}.use", "")
+    reasons = {f"{section}.use": choice.reason for section, choice in defaults.items()}
+    return _Chosen(
+        user=user,
+        tree=tree,
+        core=core,
         plugins=plugins,
+        origins={**reasons, **objectives},
         notes=tuple(choice.note for choice in defaults.values() if choice.note),
+    )
+
+
+def _chosen_by_core(
+    core: Mapping[str, Any], merged: DictConfig, installed: catalog.Catalog
+) -> dict[str, default_balancer.Choice]:
+    """Returns section -> the choice of the core, for sections that the user leaves to it."""
+    chosen = {
+        "balance": default_balancer.choose(core, merged, installed),
+        "sentinel": default_sentinel.choose(core, installed),
+    }
+    return {section: choice for section, choice in chosen.items() if choice is not None}
+
+
+def _second_phase(
+    chosen: _Chosen, source: yaml_source.Source
+) -> tuple[dict[str, Provided], JobSettings]:
+    """Puts each provider's dataclass into the schema, and merges again.
+
+    Returns config path -> chosen provider, and the settings.
+    """
+    user = chosen.user
+    provided = dict(_resolve(chosen.core, chosen.plugins))
+    for path, item in provided.items():
+        if source.origins.get(f"{path}.use", "").startswith(yaml_source.OVERRIDE):
+            _drop_of_others(item, _get(user, f"{path}.config"), f"{path}.config", source.origins)
+        _graft(chosen.tree, path, item, _get(user, f"{path}.config"))
+    plain = _plain_tree(_merged(chosen.tree, user, source, provided))
+    checks.no_missing(plain, provided)
+    return provided, msgspec.convert(plain, JobSettings)
+
+
+def _given_columns(
+    settings: JobSettings, objects: Mapping[str, Any], plugins: Plugins
+) -> dict[str, tuple[ColumnSpec, ...]]:
+    """Returns role of this run -> the per-action columns that it gives under its settings."""
+    return {
+        role: checks.given_columns(item.spec, objects.get(f"roles.{role}"))
+        for role, item in _roles(plugins).items()
+        if role in settings.roles and isinstance(item.spec, RoleProvider)
+    }
+
+
+def _lock(plugins: Plugins) -> tuple[dict[str, str], ...]:
+    """Returns one entry for each loaded plugin; see ``Plan``."""
+    return tuple(
+        {"plugin": item.name, "distribution": item.distribution, "version": item.version}
+        for item in plugins.loaded
     )
 
 
