@@ -395,63 +395,74 @@ class Mover:
         self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]  # the latest, with this one
 
     def _record_outcome(self, last: Last, monitoring_s: float) -> None:
-        """Writes the outcome of the latest decision to the journal and into the metrics."""
-        # A replica is counted at its first device. Roles may share a device, so ``served`` holds
-        # all replicas that served at a device.
+        """Writes the outcome of the latest decision to the journal and into the metrics.
+
+        monitoring_s: seconds of gathering what the policy sees, and of its answer.
+        """
+        ran, waited = self._measure_devices(last)
+        self._write(
+            run_files.Measured(
+                step=self._step,
+                measured_s=last.rollout_s,
+                work=self._outcomes[-1].work,
+                moved=self._sleepers.moved,
+                switch_s=self._boundary_s + self._turns_s,
+                turns_s=self._turns_s,
+                training_s=last.training_s,
+                pushing_s=last.pushing_s,
+                ran=ran,
+                waited=waited,
+                monitoring_s=monitoring_s,
+                engines=dict(self._fits),
+            )
+        )
+        self.metrics = self._make_metrics(last, waited, monitoring_s)
+
+    def _measure_devices(self, last: Last) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
+        """Returns what ran and what waited in the rollout that is over, at each device.
+
+        A replica is counted at its first device. Changes of roles are left out: they are
+        ``turns_s``, and count as idle for all devices alike.
+
+        First: device -> role -> seconds in which the role ran anything there. Second: device ->
+        seconds in which nothing ran there.
+        """
+        # Roles may share a device, so several replicas may have served there.
         served: dict[int, list[tuple[str, int]]] = defaultdict(list)
         for role, replicas in self._served.items():
             for replica in replicas:
                 served[self._facts.engines[role][replica][0]].append((role, replica))
-        # ran: device -> role -> seconds in which the role ran anything there.
-        # waited: device -> seconds of the rollout in which nothing ran there. Changes of roles are
-        # left out: they are ``turns_s``, and count as idle for all devices alike.
         ran = {}
+        waited = {}
         rollout_s = last.rollout_s - self._turns_s
-        waited = dict[int, float]()
         for device, residents in sorted(served.items()):
             ran[device] = {
                 role: running_s([(last.measured[role], replica)]) for role, replica in residents
             }
-            waited[device] = max(
-                rollout_s
-                - running_s([(last.measured[role], replica) for role, replica in residents]),
-                0.0,
-            )
-        outcome = self._outcomes[-1]
-        switch_s = self._boundary_s + self._turns_s
-        moved = self._sleepers.moved
-        spent = {
-            "training_s": last.training_s,
-            "pushing_s": last.pushing_s,
-            "monitoring_s": monitoring_s,
-        }
-        spent |= {"measured_s": last.rollout_s, "switch_s": switch_s, "turns_s": self._turns_s}
-        self._write(
-            run_files.Measured(
-                step=self._step,
-                work=outcome.work,
-                moved=moved,
-                ran=ran,
-                waited=waited,
-                engines=dict(self._fits),
-                **spent,
-            )
-        )
+            ran_any_s = running_s([(last.measured[role], replica) for role, replica in residents])
+            waited[device] = max(rollout_s - ran_any_s, 0.0)
+        return ran, waited
+
+    def _make_metrics(
+        self, last: Last, waited: Mapping[int, float], monitoring_s: float
+    ) -> dict[str, float]:
+        """Returns the metrics of the latest decision.
+
+        waited: device -> seconds of the rollout in which nothing ran there.
+        """
         idle_s = sum(waited.values()) / max(len(waited), 1) + self._turns_s
-        self.metrics = {
+        errors = [abs(fit.expected_s / fit.measured_s - 1) for fit in self._measured_fits()]
+        metrics = {
             "placement/idle_share": idle_s / max(last.rollout_s, 1e-9),
-            "placement/moved": float(moved),
-            "placement/switch_s": switch_s,
+            "placement/moved": float(self._sleepers.moved),
+            "placement/switch_s": self._boundary_s + self._turns_s,
             "placement/monitoring_s": monitoring_s,
-            "placement/profile_error": max(
-                (abs(fit.expected_s / fit.measured_s - 1) for fit in self._measured_fits()),
-                default=0.0,
-            ),
+            "placement/profile_error": max(errors, default=0.0),
         }
-        if outcome.predicted_s is not None:
-            self.metrics["placement/predicted_over_measured"] = outcome.predicted_s / max(
-                last.rollout_s, 1e-9
-            )
+        predicted_s = self._outcomes[-1].predicted_s
+        if predicted_s is not None:
+            metrics["placement/predicted_over_measured"] = predicted_s / max(last.rollout_s, 1e-9)
+        return metrics
 
     def _measured_fits(self) -> list[EngineFit]:
         """Returns the fits of the roles that have served requests."""
