@@ -397,6 +397,18 @@ class LanguageTrainer:
         scalars: any of kl_k1, kl_k2 and kl_k3, in nats, summed over a record's trained actions.
         Raises ConfigError for other scalars, or for any without a reference model.
         """
+        self._check_scalars(scalars)
+        self._prepared = prepared = self._packed(records)
+        needed = scalars or "ref_logp" in self._objective.requires
+        if needed and "ref_logp" not in self._supplied:
+            self._fill(prepared.all(), "ref_logp", "reference")
+        if scalars:
+            self._fill(prepared.all(), "old_logp", "policy")
+            prepared.has_old_logp = True
+        return _scalar_rows(prepared, scalars)
+
+    def _check_scalars(self, scalars: frozenset[str]) -> None:
+        """Raises ConfigError for scalars that are not known, or for any without a reference."""
         unknown = sorted(scalars - _SCALARS.keys())
         if unknown:
             raise ConfigError(
@@ -410,21 +422,6 @@ class LanguageTrainer:
                 where=f"roles.{self._context.role}.config.reference",
                 todo="Set it to true.",
             )
-        self._prepared = prepared = self._packed(records)
-        needed = scalars or "ref_logp" in self._objective.requires
-        if needed and "ref_logp" not in self._supplied:
-            self._fill(prepared.all(), "ref_logp", "reference")
-        scalar_rows: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in records]
-        if scalars:
-            self._fill(prepared.all(), "old_logp", "policy")
-            prepared.has_old_logp = True
-            for batch in filter(None, prepared.all()):
-                for name in scalars:
-                    for place, value in zip(
-                        batch.index.tolist(), _sum_terms(batch, name), strict=True
-                    ):
-                        scalar_rows[place][name] = value
-        return scalar_rows
 
     def pack(self, minibatches: Sequence[Sequence[Placed]]) -> list[list[Batch]]:
         """Returns the micro-batches of each minibatch; an empty minibatch has none.
@@ -601,21 +598,9 @@ class LanguageTrainer:
         progress = Progress(step=step)
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
-        # Was a record sampled under the weights that the step begins with? A bool for each record,
-        # then for each action.
-        for batch in filter(None, prepared.all()):
-            fresh = torch.tensor(
-                [prepared.records[i].fresh for i in batch.index], device=self._engine.device
-            )
-            batch.columns["fresh"] = fresh[batch.columns["record"]]
+        self._give_fresh(prepared)
         if "old_logp" in self._objective.requires:
-            # the first minibatch needs no pass of its own: its first update starts from these very
-            # weights
-            if not prepared.has_old_logp:
-                self._fill(prepared.all(first=1), "old_logp", "policy")
-            for batch in filter(None, prepared.all(first=1)):
-                progress.compare(batch.columns["old_logp"], batch)
-                self._at_start.add(batch, batch.columns["old_logp"])
+            self._give_old_logprobs(prepared, progress)
         # All ranks make as many updates, also those that have no record in some of them.
         for epoch in range(epochs):
             for minibatch in range(minibatches):
@@ -635,6 +620,26 @@ class LanguageTrainer:
         busy_s = self._engine.clock.read_s()
         # without ``busy_s`` the shell takes the processor time
         return metrics if busy_s is None else {**metrics, "busy_s": busy_s}
+
+    def _give_fresh(self, prepared: _Prepared) -> None:
+        """Adds the column ``fresh``: whether the weights that the step begins with sampled it."""
+        for batch in filter(None, prepared.all()):
+            by_record = torch.tensor(
+                [prepared.records[i].fresh for i in batch.index], device=self._engine.device
+            )
+            batch.columns["fresh"] = by_record[batch.columns["record"]]
+
+    def _give_old_logprobs(self, prepared: _Prepared, progress: Progress) -> None:
+        """Adds the column ``old_logp`` to all minibatches but the first, and compares it.
+
+        The first needs no pass of its own: its first update starts from these very weights.
+        """
+        later = prepared.all(first=1)
+        if not prepared.has_old_logp:
+            self._fill(later, "old_logp", "policy")
+        for batch in filter(None, later):
+            progress.compare(batch.columns["old_logp"], batch)
+            self._at_start.add(batch, batch.columns["old_logp"])
 
     def _give_advantages(
         self, prepared: _Prepared, numbers: np.ndarray
@@ -1180,6 +1185,20 @@ class _Pass:
             self.broken.append(batch)
             return math.inf
         return gap
+
+
+def _scalar_rows(prepared: _Prepared, scalars: frozenset[str]) -> list[dict[str, float]]:
+    """Returns name -> value of the preparation scalars, for each prepared record.
+
+    A record without actions is in no batch; its scalars are 0.
+    """
+    rows: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in prepared.records]
+    for batch in filter(None, prepared.all()):
+        for name in scalars:
+            values = _sum_terms(batch, name)
+            for place, value in zip(batch.index.tolist(), values, strict=True):
+                rows[place][name] = value
+    return rows
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:
