@@ -94,6 +94,23 @@ async def test_no_push_begins_while_another_is_closed_for_an_update(tmp_path: Pa
     await training
 
 
+async def test_a_generators_own_push_takes_no_more_memory_than_the_runs(tmp_path: Path) -> None:
+    """``controller.config.push_bucket_bytes`` may be small, as shared memory is."""
+    trainer = fake.FakeTrainer(fake.FakeTrainerConfig(), WorkerContext(role="policy"))
+    shell = TrainerShell(trainer, NoRecords(), late, tmp_path / "push", 0)  # type: ignore[arg-type]
+    sizes = []
+    for request in (
+        BeginPush(0, 1 << 28, 1, 0, waits=True),  # the run has pushed nothing yet
+        BeginPush(0, 8, 1, 1),
+        BeginPush(0, 1 << 28, 1, 2, waits=True),
+    ):
+        await shell.begin_push(request, None)  # type: ignore[arg-type]
+        assert shell._push is not None
+        sizes.append(shell._push._memory_nbytes)
+        await shell._close_push()
+    assert sizes[0] > sizes[1] == sizes[2]
+
+
 class Saving(fake.FakeTrainer):
     """Counts how often its weights are exported."""
 

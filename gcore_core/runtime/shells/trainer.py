@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 
 from gcore_core.contract.annotator import Annotates
@@ -146,6 +147,7 @@ class TrainerShell:
         self._counts = (0, 0)  # of their actions: trained, masked
         self._compared = ComparedRecords(backend, sentinel) if sentinel is not None else None
         self._push: PushSource | None = None  # the push that is open
+        self._push_bytes = 0  # memory for the buckets of the lead's latest push; 0: there was none
         self._followers = followers
         self._adapters = adapters
         self._tokens = tokens
@@ -486,6 +488,7 @@ class TrainerShell:
             if request.waits and self._push is not None and not self._push.gives_way:
                 return False
             await self._close_push()
+            request = self._sized(request)
             self._number += 1
             adapter = self._adapters and sends_adapter(self._backend, request.transport)
             push = FollowPush(request.version, self._number, adapter)
@@ -511,6 +514,16 @@ class TrainerShell:
                 for rank in self._followers
             ]
             return True
+
+    def _sized(self, request: BeginPush) -> BeginPush:
+        """Returns a request for no more memory than the run's pushes take.
+
+        A generator's own knows nothing of that setting; the memory would stay as large.
+        """
+        if not request.waits:
+            self._push_bytes = request.bucket_bytes
+        nbytes = min(request.bucket_bytes, self._push_bytes or request.bucket_bytes)
+        return msgspec.structs.replace(request, bucket_bytes=nbytes)
 
     async def _reserve_all(self, push: FollowPush) -> bool:
         """Takes the turns of all other ranks; returns False, with none taken, where one is at
