@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -308,14 +309,38 @@ class MetricsFile:
             self._extend_last_row(field)
 
     def _extend_last_row(self, field: bytes) -> None:
+        """Writes a field over the end of the file's last row.
+
+        A disk that does not take it leaves the row as it was.
+        """
         try:
-            with self._path.open("rb+") as file:
-                file.seek(-len(_ROW_END), os.SEEK_END)
+            with self._path.open("rb+", buffering=0) as file:
+                start = file.seek(-len(_ROW_END), os.SEEK_END)
                 if file.read() == _ROW_END:
-                    file.seek(-len(_ROW_END), os.SEEK_END)
-                    file.write(field)
+                    self._overwrite_end(file, start, field)
         except OSError as error:
             self._alarm(f"{self._path} cannot be written ({error.strerror}).")
+
+    def _overwrite_end(self, file: FileIO, start: int, field: bytes) -> None:
+        """Writes ``field`` from ``start`` on, where the row's end is; undoes half of it.
+
+        Raises OSError when the disk does not take it.
+        """
+        file.seek(start)
+        n_written = 0
+        try:
+            while n_written < len(field):
+                # The file is unbuffered, so one write may take only a part of the bytes.
+                n_written += file.write(field[n_written:])
+        except OSError:
+            if n_written:
+                self._pending += b"\n"  # for the case that the row's end cannot be put back
+                # It needs no space: the file had these bytes before.
+                file.truncate(start + len(_ROW_END))
+                file.seek(start)
+                file.write(_ROW_END)
+                self._pending.clear()
+            raise
 
     def _go_back(self, step: int) -> dict[str, Any] | None:
         """Takes the rows after ``step`` out of the file; returns the row of ``step``, if it is

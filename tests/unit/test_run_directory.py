@@ -346,6 +346,25 @@ def test_rows_without_disk_space_are_written_when_there_is_some(tmp_path: Path) 
     assert len((tmp_path / run_files.METRICS).read_bytes().splitlines()) == 4 and len(alarms) == 1
 
 
+def test_a_hash_for_which_there_is_no_space_leaves_its_row_whole(tmp_path: Path) -> None:
+    """Rows that follow would stick to a torn one."""
+    alarms: list[str] = []
+    metrics = d.MetricsFile(tmp_path, alarms.append)
+    metrics.append(_report(1, reward=0.5))
+    file = tmp_path / run_files.METRICS
+    before = file.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        metrics.hashed(1, "aa" * 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(alarms) == 1 and file.read_bytes() == before
+    metrics.append(_report(2))
+    metrics.close()
+    assert steps_in_file(tmp_path) == [1, 2]
+
+
 def test_metrics_that_cannot_be_opened_are_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / run_files.METRICS).mkdir()
     with pytest.raises(ConfigError, match=r"metrics\.jsonl cannot be made or written"):
