@@ -249,7 +249,7 @@ class MetricsFile:
 
     def _open(self) -> None:
         try:
-            torn = self._path.exists() and not _ends_with_newline(self._path)
+            torn = self._path.exists() and not ends_with_newline(self._path)
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise _refusal(error, self._path) from error
@@ -464,7 +464,7 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def _ends_with_newline(path: Path) -> bool:
+def ends_with_newline(path: Path) -> bool:
     """Says whether the last line of a file is complete; an empty file counts as complete."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):

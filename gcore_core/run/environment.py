@@ -23,6 +23,7 @@ from gcore_core.config.interpreters import Interpreter, open_interpreter
 from gcore_core.config.plan import Plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.run_files import ENVIRONMENT, Environment
+from gcore_core.run.directory import ends_with_newline
 
 log = logging.getLogger(__name__)
 #: Variables by which libraries of numbers choose threads and kernels.
@@ -48,11 +49,14 @@ def write(run_dir: Path, plan: Plan, step: int) -> None:
     line = Environment(
         step=step, versions=versions(plan), machine=machine(), files=file_digests(plan.config)
     )
+    path = run_dir / ENVIRONMENT
     try:
-        with (run_dir / ENVIRONMENT).open("ab") as file:
-            file.write(msgspec.json.encode(line, order="sorted") + b"\n")
+        # A killed run may have left half a line, and this one must not stick to it.
+        torn = path.exists() and not ends_with_newline(path)
+        with path.open("ab") as file:
+            file.write(b"\n" * torn + msgspec.json.encode(line, order="sorted") + b"\n")
     except OSError as error:
-        log.error("%s cannot be written: %s", run_dir / ENVIRONMENT, error.strerror)
+        log.error("%s cannot be written: %s", path, error.strerror)
 
 
 # -- versions --------------------------------------------------------------------------------------

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from gcore_core.contract.run_files import ENVIRONMENT, read_environment
+from gcore_core.run import environment
 from gcore_core.run.environment import file_digests
 
 
@@ -16,3 +20,16 @@ def test_the_files_that_a_job_names_are_digested_and_texts_are_none(tmp_path: Pa
         "roles": {"policy": {"model": {"path": "org/model"}}},
     }
     assert list(file_digests(config)) == ["data.config.path"]
+
+
+def test_a_start_behind_half_a_line_is_read(tmp_path: Path) -> None:
+    """A killed run, or a full disk, may have left half a line at an earlier start."""
+    plan: Any = SimpleNamespace(lock=(), config={}, settings=SimpleNamespace(roles={}))
+    environment.write(tmp_path, plan, 0)
+    with (tmp_path / ENVIRONMENT).open("ab") as file:
+        file.write(b'{"files":{},"mach')
+    environment.write(tmp_path, plan, 2)
+    environment.write(tmp_path, plan, 4)
+    starts = [read_environment(tmp_path, step) for step in (1, 3, 5)]
+    assert [start and start.step for start in starts] == [0, 2, 4]
+    assert (tmp_path / ENVIRONMENT).read_bytes().count(b"\n") == 4
