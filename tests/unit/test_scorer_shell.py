@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,36 @@ async def test_a_failing_reward_sets_its_status_and_affects_no_other(
         assert score.statuses == {"bad": "failed", "good": "ok"}
         assert reason in score.reason
     assert bench.given_up == []
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**5000), Fraction(10**400)], ids=["int", "long", "fraction"]
+)
+async def test_a_value_that_no_float_can_hold_fails_its_record_alone(
+    value: Any, bench: Bench, tmp_path: Path
+) -> None:
+    """The text of the second would raise, too: it has more digits than Python writes."""
+
+    def large(records: Sequence[ScoredRecord]) -> list[Score]:
+        return [Score(value=value if record.text == "aab" else 1.0) for record in records]
+
+    shell = bench.shell(large=large)
+    shell._scorers = [
+        NamedScorer(name="large", scorer=Reward(large), timeout_s=60.0, alone_every=1)
+    ]
+    first, second = await bench.ask(shell)
+    assert (first.values, first.statuses) == ({}, {"large": "failed"})
+    name = type(value).__name__
+    assert first.reason == f"rewards.large: the reward is a {name} too large for a float"
+    assert (second.values, second.statuses) == ({"large": 1.0}, {"large": "ok"})
+    known = tmp_path / "known.jsonl"
+    known.write_text('{"row": {"prompt": "1+1="}, "text": "aab", "reward": 3}\n')
+    shell = bench.shell()
+    shell._scorers = [
+        NamedScorer(name="large", scorer=Reward(large), timeout_s=60.0, known=str(known))
+    ]
+    with pytest.raises(RecordMismatch, match=r"the reward fails \(the reward is a .* too large"):
+        await bench.ask(shell)
 
 
 async def test_a_long_reason_keeps_the_line_of_the_reward(bench: Bench) -> None:

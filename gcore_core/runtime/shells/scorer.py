@@ -293,8 +293,9 @@ class ScorerShell:
             place = definition_of(reward.scorer.score)
             log.error("rewards.%s: %s, at %s", reward.name, problem, place)
             return [failure(f"{problem} ({short(place)})")] * len(records)
+        scores = [_bounded(score) for score in scores]
         await self._check_alone(reward, records, keys, scores)
-        return cast("list[Score]", scores)
+        return scores
 
     async def _check_alone(
         self,
@@ -356,7 +357,7 @@ class ScorerShell:
             log.exception("rewards.%s failed when it was asked again", reward.name)
             return None
         scores = list(answer) if isinstance(answer, Iterable) else answer
-        return None if _problem(scores, len(records)) else cast("list[Score]", scores)
+        return None if _problem(scores, len(records)) else [_bounded(score) for score in scores]
 
 
 def _check_alone_every(reward: NamedScorer) -> None:
@@ -415,6 +416,19 @@ def _problem(scores: Any, records: int) -> str:
         if not isinstance(score.reason, str | None):
             return f"score() gave a Score whose reason is a {type(score.reason).__name__}"
     return ""
+
+
+def _bounded(score: Score) -> Score:
+    """Makes a failure of a value that no float can hold; returns any other score as it is.
+
+    An integer of Python may have any number of digits. What computes with it would raise, and so
+    would its text.
+    """
+    try:
+        float(score.value or 0.0)
+    except OverflowError:
+        return failure(f"the reward is a {type(score.value).__name__} too large for a float")
+    return score
 
 
 def _record(header: Header, content: tuple[Columns, Columns], prompt: Prompt) -> ScoredRecord:
