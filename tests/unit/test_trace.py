@@ -6,15 +6,19 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gcore_core import cli
 from gcore_core.cli.trace import numbers, timeline
-from gcore_core.contract.errors import DataError
+from gcore_core.contract.errors import DataError, WorkerDied
 from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
 from gcore_core.contract.run_files import Clock, Record, Stage, read_trace
 from gcore_core.controllers.tracing import Trace
+from gcore_core.runtime.messages import Nothing, TimeOfDay
+from gcore_core.runtime.process.worker import Worker
 
 
 def header(ordinal: int, sample: int = 0) -> Header:
@@ -154,3 +158,27 @@ def test_a_process_that_goes_on_says_how_its_clock_goes(tmp_path: Path) -> None:
     assert [line.shard for line in lines if isinstance(line, Clock)] == [1, 1]
     began_s = [line.start_s for line in lines if isinstance(line, Stage)]
     assert began_s == [1010.0, 1011.0, 5010.0, 5011.0]
+
+
+class LateSupervisor:
+    """Loses the first answer after a while, and then tells a time that is 1000 s ahead."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def peer(self, name: str) -> LateSupervisor:
+        return self
+
+    async def call(self, endpoint: Any, request: Nothing, **_: Any) -> TimeOfDay:
+        self.calls += 1
+        if self.calls == 1:
+            await asyncio.sleep(1.0)
+            raise WorkerDied("the answer is lost")
+        return TimeOfDay(asyncio.get_running_loop().time() + 1000.0)
+
+
+async def test_a_lost_answer_does_not_move_the_clock_of_a_trace() -> None:
+    network: Any = LateSupervisor()
+    ahead_s = await Worker._time_of_day(cast(Worker, SimpleNamespace(_network=network)))
+    assert network.calls == 2
+    assert ahead_s == pytest.approx(1000.0, abs=0.25)

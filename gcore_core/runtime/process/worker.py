@@ -48,7 +48,7 @@ from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
 from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.rpc.resting import RestingLoop
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.retry import insist, insist_anew
 from gcore_core.runtime.rpc.service import Call, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.mirrors import push_memory
@@ -173,8 +173,14 @@ class Worker:
         Traces of controllers on several machines have one time so, whatever their clocks say.
         """
         clock = asyncio.get_running_loop().time
-        asked_s = clock()
-        answer = await insist(self._network.peer("supervisor"), TIME_OF_DAY, Nothing())
+        asked_s = 0.0
+
+        def request() -> Nothing:
+            nonlocal asked_s
+            asked_s = clock()  # of each try anew: the answer belongs to the last one
+            return Nothing()
+
+        answer = await insist_anew(self._network.peer("supervisor"), TIME_OF_DAY, request)
         return answer.unix_s - (asked_s + clock()) / 2
 
     def _build(self, settings: ShellSettings, service: Service) -> None:
