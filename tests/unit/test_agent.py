@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,27 @@ async def test_every_reader_of_exits_gets_all_of_them(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
             await anext(exits)
+
+
+@pytest.mark.parametrize("full", ["log", "spec"])
+async def test_a_file_of_a_worker_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """Not its interpreter, which has nothing to do with it."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o700)
+    spec = worker_of(python, tmp_path)
+    if full == "log":
+        named = spec.log
+        Path(named).mkdir()
+        cause = "Is a directory"
+    else:
+        named = str(tmp_path)
+        monkeypatch.setattr(tempfile, "tempdir", named)
+        monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb+"))
+        cause = "No space left on device"
+    with pytest.raises(WorkerError) as error:
+        await agent_module._spawn_worker(spec)
+    assert error.value.what == f"{named} cannot be written: {cause}."
+    assert error.value.where == "scorer.0" and error.value.todo

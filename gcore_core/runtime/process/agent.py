@@ -478,13 +478,22 @@ def make_meeting(spec: WorkerSpec) -> None:
 
 
 async def _spawn_worker(spec: WorkerSpec) -> tuple[Process, int]:
-    """Starts a worker in a new interpreter; returns it and the end of its lifeline."""
+    """Starts a worker in a new interpreter; returns it and the end of its lifeline.
+
+    Raises WorkerError when it cannot be started.
+    """
     command = [spec.python or sys.executable, "-u", "-m", "gcore_core.runtime.process.worker"]
     try:
         return await spawn_process(
             command, spec, spec.log, environment_of(spec.python), signal.SIGKILL
         )
     except OSError as error:
+        if error.filename not in (None, command[0]):  # its spec or its log, on a full disk
+            raise WorkerError(
+                f"{error.filename} cannot be written: {error.strerror}.",
+                where=spec.name,
+                todo="free some space there, or see who may write there",
+            ) from error
         raise WorkerError(
             f"{command[0]} cannot be started: {error.strerror}.",
             where=f"roles.{spec.role}.python",

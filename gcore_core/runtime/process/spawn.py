@@ -81,7 +81,8 @@ async def spawn_process(
     """Starts a process in a group of its own; returns it and the end of its lifeline.
 
     The process ends when the lifeline is closed, or when this process dies. Raises OSError when the
-    interpreter cannot be started.
+    interpreter cannot be started, or when its spec or its log cannot be written: ``filename`` names
+    what failed, if it is known.
 
     command: an interpreter and its words; ``--fd`` and ``--lifeline`` are added.
     spec: a msgspec struct, with the run's secret. It goes through a file descriptor, so the secret
@@ -148,11 +149,26 @@ def own_opening(reading: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def written_spec(spec: Any) -> Iterator[BinaryIO]:
-    """Writes a spec into a file without a name, and yields the file, to be read from its start."""
-    with tempfile.TemporaryFile() as file:
+    """Writes a spec into a file without a name, and yields the file, to be read from its start.
+
+    An OSError of the writing has a ``filename``: the directory for temporary files.
+    """
+    try:
+        file = _spec_file(spec)
+    except OSError as error:
+        directory = error.filename or tempfile.tempdir or "TMPDIR"  # the last: none is usable
+        raise OSError(error.errno, error.strerror or str(error), directory) from error
+    with file:
+        yield file
+
+
+def _spec_file(spec: Any) -> BinaryIO:
+    with contextlib.ExitStack() as stack:
+        file: BinaryIO = stack.enter_context(tempfile.TemporaryFile())
         file.write(msgspec.msgpack.encode(spec))
         file.seek(0)
-        yield file
+        stack.pop_all()
+    return file
 
 
 def signal_at_end(
