@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ import pytest
 from gcore_core.contract.errors import ConfigError
 from gcore_core.runtime.process import addresses as module
 from gcore_core.runtime.process.addresses import assign, own_address
+from gcore_core.runtime.process.agent import split_patience
 from gcore_core.runtime.process.config import LocalConfig, MachinesConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts
+from gcore_core.runtime.process.launchers import LocalLauncher
 
 NODES = {"agent.0": ("10.0.0.1", "/tmp/a"), "agent.1": ("10.0.0.2", "/tmp/b")}
 WHERE = {"supervisor": "agent.0", "rollout.0": "agent.1", "rollout.1": "agent.1"}
@@ -70,6 +73,23 @@ def test_ports_that_run_out() -> None:
     with pytest.raises(ConfigError, match="65533 to 65536") as error:
         assign(NODES, WHERE, 65533)
     assert error.value.todo == "set it to at most 65532"
+
+
+def test_ports_of_one_machine_that_run_out(tmp_path: Path) -> None:
+    launcher = LocalLauncher(LocalConfig(port=65000))
+    names = [f"rollout.{n}" for n in range(536)]
+    assert launcher._addresses(names, tmp_path)["rollout.535"] == "tcp:127.0.0.1:65535"
+    with pytest.raises(ConfigError, match="needs the ports 65000 to 65536") as error:
+        launcher._addresses([*names, "rollout.536"], tmp_path)
+    assert error.value.where == "launcher.config.port"
+    assert error.value.todo == "set it to at most 64999"
+
+
+@pytest.mark.parametrize("patience_s", [math.inf, 1e6])
+def test_a_patience_that_the_kernel_cannot_count_is_refused(patience_s: float) -> None:
+    with pytest.raises(ValueError, match="patience_s must be at most 86400, a day"):
+        MachinesConfig(patience_s=patience_s)
+    assert split_patience(MachinesConfig(patience_s=86400.0).patience_s)[0] == 43200.0
 
 
 def test_addresses_of_ipv6_stand_in_brackets() -> None:

@@ -129,19 +129,23 @@ def assign(
     for role, first in _parted(where).items() if is_private else ():
         meeting[role] = _tls(nodes[first][0], following[first], "")[1:]
         following[first] += 1
-    last = max(following.values()) - 1
-    if last > _LAST_PORT:
-        raise ConfigError(
-            f"a host needs the ports {port} to {last}, and the last one is {_LAST_PORT}",
-            where="launcher.config.port",
-            todo=f"set it to at most {_LAST_PORT - (last - port)}",
-        )
+    check_ports(port, max(following.values()) - 1)
     homes = dict(where) | {name: name for name in nodes}
     views = {
         node: {name: local[name] if homes[name] == node else public[name] for name in homes}
         for node in nodes
     }
     return Addresses(views, public, bulk, meeting)
+
+
+def check_ports(first: int, last: int) -> None:
+    """Raises ConfigError for a row of ports that ends behind the last one there is."""
+    if last > _LAST_PORT:
+        raise ConfigError(
+            f"a host needs the ports {first} to {last}, and the last one is {_LAST_PORT}",
+            where="launcher.config.port",
+            todo=f"set it to at most {_LAST_PORT - (last - first)}",
+        )
 
 
 def add_node(
@@ -173,13 +177,7 @@ def add_node(
             todo="name its network there, or leave the setting out: then content is sent over TLS",
         )
     port = _free_port(addresses, address, port)
-    if port + 1 + len(processes) > _LAST_PORT:
-        raise ConfigError(
-            f"a host needs the ports {port} to {port + 1 + len(processes)}, and the last one is "
-            f"{_LAST_PORT}",
-            where="launcher.config.port",
-            todo=f"set it to at most {_LAST_PORT - 1 - len(processes)}",
-        )
+    check_ports(port, port + 1 + len(processes))
     names = [node, *processes]
     ports = [port, *range(port + 2, port + 2 + len(processes))]
     public = {name: _tls(address, one) for name, one in zip(names, ports, strict=True)}

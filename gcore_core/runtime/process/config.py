@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 #: The least ``patience_s``: within it the kernel notices a silence, a lease expires and workers
 #: end, see ``agent.split_patience``.
 LEAST_PATIENCE_S = 8.0
+#: The most: a day. The kernel counts the silence between machines up to three days only.
+_MOST_PATIENCE_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +106,8 @@ class MachinesConfig:
         if self.patience_s < LEAST_PATIENCE_S:
             raise ValueError(
                 f"patience_s must be at least {LEAST_PATIENCE_S:g}, not {self.patience_s}"
+            )
+        if self.patience_s > _MOST_PATIENCE_S:
+            raise ValueError(
+                f"patience_s must be at most {_MOST_PATIENCE_S:g}, a day, not {self.patience_s}"
             )

@@ -37,6 +37,7 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
+from gcore_core.runtime.process.addresses import check_ports
 from gcore_core.runtime.process.adoption import (
     AdoptedProcess,
     KeptAgent,
@@ -160,6 +161,7 @@ class LocalLauncher:
     def _addresses(self, names: list[str], directory: Path) -> dict[str, str]:
         if self._config.port is None:
             return {name: f"unix:{directory / name}" for name in names}
+        check_ports(self._config.port, self._config.port + len(names) - 1)
         return {name: f"tcp:127.0.0.1:{self._config.port + i}" for i, name in enumerate(names)}
 
 
