@@ -40,6 +40,7 @@ half there, as a killed run may leave it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -441,7 +442,8 @@ class TrainedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=Tru
     prompt_ids: the last tokens of the prompt.
     action_ids: the first actions; ``actions`` says how many there were.
     rollout_logp, trainer_logp: in nats, of each action, at the record's temperature: as its
-        generator gave it, and as the trainer had it before the step's first update.
+        generator gave it, and as the trainer had it before the step's first update. A NaN or an
+        infinity is null in the file, and read as NaN.
     entropy: of the trainer's distribution at each action, in nats; empty where it was not computed.
     masked: places of the actions that were not trained on.
     """
@@ -463,12 +465,32 @@ class TrainedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=Tru
 
 def read_tokens(run_dir: Path) -> Iterator[TrainedTokens]:
     """Yields the records of ``tokens.jsonl`` in the order of steps; none where there is no file."""
-    decode = msgspec.json.Decoder(TrainedTokens).decode
     for text in _lines(run_dir / TOKENS):
         try:
-            yield decode(text)
+            yield decode_tokens(text)
         except msgspec.MsgspecError:
             continue  # half a line, as a killed run may leave it
+
+
+_decode_finite = msgspec.json.Decoder(TrainedTokens).decode
+
+
+def decode_tokens(line: bytes) -> TrainedTokens:
+    """Reads a line of ``tokens.jsonl``; a number that is null there is NaN.
+
+    Raises msgspec.MsgspecError for what is no whole line.
+    """
+    try:
+        return _decode_finite(line)
+    except msgspec.ValidationError:
+        row = msgspec.json.decode(line, type=dict[str, Any])
+    return msgspec.convert({name: _with_nan(value) for name, value in row.items()}, TrainedTokens)
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_nan(each) for each in value]
+    return math.nan if value is None else value
 
 
 class Environment(msgspec.Struct, kw_only=True, frozen=True):

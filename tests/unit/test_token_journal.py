@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gcore_core.contract.run_files import TOKENS, read_tokens
 from gcore_core.contract.sentinel import Compared
@@ -50,6 +52,21 @@ def test_of_a_long_record_the_beginning_is_written(tmp_path: Path) -> None:
     assert row.actions == 5000
     lengths = {len(row.action_ids), len(row.rollout_logp), len(row.trainer_logp)}
     assert lengths == {token_journal.ACTIONS}
+
+
+def test_a_log_prob_that_is_no_number_is_read_as_nan(tmp_path: Path) -> None:
+    """JSON has neither NaN nor infinities: they are null there. The record is read all the same."""
+    trainer = np.array([-1.0, math.nan, -math.inf, -2.0], np.float32)
+    record = compared(0, 0, trainer_logp=trainer, entropy=trainer)
+    TokenJournal(tmp_path).write(0, [record, compared(0, 1)], {(0, 0): 1.0, (0, 1): 1.0})
+    first, second = read_tokens(tmp_path)
+    assert (first.sample, second.sample) == (0, 1)
+    for values in (first.trainer_logp, first.entropy):
+        assert values == pytest.approx([-1.0, math.nan, math.nan, -2.0], nan_ok=True)
+    assert first.rollout_logp == [-1.0] * 4
+    with (tmp_path / TOKENS).open("ab") as file:
+        file.write(b'{"step":null,"ordinal":1}\n[]\n{"step":3,"ord')
+    assert len(list(read_tokens(tmp_path))) == 2
 
 
 def test_records_whose_actions_are_no_tokens_are_left_out(tmp_path: Path) -> None:

@@ -252,6 +252,19 @@ def test_every_trained_record_is_listed_once_and_opened_whole_whatever_a_file_em
         assert read["record"]["trainer"] == pytest.approx(record.trainer_logp, rel=1e-5)
 
 
+def test_a_log_prob_that_is_no_number_is_missing_on_the_page(
+    directory: Path, client: TestClient
+) -> None:
+    path = directory / run_files.TOKENS
+    line = json.loads(path.read_bytes().splitlines()[0]) | {"step": 110}
+    line["trainer_logp"][1] = None
+    with path.open("ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+    read = ask(client, f"/tokens/110/{line['ordinal']}/{line['sample']}")
+    assert read["record"]["trainer"][:3:2] == pytest.approx(line["trainer_logp"][:3:2], rel=1e-5)
+    assert read["record"]["trainer"][1] is None
+
+
 def test_records_are_searched_by_step_name_and_text(directory: Path, client: TestClient) -> None:
     assert {i["step"] for i in pages(client, "/tokens", step=20)} == {20}
     assert [i["step"] for i in pages(client, "/tokens", search="400/1")] == [50]

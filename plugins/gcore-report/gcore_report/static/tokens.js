@@ -2,10 +2,13 @@
 
 // Trained records token by token, coloured by what is asked.
 const Tokens = (() => {
+  // A log-prob that was NaN or infinite is null, which would count as 0.
+  const gapOf = (record, i) =>
+    record.trainer[i] === null || record.rollout[i] === null ? NaN : record.trainer[i] - record.rollout[i];
   // What a token may be coloured by: its value, and a name of the value for people.
   const BY = {
-    gap: { title: "gap, trainer - generator", of: (record, i) => record.trainer[i] - record.rollout[i], signed: true },
-    ratio: { title: "ratio, trainer over generator", of: (record, i) => Math.exp(record.trainer[i] - record.rollout[i]), middle: 1, signed: true },
+    gap: { title: "gap, trainer - generator", of: gapOf, signed: true },
+    ratio: { title: "ratio, trainer over generator", of: (record, i) => Math.exp(gapOf(record, i)), middle: 1, signed: true },
     rollout: { title: "log-prob of the generator", of: (record, i) => record.rollout[i] },
     trainer: { title: "log-prob of the trainer", of: (record, i) => record.trainer[i] },
     entropy: { title: "entropy", of: (record, i) => record.entropy[i] },
@@ -141,11 +144,11 @@ const Tokens = (() => {
   }
 
   function factsOf(record, i, isMasked) {
-    const gap = record.trainer[i] - record.rollout[i];
+    const gap = gapOf(record, i);
     const facts = [
       `token ${i} (${record.ids[i]}) ${JSON.stringify(textOf(record, record.ids[i]))}`,
       `generator ${number(record.rollout[i])}`, `trainer ${number(record.trainer[i])}`,
-      `ratio ${Math.exp(gap).toFixed(5)}`,
+      `ratio ${Number.isNaN(gap) ? "-" : Math.exp(gap).toFixed(5)}`,
     ];
     if (record.entropy.length) facts.push(`entropy ${number(record.entropy[i])}`);
     return facts.join(", ") + (isMasked ? ", masked: not trained on" : "");

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from gcore_core.contract.run_files import TOKENS, TrainedTokens
+from gcore_core.contract.run_files import TOKENS, TrainedTokens, decode_tokens
 from gcore_report.page.runs import Run
 from gcore_report.page.tokens import as_json, open_tokenizer, texts_of, tokenizer_of
 
@@ -24,8 +24,6 @@ RULE = (
 #: Records of one page of the list, at most.
 MOST_ROWS = 500
 _KEPT_SEARCHES = 8
-
-_decode = msgspec.json.Decoder(TrainedTokens).decode
 
 
 class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +135,7 @@ class AllTokens:
                 start = self._end
                 self._end += len(line)
                 try:
-                    record = _decode(line)
+                    record = decode_tokens(line)
                 except msgspec.MsgspecError:
                     continue  # half a line, as a killed run may leave it
                 name = _Name(record.step, record.ordinal, record.sample)
@@ -148,7 +146,7 @@ class AllTokens:
         place = self._records[name]
         with self._path.open("rb") as file:
             file.seek(place.start)
-            return _decode(file.read(place.length))
+            return decode_tokens(file.read(place.length))
 
     def _tokenizer(self) -> Any:
         """Returns the run's tokenizer, which is read once; a run gets one of its own at its end."""
