@@ -58,12 +58,17 @@ class Stopwatch:
 class Trace:
     """Writes one shard's lines; without a directory it keeps nothing.
 
+    Where lines cannot be written any more, records are still kept until their verdict: placement
+    measures by them.
+
     ahead_s: how far the time of day is from the event loop's clock. Until it is set, it is that of
         this machine.
     """
 
     def __init__(self, directory: str, shard: int) -> None:
+        # None: nothing is written, or nothing any more.
         self._path = Path(directory) / f"controller.{shard}.jsonl" if directory else None
+        self._keeps_records = bool(directory)
         self._shard = shard
         self._encode = msgspec.json.Encoder().encode
         self._open: dict[tuple[int, int], Record] = {}  # by ``Header.key``, until their verdict
@@ -76,7 +81,7 @@ class Trace:
 
         sent_s: when the replica was asked.
         """
-        if self._path is None:
+        if not self._keeps_records:
             return
         now_s = asyncio.get_running_loop().time()
         for h in headers:
@@ -112,7 +117,10 @@ class Trace:
                         ]
 
     def settled(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
-        """Writes the records of a group that got its verdict, and returns them."""
+        """Writes the records of a group that got its verdict, and returns them.
+
+        They are returned whether they could be written or not.
+        """
         records = []
         for h in group:
             record = self._open.pop(h.key, None)
@@ -150,6 +158,8 @@ class Trace:
             self._write(Stage(step, self._shard, name, start_s, end_s))
 
     def _write(self, line: Line) -> None:
+        if self._path is None:
+            return
         self._lines.append(self._encode(line))
         if len(self._lines) >= _FLUSH_LINES:
             self.flush()

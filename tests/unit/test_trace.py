@@ -99,6 +99,22 @@ def test_a_trace_that_cannot_be_written_is_told_and_does_not_stop_the_run(
     assert "controller.1.jsonl cannot be written: File exists; the trace ends here" in message
 
 
+async def _two_steps_on_a_full_disk(directory: Path) -> list[Record]:
+    """Returns the records of a second step, after the trace of the first could not be written."""
+    trace = Trace(str(directory / "trace"), 1)
+    trace.finished(0, "rollout.0", 0.0, [header(10)])
+    trace.settled([header(10)], "trained", "")
+    trace.flush()
+    trace.finished(1, "rollout.0", 0.0, [header(11)])
+    return trace.settled([header(11)], "trained", "")
+
+
+def test_records_are_still_measured_when_the_trace_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("a file where the directory would be")
+    records = asyncio.run(_two_steps_on_a_full_disk(tmp_path))
+    assert [record.ordinal for record in records] == [11], "the placement policy sees none of them"
+
+
 def test_slices_of_one_row_never_overlap_and_include_all_records(tmp_path: Path) -> None:
     records = [
         Record(
