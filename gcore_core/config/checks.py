@@ -217,13 +217,25 @@ def _limits(settings: JobSettings) -> Iterator[str]:
     for path, value, limit in schema.limits(settings):
         if problem := limit.problem(value):
             yield f"{path}: {problem}"
-    for path, value in yaml_source.flat(asdict(settings)).items():
+    for path, value in _plain_values(asdict(settings), ""):
         if not isinstance(value, float) or math.isfinite(value):
             continue
         if ".config." not in path:
             yield f"{path}: must be a finite number, not {value}."
         elif math.isnan(value):
             yield f"{path}: must be a number, not {value}."
+
+
+def _plain_values(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of every value in mappings and lists, such as ``betas[0]``."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _plain_values(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _plain_values(value, f"{path}[{index}]")
+    else:
+        yield path, tree
 
 
 def _run_name(settings: JobSettings) -> Iterator[str]:

@@ -518,6 +518,10 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
             "roles.policy.config.optimizer.learning_rate=.nan",
             "roles.policy.config.optimizer.learning_rate: must be a number, not nan.",
         ),
+        (
+            "rewards.length.when={source: [1, .nan]}",
+            "rewards.length.when.source[1]: must be a finite number, not nan.",
+        ),
         ("run.name=a/b", "run.name: 'a/b' cannot name a directory; use letters, digits"),
         ("run.epochs=0", "run.epochs: must be greater than 0, not 0.0."),
         ("rewards.length.workers=0", "rewards.length.workers: must be at least 1, not 0."),
