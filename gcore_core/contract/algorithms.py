@@ -350,4 +350,4 @@ class KeepsCosts(Protocol):
         """
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on with what ``state`` of an earlier balancer of this class returned."""
+        """Goes on with what ``state`` of an earlier balancer of this provider returned."""

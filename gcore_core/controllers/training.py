@@ -97,11 +97,14 @@ class Training:
         self._plans: dict[str, Plan] = {}  # of each learner, for the step that is under way
         self._digests: dict[str, int] = {}
         self.watching = Watching(context)
-        restore_costs(context.balancer, context.facts.state.get("balance", {}))
+        self._balancer_provider = context.facts.providers.get("balance", "")
+        restore_costs(
+            context.balancer, context.facts.state.get("balance", {}), self._balancer_provider
+        )
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run goes on with, besides the trainers' own part; plain values."""
-        return learned_costs(self._context.balancer)
+        return learned_costs(self._context.balancer, self._balancer_provider)
 
     def digests(self) -> dict[str, int]:
         """Returns stage -> this shard's digest of the latest update; empty after a skipped step.
@@ -588,18 +591,20 @@ def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None
         )
 
 
-def learned_costs(balancer: Balancer) -> dict[str, Any]:
-    """Returns what the balancer has learned, for a checkpoint, under the balancer's class name.
+def learned_costs(balancer: Balancer, provider: str = "") -> dict[str, Any]:
+    """Returns what the balancer has learned, for a checkpoint, under its provider's name.
 
     A resumed run may have another balancer, which must not get it. It is empty for a balancer that
     keeps nothing.
+
+    provider: as ``use`` names it; "" where only the class is known, whose name then stands for it.
     """
-    return (
-        {type(balancer).__qualname__: balancer.state()} if isinstance(balancer, KeepsCosts) else {}
-    )
+    name = provider or type(balancer).__qualname__
+    return {name: balancer.state()} if isinstance(balancer, KeepsCosts) else {}
 
 
-def restore_costs(balancer: Balancer, learned: Mapping[str, Any]) -> None:
+def restore_costs(balancer: Balancer, learned: Mapping[str, Any], provider: str = "") -> None:
     """Gives the balancer what ``learned_costs`` returned, if it stands under its name."""
-    if isinstance(balancer, KeepsCosts) and (state := learned.get(type(balancer).__qualname__)):
+    name = provider or type(balancer).__qualname__
+    if isinstance(balancer, KeepsCosts) and (state := learned.get(name)):
         balancer.restore(state)

@@ -342,7 +342,7 @@ def test_a_resumed_run_keeps_what_the_balancer_learned(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     state = json.loads((run.path / "checkpoints" / f"step-{STEPS:06d}" / "state.json").read_text())
     weights = [0.95**age for age in range(STEPS)]  # of the measurements of one rank, step by step
-    assert state["balance"]["Cost"]["count"] == pytest.approx(sum(weights))
+    assert state["balance"]["balance/cost"]["count"] == pytest.approx(sum(weights))
 
 
 OBSERVER = """

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -12,7 +15,9 @@ from gcore_core.controllers.training import (
     Plan,
     check_logprobs,
     draw_plan,
+    learned_costs,
     masked_share,
+    restore_costs,
     train_item,
 )
 from gcore_core.runtime.messages import TrainItem, TrainReply
@@ -186,3 +191,26 @@ def test_a_worker_gets_all_that_the_header_of_its_record_says() -> None:
     }
     assert both >= {"replica", "stamp", "seal"}
     assert (item.version, item.last_version) == (6, 7)
+
+
+class Learns(InOrder):
+    """Keeps what it was given to go on with."""
+
+    def __init__(self) -> None:
+        self.given: Mapping[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": 3}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.given = state
+
+
+def test_a_balancer_of_another_plugin_whose_class_has_the_same_name_gets_nothing() -> None:
+    saved = learned_costs(Learns(), "mine/learns")
+    same = Learns()
+    restore_costs(same, saved, "mine/learns")
+    assert same.given == {"seen": 3}
+    other = Learns()
+    restore_costs(other, saved, "another/learns")
+    assert other.given == {}
