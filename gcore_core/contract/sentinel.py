@@ -101,7 +101,7 @@ class Finding:
     """Says how well one cause explains the records that a rank holds.
 
     cause: a word for it, the same on all ranks.
-    score: between 0 and 1; ranks' scores are averaged.
+    score: between 0 and 1, or 2 where bytes leave no doubt; ranks' scores are averaged by weight.
     weight: how much this rank's score counts.
     text: one sentence for a person.
     """
