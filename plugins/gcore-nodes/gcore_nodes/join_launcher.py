@@ -127,7 +127,7 @@ class JoinLauncher(MachinesLauncher):
         over = Over(well=True, again=is_counting)
         await door.open()
         try:
-            joined = await door.gather(config.wait_s, least)
+            joined = await self._gathered(door, least)
             self._nodes = {node.name: node for node in joined}
             self._hosts = _hosts(joined, slots, has_network=config.address is not None)
             yield self._hosts
@@ -139,6 +139,23 @@ class JoinLauncher(MachinesLauncher):
             self._nodes = {}
             self._door = None
             await door.close(over)
+
+    async def _gathered(self, door: Door, least: int | None) -> list[JoinedNode]:
+        """Waits for the nodes. One that was counted and does not come again is a lost machine.
+
+        Raises WorkerError for that, so that a run that goes on is placed anew, without it.
+        """
+        try:
+            return await door.gather(self._join.wait_s, least)
+        except ConfigError as error:
+            if self._counted and self._opens_site:
+                raise WorkerError(
+                    "a machine on which the run was placed has not come again",
+                    where=error.where,
+                    why=error.why,
+                    todo=error.todo,
+                ) from error
+            raise
 
     @contextlib.asynccontextmanager
     async def site(

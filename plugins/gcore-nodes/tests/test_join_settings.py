@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from gcore_nodes import join_launcher
+from gcore_nodes.channel import Over
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.join_launcher import JoinLauncher, listening_address
 
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.kits.commands import load_plan
 from gcore_core.kits.launching import machine_facts
@@ -69,3 +72,41 @@ def test_nodes_join_at_one_address(
         listening_address(config, facts)
     assert error.value.where == "launcher.config.home"
     assert error.value.why == f"it has {', '.join(addresses)}"
+
+
+@pytest.mark.parametrize("min_hosts", [None, 1])
+async def test_a_counted_node_that_does_not_come_again_is_a_lost_machine(
+    min_hosts: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that can do with fewer is placed anew; for any other its nodes are not those named."""
+
+    class OneNode:
+        """A door to which one node comes, and later nobody."""
+
+        asked: ClassVar[int] = 0
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None: ...
+
+        async def open(self) -> None: ...
+
+        async def close(self, over: Over) -> None: ...
+
+        async def gather(self, wait_s: float, least: int | None) -> list[Any]:
+            OneNode.asked += 1
+            if OneNode.asked > 1:
+                raise ConfigError("not all nodes have joined within 1 s", why="missing: one")
+            return [SimpleNamespace(name="one")]
+
+    def hosts_of(joined: Any, *_: Any, **__: Any) -> list[Any]:
+        return [SimpleNamespace(name=node.name) for node in joined]
+
+    monkeypatch.setattr(join_launcher, "Door", OneNode)
+    monkeypatch.setattr(join_launcher, "read_token", lambda *_: b"token")
+    monkeypatch.setattr(join_launcher, "_hosts", hosts_of)
+    monkeypatch.setattr(JoinLauncher, "node_facts", lambda *_, **__: [])
+    launcher = JoinLauncher(JoinConfig(hosts=2, home="127.0.0.1", min_hosts=min_hosts))
+    await launcher.find_nodes(1, again=True)
+    launcher._opens_site = True
+    with pytest.raises(ConfigError if min_hosts is None else WorkerError, match="missing: one"):
+        async with launcher.hosts():
+            pass
