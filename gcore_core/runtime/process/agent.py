@@ -296,6 +296,7 @@ class Agent:
             again = may_help and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
             ending = self._ending(process.pid, code)
+            self._hung.discard(process.pid)  # another process may get that number
             note = note_path(spec.store.directory, spec.name)
             running = describe_running(note) if ending == ENDED_BY_ALARM else ""
             if stopped.done() and not stopped.cancelled():
