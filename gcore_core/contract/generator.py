@@ -116,7 +116,7 @@ class Generator(Protocol):
 
         Their status is "aborted". Keys of samples that do not run are ignored.
 
-        Capability "abort". Provisional: nothing in the core calls it yet.
+        Capability "abort". It is called before a sleep, with samples that nobody waits for.
         """
 
     def close(self) -> None:

@@ -84,12 +84,14 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
     trainers: peer names of the policy's workers; none where it does not follow the policy.
     gather_s: how long to wait for the other shards' part of a round.
     batch_s: how long to wait for more records to end before those that did are sent.
+    aborts: whether its backend can end samples (capability "abort").
     """
 
     context: PlainContext = PlainContext()
     trainers: list[str] = []
     gather_s: float = 0.02
     batch_s: float = 0.02
+    aborts: bool = False
 
 
 class AnnotatorSettings(WorkerSettings, frozen=True, kw_only=True, tag="annotator"):

@@ -662,6 +662,7 @@ def _generator(
         trainers=trainers,
         gather_s=0.05,
         batch_s=0.0,
+        aborts=True,
     )
     compute = TimedCompute(100 + int(number))
     return GeneratorShell(

@@ -22,9 +22,7 @@ CONTRACT = ROOT / "gcore_core/contract"
 CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "AdapterFacts", "Objective"}
 
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".
-PROVISIONAL = {
-    "Generator.abort",
-}
+PROVISIONAL = set[str]()
 
 
 @dataclass(frozen=True)

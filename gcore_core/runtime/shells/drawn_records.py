@@ -62,6 +62,7 @@ class DrawnRecords:
         self._running: dict[Key, int] = {}  # -> the step for which it is drawn
         self._finished: dict[Key, tuple[int, Header]] = {}  # -> (step, header)
         self._listeners: list[Listener] = []
+        self._ending = set[Key]()  # of those that run: they have ended and are being stored
         # Of samples that run and are made from an earlier record: (digest of the row, that record).
         self._origins: dict[Key, tuple[int, int]] = {}
         self.over = 0  # records of earlier steps are gone
@@ -97,6 +98,19 @@ class DrawnRecords:
             # One that still runs for an earlier step goes on, and is stored for this one.
             self._running[key] = max(step, self._running.get(key, step))
         return [sample for _, sample in fresh]
+
+    def give_up(self) -> list[Key]:
+        """Forgets the samples that run and that no open request waits for; returns their keys.
+
+        Who asks for one of them later has it drawn from the start. To be called while the engine
+        makes no step, and what is returned is then to be ended there.
+        """
+        awaited = self._ending.union(*(listener.waiting for listener in self._listeners))
+        keys = sorted(self._running.keys() - awaited)
+        for key in keys:
+            del self._running[key]
+            self._origins.pop(key, None)
+        return keys
 
     def has_all(self, keys: Sequence[Key], step: int) -> bool:
         """Returns whether each of these samples runs or is finished for the step."""
@@ -134,12 +148,14 @@ class DrawnRecords:
         for header in headers.values():
             header.stamp = stamp
         unkept = [record for record in records if record.status != FAILED]
+        self._ending = set(headers)
         while unkept:
             step = max(self._running[_key(record)] for record in unkept)
             await self._keep(step, unkept, headers)
             # Meanwhile a later step may have asked for some (``begin``): what was stored for
             # ``step`` is not held for that one.
             unkept = [record for record in unkept if self._running[_key(record)] > step]
+        self._ending = set()
         for key, header in headers.items():
             _check_size(header)
             self._finished[key] = self._running.pop(key), header

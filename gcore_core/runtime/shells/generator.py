@@ -100,6 +100,7 @@ class GeneratorShell:
         self._backend = backend
         self._datasets = datasets
         self._compute = compute
+        self._aborts = settings.aborts
         self._seed = settings.run.seed
         gather_s = None if settings.run.deterministic else settings.gather_s
         self._rounds = Rounds(settings.shards, gather_s, restarted)
@@ -212,9 +213,15 @@ class GeneratorShell:
         return [logp.tolist() for logp in scored]
 
     async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
-        """Gives the engine's memory back. What still runs, another replica has drawn already: it
-        ends before.
+        """Gives the engine's memory back.
+
+        What still runs, another replica has drawn already. Samples that no open request waits for
+        are given up, where the backend can end them; all others end before the sleep.
         """
+        if self._aborts:
+            async with self._engine.lock:
+                if keys := self._records.give_up():
+                    await self._compute(self._backend.abort, keys)
         await self._engine.idle()
         self._records.release(request.release_before)
         async with self._weights.restoring, self._engine.lock:

@@ -1,0 +1,162 @@
+"""A generator that is to sleep gives up samples that nobody waits for; it does not sample them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.job_settings import Run
+from gcore_core.contract.records import Header, Lease
+from gcore_core.runtime.messages import TRAIN, GenerateRequest, Nothing, SleepRequest
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.testing import fake
+
+SECRET = b"s" * 32
+SOON_S = 5.0
+
+
+class HoldingGenerator(fake.FakeGenerator):
+    """Ends no sample while it holds."""
+
+    holds = True
+    aborted: Sequence[tuple[int, int]] = ()
+
+    def step(self) -> list[Finished]:
+        return [] if self.holds else super().step()
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        self.aborted = [*self.aborted, *keys]
+        return super().abort(keys)
+
+
+async def shell_of(directory: Path, *, aborts: bool) -> tuple[GeneratorShell, HoldingGenerator]:
+    network = InlineNetwork()
+    spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
+    service = Service("agent.0")
+    SlabService(spec, SECRET).register(service)
+    await network.view("agent.0").serve("agent.0", service)
+    view = network.view("rollout.0")
+    writer = StoreWriter(directory, "agent.0", SECRET, view.peer("agent.0"), "rollout.0")
+    generator = HoldingGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
+    dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
+    datasets = {"train": dataset, "evaluation": dataset}
+    settings = GeneratorSettings(run=Run(), batch_s=0.0, aborts=aborts)
+    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, settings)
+    shell.register(Service("rollout.0"))
+    return shell, generator
+
+
+async def drawn(shell: GeneratorShell, ordinal: int, step: int = 0) -> list[Header]:
+    leases = [Lease(ordinal, 0, 0, (0, 1))]
+    request = GenerateRequest(step, ordinal, 0, TRAIN, leases, least=0)
+    headers: list[Header] = []
+    async with contextlib.aclosing(shell.generate(request, Call(lambda: None))) as stream:
+        async for part in stream:
+            headers += part
+    return headers
+
+
+async def begun(shell: GeneratorShell, ordinal: int) -> asyncio.Task[list[Header]]:
+    """Returns a request whose samples run."""
+    before = shell.owed()
+    task = asyncio.ensure_future(drawn(shell, ordinal))
+    while shell.owed() == before:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    return task
+
+
+async def give_up(task: asyncio.Task[list[Header]]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def asleep(shell: GeneratorShell) -> None:
+    await asyncio.wait_for(shell.sleep(SleepRequest(), Call(lambda: None)), SOON_S)
+
+
+async def test_samples_that_nobody_waits_for_hold_up_no_sleep(tmp_path: Path) -> None:
+    shell, generator = await shell_of(tmp_path, aborts=True)
+    await give_up(await begun(shell, 0))
+    await asleep(shell)
+    assert (shell.owed(), sorted(generator.aborted)) == (0, [(0, 0), (0, 1)])
+
+
+async def test_samples_that_were_given_up_are_drawn_again_for_who_asks(tmp_path: Path) -> None:
+    """They are the same ones, since all of a sample follows from its seed."""
+    shell, generator = await shell_of(tmp_path / "held", aborts=True)
+    await give_up(await begun(shell, 0))
+    await asleep(shell)
+    await shell.wake(Nothing(), Call(lambda: None))
+    generator.holds = False
+    again = await asyncio.wait_for(drawn(shell, 0), SOON_S)
+    other, free = await shell_of(tmp_path / "free", aborts=True)
+    free.holds = False
+    undisturbed = await asyncio.wait_for(drawn(other, 0), SOON_S)
+    assert sorted((one.key, one.seal) for one in again) == sorted(
+        (one.key, one.seal) for one in undisturbed
+    )
+
+
+async def test_samples_that_somebody_waits_for_end_before_the_sleep(tmp_path: Path) -> None:
+    shell, generator = await shell_of(tmp_path, aborts=True)
+    await give_up(await begun(shell, 0))
+    waited_for = await begun(shell, 1)
+    sleeping = asyncio.ensure_future(asleep(shell))
+    await asyncio.sleep(0.05)
+    assert not sleeping.done()
+    generator.holds = False
+    await sleeping
+    assert sorted(generator.aborted) == [(0, 0), (0, 1)]
+    assert sorted(header.key for header in await waited_for) == [(1, 0), (1, 1)]
+
+
+async def test_a_request_that_comes_while_samples_are_given_up_gets_its_own(
+    tmp_path: Path,
+) -> None:
+    shell, generator = await shell_of(tmp_path, aborts=True)
+    await give_up(await begun(shell, 0))
+    async with shell._engine.lock:  # as while the engine steps
+        sleeping = asyncio.ensure_future(asleep(shell))
+        await asyncio.sleep(0.01)
+        asked = asyncio.ensure_future(drawn(shell, 0))
+        await asyncio.sleep(0.05)
+    generator.holds = False
+    assert sorted(header.key for header in await asyncio.wait_for(asked, SOON_S)) == [
+        (0, 0),
+        (0, 1),
+    ]
+    await sleeping
+
+
+async def test_a_generator_that_cannot_end_samples_ends_them_by_itself(tmp_path: Path) -> None:
+    shell, generator = await shell_of(tmp_path, aborts=False)
+    await give_up(await begun(shell, 0))
+    sleeping = asyncio.ensure_future(asleep(shell))
+    await asyncio.sleep(0.05)
+    assert not sleeping.done()
+    generator.holds = False
+    await sleeping
+    assert not generator.aborted
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+async def test_a_generator_at_which_nothing_runs_goes_to_sleep(
+    aborts: bool, tmp_path: Path
+) -> None:
+    shell, generator = await shell_of(tmp_path, aborts=aborts)
+    await asleep(shell)
+    assert not generator.aborted
