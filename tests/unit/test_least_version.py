@@ -10,7 +10,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightsGone
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import Header, Lease
-from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest
+from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest, Nothing, SleepRequest
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
@@ -67,6 +67,20 @@ async def test_a_generator_takes_newer_weights_only_below_the_least_version(
     assert restored == wanted
     version = max(least, HELD)
     assert [header.versions for header in headers] == [(version, version)] * 2
+
+
+async def test_a_generator_that_slept_through_a_push_takes_the_weights_before_it_draws(
+    tmp_path: Path,
+) -> None:
+    restored: list[int] = []
+    shell = await shell_of(tmp_path, restored)
+    await shell.sleep(SleepRequest(), Call(lambda: None))
+    await shell.wake(Nothing(), Call(lambda: None))
+    leases = [Lease(0, 0, 0, (0,))]
+    request = GenerateRequest(HELD + 1, 0, 0, TRAIN, leases, least=HELD + 1)
+    parts = [part async for part in shell.generate(request, Call(lambda: None))]
+    assert restored == [HELD + 1]
+    assert [header.versions for header in parts[0]] == [(HELD + 1, HELD + 1)]
 
 
 async def test_a_run_that_repeats_draws_no_sample_under_newer_weights(tmp_path: Path) -> None:
