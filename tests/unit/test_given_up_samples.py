@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,3 +161,31 @@ async def test_a_generator_at_which_nothing_runs_goes_to_sleep(
     shell, generator = await shell_of(tmp_path, aborts=aborts)
     await asleep(shell)
     assert not generator.aborted
+
+
+async def test_records_that_are_being_stored_are_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell, generator = await shell_of(tmp_path, aborts=True)
+    records = shell._records
+    stores = asyncio.Event()
+    go_on = asyncio.Event()
+    keep = records._keep
+
+    async def slow(*args: Any) -> None:
+        stores.set()
+        await go_on.wait()
+        await keep(*args)
+
+    monkeypatch.setattr(records, "_keep", slow)
+    task = await begun(shell, 0)
+    generator.holds = False
+    await stores.wait()
+    await give_up(task)
+    ending = set(records._ending)
+    sleeping = asyncio.ensure_future(asleep(shell))
+    await asyncio.sleep(0.05)
+    go_on.set()
+    await sleeping
+    assert ending and ending.isdisjoint(generator.aborted)
+    assert shell.owed() == 0
