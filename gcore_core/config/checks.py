@@ -89,7 +89,7 @@ def run(
     problems = [
         *_limits(settings),
         *_run_name(settings),
-        *_follows(settings),
+        *_follows(settings, provided),
         *_workers(settings),
         *_cluster(settings),
         *_owned_replicas(settings, objects),
@@ -255,8 +255,8 @@ def _cluster(settings: JobSettings) -> Iterator[str]:
         yield f"cluster.devices: must be 'auto' or a number of devices, not {devices!r}."
 
 
-def _follows(settings: JobSettings) -> Iterator[str]:
-    """A role follows another role of this run, or none."""
+def _follows(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+    """A role follows another role of this run, which is a trainer, or none."""
     for name, role in settings.roles.items():
         followed = role.follows
         if followed is not None and (followed not in settings.roles or followed == name):
@@ -264,6 +264,11 @@ def _follows(settings: JobSettings) -> Iterator[str]:
             yield (
                 f"roles.{name}.follows: this run has no other role {followed!r}; "
                 f"other roles: {names}."
+            )
+        elif followed is not None and provided[f"roles.{followed}"].kind != "trainer":
+            yield (
+                f"roles.{name}.follows: nobody trains roles.{followed}, so it pushes no weights; "
+                "name a role that has a trainer, or leave it out and give this role a model."
             )
 
 

@@ -495,6 +495,10 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
             "roles.rollout.follows: this run has no other role 'judge'; other roles: policy.",
         ),
         (
+            "roles.policy.follows=rollout",
+            "roles.policy.follows: nobody trains roles.rollout, so it pushes no weights; name a",
+        ),
+        (
             "objective.config.values=true",
             "roles.policy.use: fake has no value head, which objective (fake/pg) trains; take",
         ),
