@@ -186,7 +186,7 @@ async def test_whatever_a_trainer_that_sleeps_is_asked_wakes_it(tmp_path: Path) 
         first = await shell.sleep(Nothing(), None)  # type: ignore[arg-type]
         again = await shell.sleep(Nothing(), None)  # type: ignore[arg-type]
         assert not trainer.memory_bytes
-        assert first.sleep_s > 0 == again.sleep_s
+        assert first.sleep_s > 0 and again == first, "asked again, as after a lost reply"
         assert (first.wake_s > 0) == bool(step)
         if asked == "prepare":
             await shell.prepare([PrepareRequest(step, [], [])], None)  # type: ignore[arg-type]
