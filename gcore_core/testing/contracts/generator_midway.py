@@ -55,11 +55,11 @@ class MidwayTests(Contract):
             push(generator, perturbed(weights), before + 1)
             later = self.drain(generator, requests, ended)
             cut = [record for record in later if record.versions == (before, before + 1)]
-            cut = without_media(cut)
-            new = _scored(generator, cut) if cut else []
+            scorable = without_media(cut)
+            new = _scored(generator, scorable)
             push(generator, weights, before + 2)
             if cut:
-                self._check(cut, [_scored(generator, cut), new])
+                self._check(scorable, [_scored(generator, scorable), new])
                 return
         pytest.fail("no sample went on through the push: let samples be longer")
 
@@ -77,11 +77,11 @@ class MidwayTests(Contract):
             push(generator, weights, before + 2)
             later = self.drain(generator, requests, ended)
             cut = [record for record in later if record.versions == (before, before + 2)]
-            cut = without_media(cut)
             if cut:
-                old = _scored(generator, cut)
+                scorable = without_media(cut)
+                old = _scored(generator, scorable)
                 push(generator, perturbed(weights), before + 3)
-                self._check(cut, [old, _scored(generator, cut), old])
+                self._check(scorable, [old, _scored(generator, scorable), old])
                 return
         pytest.fail("no sample went on through both pushes: let samples be longer")
 
