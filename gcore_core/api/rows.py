@@ -83,8 +83,9 @@ def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
 
 def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
     try:
-        _require_numbers(msgspec.to_builtins(dict(row), enc_hook=_plain))
-        return msgspec.json.encode(dict(row), enc_hook=_plain) + b"\n"
+        values = msgspec.to_builtins(dict(row), enc_hook=_plain)
+        _require_numbers(values)
+        return msgspec.json.encode(values) + b"\n"
     except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
         raise DataError(
             f"row {number} does not fit into JSON: {error}.",
