@@ -10,38 +10,20 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WorkerDied
-from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import Lease
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.runtime.store.client import StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
-from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.testing import fake
+from tests.support.generator_shells import shell_around
 
-SECRET = b"s" * 32
 LIMIT_S = 5
 TWO_LEASES = [Lease(0, 0, 0, (0, 1)), Lease(1, 1, 0, (0, 1))]
 
 
 async def shell_of(directory: Path) -> GeneratorShell:
-    network = InlineNetwork()
-    spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
-    service = Service("agent.0")
-    SlabService(spec, SECRET).register(service)
-    await network.view("agent.0").serve("agent.0", service)
-    view = network.view("rollout.0")
-    writer = StoreWriter(directory, "agent.0", SECRET, view.peer("agent.0"), "rollout.0")
     generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
-    dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
-    settings = GeneratorSettings(run=Run(), batch_s=0.0, trainers=["policy.0"])
-    datasets = {"train": dataset, "evaluation": dataset}
-    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, settings)
-    shell.register(Service("rollout.0"))
-    return shell
+    return await shell_around(generator, directory, trainers=["policy.0"])
 
 
 async def drawn(shell: GeneratorShell) -> list[tuple[int, int]]:

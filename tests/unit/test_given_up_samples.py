@@ -12,19 +12,13 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished
-from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import TRAIN, GenerateRequest, Nothing, SleepRequest
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.runtime.store.client import StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
-from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.testing import fake
+from tests.support.generator_shells import shell_around
 
-SECRET = b"s" * 32
 SOON_S = 5.0
 
 
@@ -43,19 +37,8 @@ class HoldingGenerator(fake.FakeGenerator):
 
 
 async def shell_of(directory: Path, *, aborts: bool) -> tuple[GeneratorShell, HoldingGenerator]:
-    network = InlineNetwork()
-    spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
-    service = Service("agent.0")
-    SlabService(spec, SECRET).register(service)
-    await network.view("agent.0").serve("agent.0", service)
-    view = network.view("rollout.0")
-    writer = StoreWriter(directory, "agent.0", SECRET, view.peer("agent.0"), "rollout.0")
     generator = HoldingGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
-    dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
-    datasets = {"train": dataset, "evaluation": dataset}
-    settings = GeneratorSettings(run=Run(), batch_s=0.0, aborts=aborts)
-    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, settings)
-    shell.register(Service("rollout.0"))
+    shell = await shell_around(generator, directory, aborts=aborts)
     return shell, generator
 
 

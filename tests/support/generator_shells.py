@@ -1,0 +1,39 @@
+"""Makes shells of generators in this process, with a store of their own and the fake's rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gcore_core.contract.generator import Generator
+from gcore_core.contract.job_settings import Run
+from gcore_core.runtime.process.compute import ThreadCompute
+from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.service import Service
+from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.testing import fake
+
+_SECRET = b"s" * 32
+
+
+async def shell_around(generator: Generator, directory: Path, **settings: Any) -> GeneratorShell:
+    """Returns the shell ``rollout.0`` of a generator, whose store lies in the directory.
+
+    settings: of ``GeneratorSettings``.
+    """
+    network = InlineNetwork()
+    spec = StoreSpec(node="agent.0", directory=str(directory), spill=str(directory / "spill"))
+    service = Service("agent.0")
+    SlabService(spec, _SECRET).register(service)
+    await network.view("agent.0").serve("agent.0", service)
+    view = network.view("rollout.0")
+    writer = StoreWriter(directory, "agent.0", _SECRET, view.peer("agent.0"), "rollout.0")
+    dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
+    datasets = {"train": dataset, "evaluation": dataset}
+    made = GeneratorSettings(run=Run(), batch_s=0.0, **settings)
+    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, made)
+    shell.register(Service("rollout.0"))
+    return shell
