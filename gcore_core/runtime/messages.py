@@ -119,8 +119,9 @@ class WakeReply(Message):
 
 
 class TrainerSlept(Message):
-    """Says how long a trainer's rank took, in seconds. Asked again, as after a reply that is lost,
-    one that sleeps says the same.
+    """Says how many seconds a trainer's rank took to sleep and to wake.
+
+    A rank that sleeps already says the same numbers again: its first reply may have been lost.
 
     sleep_s: to give its memory back.
     wake_s: to take it again after the sleep before; 0.0 where it has not done so.
