@@ -134,6 +134,7 @@ class ObserverProcess:
         """Returns what a user is to be told, once: that it failed, ended or hung. Ends it then."""
         if self._is_told:
             return None
+        is_over = self.is_over  # before what was answered is looked at: it may answer meanwhile
         with self._lock:
             waiting = self._waiting
             late_s = time.monotonic() - self._since_s if waiting else 0.0
@@ -141,7 +142,7 @@ class ObserverProcess:
         if answer is not None:
             what = answer.error
             why = f"in {answer.method}" + (f", at {answer.at}" if answer.at else "")
-        elif self.is_over and (waiting or not self._is_ended):
+        elif is_over and (waiting or not self._is_ended):
             what = f"its process has ended with exit code {self._process.returncode}."
             why = f"{waiting} reports were not taken"
         elif waiting > MOST_WAITING:
