@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from gcore_trackers.tracking import COLUMNS, Tracker
 
 #: The metric over which all others are drawn.
 STEP = "step"
+#: By this variable W&B tells the processes that are started below it to use the one that it has.
+_SHARED_SERVICE = "WANDB_SERVICE"
 
 
 class WandbTracker(Tracker):
@@ -33,6 +36,9 @@ class WandbTracker(Tracker):
     def _open(self, run: RunFacts, run_id: str) -> None:
         place = self._directory / DIRECTORY
         place.mkdir(exist_ok=True)
+        # Another's process, such as that of a notebook, may end before this run does. It also
+        # refuses a run that goes on as long as it holds the run open for a process that was killed.
+        os.environ.pop(_SHARED_SERVICE, None)
         self._run = wandb.init(
             project=self._config.project,
             entity=self._config.entity or None,

@@ -87,11 +87,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tracked(place: Path) -> Tracked:
-    os.environ["WANDB_API_KEY"] = SECRET
-    try:
+    surroundings = {
+        "WANDB_API_KEY": SECRET,
+        # as where a process has used W&B, started a run and ended W&B's own process
+        "WANDB_SERVICE": "3-1-unix-/no/process/listens/here",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in surroundings.items():
+            patch.setenv(name, value)
         code, run = runs.finish(place / "run", job(place))
-    finally:
-        del os.environ["WANDB_API_KEY"]
     assert code == 0, run.output
     assert "observers." not in run.output, run.output
     return Tracked(place, run)
