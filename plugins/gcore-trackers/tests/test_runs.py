@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing:
         pytest.skip(f"missing: pip install 'gcore-trackers[{','.join(missing)}]'")
     folder = tmp_path_factory.mktemp("tracked")
-    os.environ["TRACKIO_DIR"] = str(folder / "trackio")  # read when trackio is first imported
+    os.environ["TRACKIO_DIR"] = str(folder / "trackio")  # read when trackio is first imported,
+    for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        del sys.modules[module]  # which another file's tests may have done
     return folder
 
 
