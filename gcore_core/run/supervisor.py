@@ -625,7 +625,7 @@ class Supervisor:
             return False
         if self._is_idle(node):
             self._lost_nodes.add(node)
-            self._display.note(f"{node} is lost, and nothing of the run is there")
+            self._note(f"{node} is lost, and nothing of the run is there")
             return True
         if node not in self._expendable or not self._ready.is_set():
             return False
@@ -642,9 +642,14 @@ class Supervisor:
             return False
         host = self._job.placed.host(node)
         processes = ", ".join(self._expendable[node])
-        self._display.note(f"{host} is lost with {processes}; the step goes on without it")
+        self._note(f"{host} is lost with {processes}; the step goes on without it")
         self._end_lost(site, node)
         return True
+
+    def _note(self, text: str) -> None:
+        """Says something in the terminal and in the supervisor's log."""
+        log.warning("%s", text)
+        self._display.note(text)
 
     async def _tell_lost(self, site: Site, controller: str, node: str) -> bool:
         """Tells a controller of a lost node; returns whether it goes on without it."""

@@ -125,6 +125,7 @@ class Watch:
     _is_expendable = Supervisor._is_expendable
     _is_lost = Supervisor._is_lost
     _goes_on_without = Supervisor._goes_on_without
+    _note = Supervisor._note
     _has_left = Supervisor._has_left
     _tell_lost = Supervisor._tell_lost
     _end_lost = Supervisor._end_lost
@@ -176,11 +177,14 @@ def _losing(answer: bool | None = True, *, least: int | None = None, elsewhere: 
     return watch
 
 
-async def test_a_step_goes_on_without_a_lost_machine_of_generators() -> None:
+async def test_a_step_goes_on_without_a_lost_machine_of_generators(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     losing = _losing()
     assert await losing._ask_agents(USAGE) == [None]  # also before it is noticed
     await losing._watch(losing._site.nodes["agent.1"].agent)
     assert losing.notes == ["node2 is lost with rollout.0; the step goes on without it"]
+    assert losing.notes[0] in caplog.messages  # the log of the run has it, too
     assert losing._is_lost("rollout.0") and losing._is_lost("agent.1")
     assert not losing._is_lost("policy.0")
 
