@@ -26,6 +26,13 @@ RECIPES = Path(__file__).parents[3] / "recipes"
 LONG_S = 240.0
 
 
+@pytest.fixture(autouse=True)
+def no_engine_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are on torch, also where this machine has an interpreter with the recipe's engine."""
+    monkeypatch.setenv("G_CORE_VENVS", str(tmp_path / "no-interpreters"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def small_job(directory: Path, recipe: str, nodes: int) -> dict[str, Any]:
     small = Shrinking(
         job=read_job(RECIPES / f"{recipe}.yaml", []),
@@ -100,13 +107,6 @@ class TestNamespaces(LauncherContract):
     config = {"nodes": 2}
 
 
-@pytest.fixture(autouse=True)
-def no_engine_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are on torch, also where this machine has an interpreter with the recipe's engine."""
-    monkeypatch.setenv("G_CORE_VENVS", str(tmp_path / "no-interpreters"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def run_command(job: Path) -> list[str]:
     return [sys.executable, "-u", "-m", "gcore_core", "run", str(job)]
 
@@ -135,10 +135,10 @@ def hash_of(job: Path) -> str:
 
 
 def left() -> set[str]:
-    """Returns the links of this machine that lead to nodes, and what holds nodes."""
+    """Returns the links of this machine that lead to nodes, and the processes that hold nodes."""
     links = [name for name in psutil.net_if_addrs() if name.startswith("gcore")]
     holders = [
-        " ".join(process.info["cmdline"] or ())
+        f"{process.pid} {' '.join(process.info['cmdline'])}"
         for process in psutil.process_iter(["cmdline"])
         if "--kill-child" in (process.info["cmdline"] or ())
     ]
