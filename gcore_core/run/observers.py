@@ -134,7 +134,8 @@ class ObserverProcess:
         """Returns what a user is to be told, once: that it failed, ended or hung. Ends it then."""
         if self._is_told:
             return None
-        is_over = self.is_over  # before what was answered is looked at: it may answer meanwhile
+        # This comes first: the process may answer and end while this method runs.
+        is_over = self.is_over
         with self._lock:
             waiting = self._waiting
             late_s = time.monotonic() - self._since_s if waiting else 0.0

@@ -1,4 +1,4 @@
-"""What the supervisor says of an observer's process, whatever happens between two of its looks."""
+"""What the supervisor says of an observer's process that ends while it is being looked at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gcore_core.runtime.observed import ObserverSpec, RunEnded
 def test_an_observer_that_ends_well_between_two_looks_is_not_told_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes its last report and ends just as the supervisor asks whether its process is over."""
+    """Its last answer and its end come while ``failure`` asks whether the process is over."""
     is_over = ObserverProcess.is_over
 
     def over_at_once(observer: ObserverProcess) -> bool:

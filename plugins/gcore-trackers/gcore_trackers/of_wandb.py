@@ -17,7 +17,7 @@ from gcore_trackers.tracking import COLUMNS, Tracker
 
 #: The metric over which all others are drawn.
 STEP = "step"
-#: By this variable W&B tells the processes that are started below it to use the one that it has.
+#: W&B has a process of its own, the service. This variable tells child processes to share it.
 _SHARED_SERVICE = "WANDB_SERVICE"
 
 
@@ -36,8 +36,8 @@ class WandbTracker(Tracker):
     def _open(self, run: RunFacts, run_id: str) -> None:
         place = self._directory / DIRECTORY
         place.mkdir(exist_ok=True)
-        # Another's process, such as that of a notebook, may end before this run does. It also
-        # refuses a run that goes on as long as it holds the run open for a process that was killed.
+        # The run starts a service of its own. A shared one, such as a notebook's, may end earlier.
+        # It may also still hold the run open for a process that was killed, and then refuses it.
         os.environ.pop(_SHARED_SERVICE, None)
         self._run = wandb.init(
             project=self._config.project,

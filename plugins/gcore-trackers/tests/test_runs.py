@@ -82,9 +82,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if missing:
         pytest.skip(f"missing: pip install 'gcore-trackers[{','.join(missing)}]'")
     folder = tmp_path_factory.mktemp("tracked")
-    os.environ["TRACKIO_DIR"] = str(folder / "trackio")  # read when trackio is first imported,
+    os.environ["TRACKIO_DIR"] = str(folder / "trackio")
+    # trackio reads that when it is imported. Another file's tests may have imported it before.
     for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-        del sys.modules[module]  # which another file's tests may have done
+        del sys.modules[module]
     return folder
 
 
