@@ -125,6 +125,23 @@ def test_closing_leaves_nothing_on_any_machine(two: tuple[Machine, Machine], log
     assert [path.name for path in logs.iterdir() if path.suffix == ".json"] == []
 
 
+def test_a_killed_agent_leaves_nothing_on_its_machine(
+    two: tuple[Machine, Machine], logs: Path
+) -> None:
+    """The site goes on without it, so nobody comes to that machine again."""
+    second = two[1]
+    record = logs / "processes.agent.1.json"
+
+    async def look(site: Site) -> None:
+        meeting = site.nodes["agent.1"].meeting
+        assert meeting.exists() and record.exists() and left_on(second)
+        second.run(["pkill", "-KILL", "-f", "gcore_core.runtime.process.agent"])
+        is_clear = lambda: not (meeting.exists() or record.exists() or left_on(second))  # noqa: E731
+        await asyncio.to_thread(wait_until, is_clear)
+
+    visit(launcher(*two), logs, look)
+
+
 def test_home_need_not_be_a_host(two: tuple[Machine, Machine], logs: Path) -> None:
     async def look(site: Site) -> None:
         assert site.home == "agent.1"

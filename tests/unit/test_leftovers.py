@@ -14,7 +14,7 @@ import pytest
 from gcore_core.contract.errors import ConfigError
 from gcore_core.run import start
 from gcore_core.runtime.process import leftovers
-from gcore_core.runtime.process.leftovers import Record, clear_up, identify
+from gcore_core.runtime.process.leftovers import Record, StartedProcess, clear_up, identify
 
 
 @pytest.fixture
@@ -127,6 +127,21 @@ def test_a_run_that_goes_on_is_not_resumed(
     with pytest.raises(ConfigError, match="no such file"):
         start.prepare(tmp_path / "config.yaml", (), None, tmp_path)
     assert process.poll() == -signal.SIGKILL
+
+
+def test_what_a_later_agent_has_written_down_is_kept(
+    process: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    path, file = tmp_path / "record", tmp_path / "file"
+    contents = record_of(path, process, file)
+    lost = StartedProcess(process.pid, start_ticks(process.pid) - 1)
+    clear_up(path, lost)
+    assert process.poll() is None and file.exists() and path.exists()
+    contents["agent"] = msgspec.to_builtins(lost)
+    path.write_bytes(msgspec.json.encode(contents))
+    clear_up(path, lost)
+    assert process.poll() == -signal.SIGKILL
+    assert not file.exists() and not path.exists()
 
 
 def test_a_record_that_is_missing_or_damaged_does_no_harm(tmp_path: Path) -> None:

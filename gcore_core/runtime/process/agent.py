@@ -55,6 +55,7 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
+from gcore_core.runtime.process.caretaker import start_caretaker
 from gcore_core.runtime.process.lease import Lease
 from gcore_core.runtime.process.leaving import Leaving
 from gcore_core.runtime.process.leftovers import Record, clear_up
@@ -201,6 +202,8 @@ class Agent:
         self._exits = Exits()
         self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
+        # It waits for this process's end as long as this is held.
+        self._caretaker = start_caretaker(spec.record) if spec.is_remote else None
         self._spares = Spares(self._record)
         self._stopping = False
         self._clearing = asyncio.Lock()  # held by ``clear``

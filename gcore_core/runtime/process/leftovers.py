@@ -1,8 +1,8 @@
 """Writes down what a node agent has started, so that somebody can clear up after one that is lost.
 
 The agent holds a ``Record``, a file in the directory of logs. It is gone when the agent has ended
-its workers itself. Whoever ends the run, or starts the next agent of the same run, calls
-``clear_up`` with that file.
+its workers itself. Else somebody calls ``clear_up`` with that file: whoever ends the run, the next
+agent of the same run, or on another machine than the run's the agent's ``caretaker``.
 """
 
 from __future__ import annotations
@@ -137,17 +137,20 @@ class Record:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
 
 
-def clear_up(path: Path) -> int:
+def clear_up(path: Path, agent: StartedProcess | None = None) -> int:
     """Ends what a lost agent has left: its processes, then their files, then its record.
 
     A process is killed only if it is still the one that was written down. Where the machine was
     started anew since, its processes are gone, and only the record is removed.
 
     path: of the agent's record.
+    agent: only what this one has written down is touched; None: what any has. The record may be
+        that of a later agent of the same name.
 
     Returns 0, or the pid of a supervisor:
 
         there is no record, or none that can be read    0: there is nothing to clear up
+        it is another agent's                           0: nothing was touched
         its supervisor lives, and is another process    its pid: the run goes on, so nothing was
                                                         touched
         else                                            0: all is cleared up
@@ -155,6 +158,8 @@ def clear_up(path: Path) -> int:
     try:
         contents = msgspec.json.decode(path.read_bytes(), type=_Contents)
     except (OSError, msgspec.DecodeError):
+        return 0
+    if agent is not None and contents.agent != agent:
         return 0
     if contents.boot == _boot():
         supervisor = contents.supervisor
