@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Prompt
 from gcore_core.runtime.process.compute import ThreadCompute
@@ -75,3 +77,23 @@ async def test_steps_that_end_nothing_are_no_progress() -> None:
     assert owner.shown == 0
     owner.missing = 0
     await driver.idle()
+
+
+async def test_a_request_that_is_cancelled_leaves_the_engine_running_for_the_others() -> None:
+    """All requests share the task that steps the engine: no one request may end it."""
+    engine = Engine(last=0)
+    owner = Owner()
+    driver = EngineDriver(engine, ThreadCompute(), 0.0, owner)
+    await driver.submit([REQUEST])
+    cancelled = asyncio.ensure_future(driver.check())
+    other = asyncio.ensure_future(driver.check())
+    await asyncio.sleep(0)  # both wait for the engine now
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    steps = engine.steps
+    while engine.steps < steps + 10:
+        assert not other.done(), "the engine was stopped for a request that still waits"
+        await asyncio.sleep(0)
+    owner.missing = 0
+    await other

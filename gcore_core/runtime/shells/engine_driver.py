@@ -57,7 +57,7 @@ class EngineDriver:
     async def check(self) -> None:
         """Raises what the engine raised. While it runs well, waits until nothing is owed."""
         if self._driving is not None:
-            await self._driving
+            await asyncio.shield(self._driving)  # all requests share it
 
     async def idle(self) -> None:
         """Waits until nothing is owed, however the engine ends."""
