@@ -73,7 +73,8 @@ class Trainer(Protocol):
 
         Returns metrics that are already reduced over ranks, at least: loss, grad_norm (before
         clipping), learning_rate, entropy, kl, clip_share, logprob_gap_max (rollout against trainer,
-        of fresh records, before the first update), logprob_gap_mean.
+        of fresh records, before the first update), logprob_gap_mean. Without logprob_gap_max the
+        run ends, unless the trainer trains a value head.
 
         The metric ``busy_s`` is this rank's own: seconds it worked, without waiting for other
         ranks; 0 when it cannot tell. Without it the processor time of the process is taken, which

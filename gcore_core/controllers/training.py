@@ -22,7 +22,7 @@ from gcore_core.contract.algorithms import (
     LearnsCosts,
     Work,
 )
-from gcore_core.contract.errors import RecordMismatch, TrainingError, WeightMismatch
+from gcore_core.contract.errors import ContractError, RecordMismatch, TrainingError, WeightMismatch
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import check_receipt, name_of
 from gcore_core.contract.order import row_of, step_seed
@@ -42,7 +42,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.controllers.reward_weights import by_origin, group_scalars, statistics
 from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
-from gcore_core.controllers.watching import Watching
+from gcore_core.controllers.watching import GAP_MAX, Watching
 from gcore_core.runtime.messages import (
     PREPARE_RANKS,
     SKIP_STEP,
@@ -320,7 +320,10 @@ class Training:
             return {}
         metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)} | seen
         self._digests["training"] = digest_of({name: metrics.get(name) for name in UPDATE_METRICS})
-        check_logprobs(step, metrics, config.logprob_band or self._context.facts.logprob_band)
+        facts = self._context.facts
+        if facts.compares_logprobs:
+            provider = facts.providers.get("roles.policy", "")
+            check_logprobs(step, metrics, config.logprob_band or facts.logprob_band, provider)
         busy_s = np.array([reply.busy_s for reply in answers], np.float64)
         return self.watching.compared_gaps(metrics) | self._balance_metrics(busy_s)
 
@@ -565,13 +568,26 @@ def masked_share(step: int, replies: Sequence[TrainReply]) -> float:
     return masked / (trained + masked)
 
 
-def check_logprobs(step: int, metrics: Mapping[str, float], band: float) -> None:
+def check_logprobs(
+    step: int, metrics: Mapping[str, float], band: float, provider: str = ""
+) -> None:
     """Raises WeightMismatch when the generator's and the trainer's log-probs differ too much.
 
     The first forward of a step runs under the weights that sampled its records, so they must agree
-    within the band.
+    within the band. Raises ContractError when the trainer does not say how far they differ: that
+    must not pass for agreement.
+
+    provider: of the trainer, as ``use`` names it; "" where it is not known.
     """
-    gap = metrics.get("logprob_gap_max", 0.0)
+    gap = metrics.get(GAP_MAX)
+    if gap is None:
+        raise ContractError(
+            f"trainer {provider}: train() gave no metric {GAP_MAX} in step {step}.",
+            where="roles.policy.use",
+            why="without it nobody sees that the generator samples with other weights",
+            todo="ask its author; its contract is gcore_core.testing.TrainerContract",
+            provider=provider,
+        )
     if not gap <= band:
         raise WeightMismatch(
             (

@@ -354,13 +354,14 @@ def _facts(job: Job, site: Site, shard: int) -> JobFacts:
         rewards=settings.rewards,
         providers={
             name: job.plan.provided[name].reference
-            for name in (*ALGORITHMS, "sentinel")
+            for name in (*ALGORITHMS, "sentinel", f"roles.{POLICY}")
             if name in job.plan.provided
         },
         of_groups=[name for name in settings.rewards if _is_of_groups(job, name)],
         evaluation=settings.evaluation,
         checkpoint=settings.checkpoint,
         logprob_band=logprob_band(*backends),
+        compares_logprobs="values" not in required_by(job.plan.objects.get("objective")),
         sentinel=_sentinel(job),
         canaries=_canaries(job),
         output=str(job.directory / "weights"),

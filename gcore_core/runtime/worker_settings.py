@@ -175,6 +175,8 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     providers: section of the job -> what it chose, as in ``use``.
     of_groups: rewards that see the records of a prompt together.
     logprob_band: how far apart the log-probs of a pair may be.
+    compares_logprobs: the policy's trainer says how far they are; False for one that trains a value
+        head, which gives no log-probs.
     sentinel: what the sentinel is to know; None: there is none, and only the band is looked at.
     canaries: records that both sides score again after a push, where a step's own cannot be
         compared; 0 where one of them cannot score.
@@ -210,6 +212,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     evaluation: Evaluation
     checkpoint: Checkpoint
     logprob_band: float = 1e-3
+    compares_logprobs: bool = True
     sentinel: SentinelContext | None = None
     canaries: int = 0
     output: str = ""

@@ -154,6 +154,12 @@ def test_log_probs_outside_the_band_end_the_run(gap: float) -> None:
         check_logprobs(3, {"logprob_gap_max": gap}, 1e-3)
 
 
+def test_a_trainer_that_does_not_say_how_far_log_probs_differ_is_named() -> None:
+    """A gap that nobody has measured is not a gap of 0."""
+    with pytest.raises(ContractError, match="trainer theirs: train.. gave no metric logprob_gap"):
+        check_logprobs(3, {"loss": 0.5, "logprob_gap_mean": 0.0}, 1e-3, "theirs")
+
+
 def test_the_masked_share_is_that_of_all_ranks_together() -> None:
     replies = [TrainReply({}, 1, 0.0, 30, 10), TrainReply({}, 1), TrainReply({}, 1, 0.0, 0, 40)]
     assert masked_share(3, replies) == 50 / 80
