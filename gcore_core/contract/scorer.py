@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.records import REWARD_FAILED, Prompt, Ref
 
 #: A reason that quotes others (a model, a user's function) is cut to so many characters.
 REASON_CHARACTERS = 200
+#: The largest size of a value: that of float32, in which trainers compute.
+LARGEST_VALUE = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class ScoredRecord:
 class Score:
     """Holds what a reward says of a record. A failed reward is a status, never a number.
 
-    value: finite, with status "ok"; None with any other.
+    value: finite, also in float32 (``LARGEST_VALUE``), with status "ok"; None with any other.
     status: "ok", "failed", "timeout" or "skipped".
     reason: why there is no value. With a value it is a critique of the record: what a sampling
         program shows of its draft (``Draft.critique``), of which the first 128 bytes in UTF-8 go

@@ -23,6 +23,7 @@ from gcore_core.contract.algorithms import (
 )
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sampling import DrawnSoFar, SamplingProgram
+from gcore_core.contract.scorer import LARGEST_VALUE
 
 
 def advantage_code(advantage: Advantage | ActionAdvantage, provider: str = "") -> PluginCode:
@@ -73,7 +74,9 @@ def advantages_of(
     groups: Sequence[GroupScalars],
     statistics: np.ndarray,
 ) -> list[np.ndarray]:
-    """Returns for each group its records' advantages, float64[records], all of them finite.
+    """Returns for each group its records' advantages, float64[records].
+
+    All of them are finite in float32 too, in which trainers compute.
 
     Raises ContractError when the advantage gives anything else.
 
@@ -91,7 +94,7 @@ def advantages_of(
             raise code.broken(
                 f"of() gave {_shown(row)} for a group of {records} records", advantage.of
             )
-        if not np.isfinite(numbers).all():
+        if not (np.abs(numbers) <= LARGEST_VALUE).all():  # NaN is not either
             raise code.broken(
                 f"of() gave {numbers.tolist()} for the rewards {group.rewards.tolist()}",
                 advantage.of,

@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gcore_core.contract.algorithms import GroupScalars, are_equal
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.lineage import name_of
 from gcore_core.contract.records import OPEN, Header
+from gcore_core.contract.scorer import LARGEST_VALUE
 
 #: Values of ``Reward.normalise`` besides "none". GROUP: less the group's mean, over its standard
 #: deviation. BATCH: the same over every group of the step. The standard deviation is that of the
@@ -69,14 +72,28 @@ def weighted_sum(
 ) -> np.ndarray:
     """Returns the weighted sum of each record's rewards, float64[records].
 
-    A reward that a record does not have adds nothing.
+    A reward that a record does not have adds nothing. Raises ConfigError for a sum that float32
+    cannot hold: a trainer would take it for infinite.
 
     named: what ``named_rewards`` returned.
     """
     sums = np.zeros(len(group))
-    for name, column in named.items():
-        has = np.array([name in header.rewards for header in group], bool)
-        sums[has] += weighings[name].weight * column[has]
+    with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+        for name, column in named.items():
+            has = np.array([name in header.rewards for header in group], bool)
+            sums[has] += weighings[name].weight * column[has]
+    fits = np.abs(sums) <= LARGEST_VALUE  # NaN does not
+    if not fits.all():
+        place = int(fits.argmin())
+        header = group[place]
+        weights = ", ".join(f"{name} {weighings[name].weight:g}" for name in header.rewards)
+        raise ConfigError(
+            f"the weighted sum of the rewards of record {name_of(*header.key)} is "
+            f"{sums[place]:g}, too large for a float32.",
+            where="rewards",
+            why=f"weights: {weights}",
+            todo="lower rewards.<name>.weight",
+        )
     return sums
 
 

@@ -93,6 +93,7 @@ KIND = {
         ("of", [np.zeros(2), np.zeros(3)], "gave an array of shape (3,) for a group of 2 records"),
         ("of", [[0.0, 1.0], 0.5], "of() gave a float for a group of 2 records"),
         ("of", [np.zeros(2), [0.0, np.nan]], "gave [0.0, nan] for the rewards [0.0, 2.0]"),
+        ("of", [np.zeros(2), [0.0, 1e39]], "gave [0.0, 1e+39] for the rewards [0.0, 2.0]"),
         ("keep", True, "keep() gave True, not (whether it teaches, the reason)"),
         ("keep", ("yes", ""), "keep() gave ('yes', ''), not"),
         ("split", [[0, 1]], "did not put each of 3 records on one of 2 ranks"),

@@ -169,6 +169,12 @@ def raises(records: Sequence[ScoredRecord]) -> list[Score]:
         (lambda records: [Score(value="1")] * 2, "gave a Score whose value is a str (test_scorer_"),
         (lambda records: [Score(value=float("nan"))] * 2, "rewards.bad: the reward is nan"),
         (lambda records: [Score(value=float("inf"))] * 2, "rewards.bad: the reward is inf"),
+        (
+            lambda records: [Score(value=1e39)] * 2,
+            "rewards.bad: the reward is 1e+39, too large for",
+        ),
+        (lambda records: [Score(value=-1e160)] * 2, "rewards.bad: the reward is -1e+160, too larg"),
+        (lambda records: [Score(value=10**39)] * 2, "rewards.bad: the reward is 1e+39, too large "),
         (lambda records: [Score(value=None)] * 2, "rewards.bad: the reward is None"),
         (lambda records: [Score(value=1.0)], "rewards.bad: 1 scores for 2 records"),
         (
@@ -180,7 +186,21 @@ def raises(records: Sequence[ScoredRecord]) -> list[Score]:
             "rewards.bad: failed, without a reason",
         ),
     ],
-    ids=["raises", "floats", "nothing", "text", "nan", "inf", "none", "too-few", "says-so", "mute"],
+    ids=[
+        "raises",
+        "floats",
+        "nothing",
+        "text",
+        "nan",
+        "inf",
+        "float64",
+        "squared",
+        "int",
+        "none",
+        "too-few",
+        "says-so",
+        "mute",
+    ],
 )
 async def test_a_failing_reward_sets_its_status_and_affects_no_other(
     answer: Callable[[Sequence[ScoredRecord]], list[Score]], reason: str, bench: Bench
@@ -459,7 +479,14 @@ async def test_a_known_reward_that_is_given_otherwise_ends_the_run(
     [
         ("\n", "it has no rows, so nothing would be checked"),
         ('{"row": {"prompt": "1+1="}, "text": "2", "reward": NaN}', "line 1: the reward is nan"),
+        ('{"row": {}, "text": "2", "reward": 1' + "0" * 309 + "}", "OverflowError: int too large"),
+        (
+            '{"row": {}, "text": "2", "reward": 1' + "0" * 5000 + "}",
+            "ValueError: Exceeds the limit",
+        ),
+        ('{"row": {}, "text": "2", "reward": -1e39}', "line 1: the reward is -1e.39, too large"),
     ],
+    ids=["no-rows", "nan", "int", "long-int", "float64"],
 )
 def test_a_file_of_known_rewards_that_checks_nothing_is_refused(
     content: str, why: str, tmp_path: Path

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import Header
 from gcore_core.controllers.reward_weights import group_scalars, statistics
@@ -120,3 +121,13 @@ def test_the_weighted_sum_of_the_named_rewards_is_the_reward() -> None:
     numbers = group_scalars(one, WEIGHINGS, statistics([one], WEIGHINGS))
     total = sum(numbers.weights[name] * np.nan_to_num(numbers.named[name]) for name in WEIGHINGS)
     np.testing.assert_array_equal(numbers.rewards, total)
+
+
+@pytest.mark.parametrize("weight", [1e10, -1e300, 1e308])
+def test_a_weighted_sum_that_float32_cannot_hold_is_refused(weight: float) -> None:
+    """Each reward fits, and a trainer would still compute with infinity, or with NaN."""
+    one = group(2, {"a": 1.0, "b": 3e38}, {"a": 1.0, "b": 0.0})
+    weighings = {"a": Reward(), "b": Reward(weight=weight)}
+    with pytest.raises(ConfigError, match=r"record 2/0 is .* too large for a float32") as raised:
+        rewards_of(one, weighings)
+    assert raised.value.why == f"weights: a 1, b {weight:g}"

@@ -21,7 +21,7 @@ from gcore_core.contract.errors import ConfigError, RecordMismatch
 from gcore_core.contract.lineage import name_of
 from gcore_core.contract.plugin_code import definition_of
 from gcore_core.contract.records import FINISHED, OK, Prompt
-from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.contract.scorer import LARGEST_VALUE, Score, ScoredRecord
 
 #: Asks a reward for the scores of some records; None where it gave none that can be compared.
 Ask = Callable[[list[ScoredRecord]], Awaitable[list[Score] | None]]
@@ -101,7 +101,7 @@ def read_known(path: str, name: str) -> list[KnownRow]:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
         numbered = [(n, json.loads(line)) for n, line in enumerate(lines, 1) if line.strip()]
         known = [_known_row(place, *line) for place, line in enumerate(numbered)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _no_known(path, f"{type(error).__name__}: {error}", where) from error
     if not known:
         raise _no_known(path, "it has no rows, so nothing would be checked", where)
@@ -132,6 +132,8 @@ def _known_row(place: int, line: int, content: dict[str, Any]) -> KnownRow:
     reward = float(content["reward"])
     if not math.isfinite(reward):
         raise ValueError(f"line {line}: the reward is {reward}")
+    if abs(reward) > LARGEST_VALUE:  # such a reward fails, so the answer could never be right
+        raise ValueError(f"line {line}: the reward is {reward:g}, too large for a float32")
     return KnownRow(line=line, record=record, reward=reward)
 
 

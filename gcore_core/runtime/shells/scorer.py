@@ -30,7 +30,14 @@ from gcore_core.contract.records import (
     Prompt,
     RecordScore,
 )
-from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer, failure
+from gcore_core.contract.scorer import (
+    LARGEST_VALUE,
+    AsyncScorer,
+    Score,
+    ScoredRecord,
+    Scorer,
+    failure,
+)
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRequest, short_reason
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.service import Call, Service
@@ -419,15 +426,17 @@ def _problem(scores: Any, records: int) -> str:
 
 
 def _bounded(score: Score) -> Score:
-    """Makes a failure of a value that no float can hold; returns any other score as it is.
+    """Makes a failure of a value that a trainer cannot compute with; returns any other as it is.
 
-    An integer of Python may have any number of digits. What computes with it would raise, and so
-    would its text.
+    An integer of Python may have any number of digits: then even its text would raise. A value
+    beyond float32 becomes infinite in a trainer, and in float64 its square may be.
     """
     try:
-        float(score.value or 0.0)
+        value = float(score.value or 0.0)
     except OverflowError:
         return failure(f"the reward is a {type(score.value).__name__} too large for a float")
+    if math.isfinite(value) and abs(value) > LARGEST_VALUE:
+        return failure(f"the reward is {value:g}, too large for a float32")
     return score
 
 
