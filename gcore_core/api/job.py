@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ def make_job(
     files |= added
     if model is not None:
         policy = tree.setdefault("roles", {}).setdefault("policy", {})
-        policy["model"], added = _model(model)
+        policy["model"], added = _model(model, files)
         files |= added
     return _with_overrides(tree, files, [_from_here(w) for w in words(overrides, keywords)])
 
@@ -140,11 +140,12 @@ def _placed(key: str, value: Any) -> Any:
     return rows.placed(value) if is_path and Path(value).expanduser().exists() else value
 
 
-def _model(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _model(model: Any, taken: Iterable[str] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Returns (``model`` of the role policy, files beside the job).
 
     model: a name of the hub, a folder, a section as a mapping, or a function that makes one:
         ``f(directory, config, progress)``.
+    taken: names of files that are beside the job already, such as those of rewards.
     """
     if isinstance(model, Mapping):
         node = rows.anchored(model)
@@ -155,7 +156,10 @@ def _model(model: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
         is_there = Path(model).expanduser().exists()
         return {"path": rows.placed(model) if is_there else str(model)}, {}
     if inspect.isfunction(model):
-        name = f"{model.__name__}.py"
+        stem = model.__name__
+        while f"{stem}.py" in taken:
+            stem += "_model"
+        name = f"{stem}.py"
         text = file_of(model, "model")
         return {"make": {"path": name, "name": model.__name__}}, {name: text.encode()}
     raise ConfigError(

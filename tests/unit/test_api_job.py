@@ -22,6 +22,7 @@ from gcore_core.api.rows import anchored, dataset_of
 from gcore_core.builtin.config import FunctionRewardConfig
 from gcore_core.builtin.function_reward import FunctionScorer
 from gcore_core.config.plan import load_plan
+from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import ScoredRecord
@@ -280,6 +281,24 @@ def test_rewards_are_named_and_weighted() -> None:
 def test_two_rewards_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two rewards are named 'right'"):
         rewards_of([right, right])
+
+
+def of_the_model(directory: str, config: dict[str, Any], progress: Any) -> None:
+    Path(directory, "made").write_text("a model")
+
+
+@pytest.mark.parametrize("name", ["of_the_model", "of_the_model_model", "_of_the_model"])
+def test_a_model_and_a_reward_of_one_name_travel_in_files_of_their_own(
+    name: str, tmp_path: Path
+) -> None:
+    """The name of a reward is the user's to choose: none may take the place of the model's file."""
+    made = job(model=of_the_model, reward={name: right})
+    folder = made.write(tmp_path).parent
+    make = made.tree["roles"]["policy"]["model"]["make"]
+    load_function(folder / make["path"], make["name"])(str(tmp_path), {}, None)
+    assert (tmp_path / "made").read_text() == "a model"
+    config = made.tree["rewards"][name]["config"]
+    assert load_function(folder / config["path"], config["name"]).__name__ == "right"
 
 
 @pytest.mark.parametrize("name", ["a/b", "../b", "a b", "1", ""])
