@@ -50,6 +50,14 @@ class Sleeper(Writes, fake.FakeGenerator):
         super().wake()
 
 
+class Doomed(Sleeper):
+    """Is killed by the trainer while it sleeps."""
+
+    def __init__(self, config, context):
+        super().__init__(config, context)
+        self._tell("made")
+
+
 class Mortal(Sleeper):
     """A judge whose replica 2 is killed at its first answer; the process after it is never ready."""
 
@@ -65,6 +73,19 @@ class Mortal(Sleeper):
         return super().step()
 
 
+def kill_asleep(name):
+    """Kills a generator; returns when the process after it has made its engine, or says that it
+    sleeps.
+    """
+    told = Path(f"{name}.jsonl")
+    rows = [json.loads(line) for line in told.read_text().splitlines()]
+    os.kill(rows[-1][1], signal.SIGKILL)
+    while told.read_text().count('"made"') < 2:
+        if any("sleeps" in log.read_text() for log in Path(".").glob(f"**/logs/{name}.log")):
+            return
+        time.sleep(0.01)
+
+
 class Trainer(Writes, fake.FakeTrainer):
     def sleep(self):
         super().sleep()
@@ -76,6 +97,9 @@ class Trainer(Writes, fake.FakeTrainer):
 
     def prepare(self, records, scalars):
         self._tell("begins")
+        if Path("doomed").exists():
+            kill_asleep(Path("doomed").read_text())
+            Path("doomed").unlink()
         with open("batches.jsonl", "a") as file:
             file.write(json.dumps([[r.ordinal, r.sample] for r in records]) + "\\n")
         return super().prepare(records, scalars)
@@ -90,7 +114,10 @@ class Trainer(Writes, fake.FakeTrainer):
 def gcore_generators():
     words = frozenset({"abort", "determinism", "sleep", "weights.push", "weights.fingerprint"})
     for name, cls, can in (
-        ("sleeper", "Sleeper", words), ("mortal", "Mortal", words), ("restless", "Sleeper", words - {"sleep"})
+        ("sleeper", "Sleeper", words),
+        ("mortal", "Mortal", words),
+        ("doomed", "Doomed", words),
+        ("restless", "Sleeper", words - {"sleep"}),
     ):
         yield p.GeneratorProvider(
             name=name, summary="-", factory=f"witness:{cls}", capabilities=can, config=fake.FakeGeneratorConfig
@@ -251,6 +278,24 @@ def test_a_generator_that_must_sleep_but_cannot_is_refused(tmp_path: Path) -> No
         "roles.judge.use: its backend cannot sleep" in run.output
         and "sleep_in_training: auto" in run.output
     )
+
+
+@pytest.mark.parametrize("role", ["rollout", "judge"])
+def test_a_generator_that_is_killed_asleep_makes_no_engine_before_it_is_woken(
+    role: str, tmp_path: Path, restless: Any
+) -> None:
+    """The trainer has its memory until then. The run stays the same."""
+    config = judged(tmp_path / "run", sleep_in_training="always")
+    (tmp_path / "run" / "doomed").write_text(f"{role}.1")
+    run = finished(tmp_path / "run", config, f"roles.{role}.use=witness/doomed")
+    assert f"{role}.1 ended with signal SIGKILL" in run.output
+    told = rows(run, f"{role}.1")
+    made_ns = [at_ns for at_ns, _, what, _ in told if what == "made"]
+    trained_ns = [at_ns for at_ns, _, what, _ in rows(run, "policy.0") if what == "trained"]
+    assert len(made_ns) == 2
+    assert made_ns[1] > trained_ns[0]
+    assert "step" in [what for at_ns, _, what, _ in told if at_ns > made_ns[1]]
+    assert run.batches() == restless.batches() and run.weights() == restless.weights()
 
 
 def test_a_lost_judge_is_replaced_on_policy_cells_and_nothing_is_lost(

@@ -11,6 +11,7 @@ from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.runtime.shells.sleep_note import SleepNote
 from gcore_core.runtime.store.client import StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
@@ -19,9 +20,12 @@ from gcore_core.testing import fake
 _SECRET = b"s" * 32
 
 
-async def shell_around(generator: Generator, directory: Path, **settings: Any) -> GeneratorShell:
+async def shell_around(
+    generator: Generator, directory: Path, note: SleepNote | None = None, **settings: Any
+) -> GeneratorShell:
     """Returns the shell ``rollout.0`` of a generator, whose store lies in the directory.
 
+    note: as of ``GeneratorShell``.
     settings: of ``GeneratorSettings``.
     """
     network = InlineNetwork()
@@ -34,6 +38,6 @@ async def shell_around(generator: Generator, directory: Path, **settings: Any) -
     dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
     datasets = {"train": dataset, "evaluation": dataset}
     made = GeneratorSettings(run=Run(), batch_s=0.0, **settings)
-    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, made)
+    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, made, note=note)
     shell.register(Service("rollout.0"))
     return shell

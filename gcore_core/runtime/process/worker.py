@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, assert_never
 
@@ -64,6 +65,8 @@ from gcore_core.runtime.worker_settings import (
 if TYPE_CHECKING:
     from gcore_core.contract.columns import ColumnSpec
     from gcore_core.runtime.shells.annotations import Annotations
+    from gcore_core.runtime.shells.generator import GeneratorShell
+    from gcore_core.runtime.shells.sleep_note import SleepNote
 
 log = logging.getLogger(__name__)
 _DATASET = "dataset/"  # so begin the names of datasets' factories
@@ -197,6 +200,22 @@ class Worker:
                 assert_never(settings)  # mypy tells of a kind that is missing here
 
     def _generator(self, settings: GeneratorSettings, service: Service) -> None:
+        from gcore_core.runtime.shells.asleep import SleepingGenerator
+        from gcore_core.runtime.shells.sleep_note import SleepNote, note_path
+
+        spec = self._spec
+        note = SleepNote(note_path(spec.store.directory, spec.name))
+        if not spec.restarted:
+            note.remove()  # of an earlier attempt
+        if note.says_asleep:
+            log.info("%s sleeps, as did the process before it: a wake makes its backend", spec.name)
+            make = partial(self._awake_generator, settings, note)
+            SleepingGenerator(make, self._compute, note, spec.name).register(service)
+        else:
+            self._awake_generator(settings, note).register(service)
+
+    def _awake_generator(self, settings: GeneratorSettings, note: SleepNote) -> GeneratorShell:
+        """Makes a generator's backend, and the shell around it."""
         from gcore_core.runtime.push import DtypeSetting
         from gcore_core.runtime.shells.generator import GeneratorShell
 
@@ -204,7 +223,7 @@ class Worker:
         backend = build(spec.factories["backend"], self._context(settings))
         self._closing.append(backend.close)
         store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
-        shell = GeneratorShell(
+        return GeneratorShell(
             backend,
             self._datasets(),
             store,
@@ -215,8 +234,8 @@ class Worker:
             setting=DtypeSetting(f"roles.{spec.role}.config.dtype", own_dtype(spec)),
             replica=spec.rank,
             sampling=build(spec.factories["sampling"]) if "sampling" in spec.factories else None,
+            note=note,
         )
-        shell.register(service)
 
     def _annotator(self, settings: AnnotatorSettings, service: Service) -> None:
         from gcore_core.runtime.shells.annotator import AnnotatorShell

@@ -65,6 +65,7 @@ from gcore_core.runtime.shells.engine_driver import EngineDriver
 from gcore_core.runtime.shells.questions import Asking
 from gcore_core.runtime.shells.refined_prompts import RefinedPrompts
 from gcore_core.runtime.shells.rounds import Rounds
+from gcore_core.runtime.shells.sleep_note import SleepNote
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
 from gcore_core.runtime.store.client import StoreWriter
 from gcore_core.runtime.worker_settings import GeneratorSettings
@@ -80,6 +81,7 @@ class GeneratorShell:
     setting: what the configuration says of the dtype that the backend holds, for errors.
     replica: its number among the replicas of its role.
     sampling: makes the prompts of records that are made from earlier ones; None where none are.
+    note: says to the next process that this one sleeps; None: nobody is told.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class GeneratorShell:
         setting: DtypeSetting = UNTOLD_DTYPE,
         replica: int = 0,
         sampling: SamplingProgram | None = None,
+        note: SleepNote | None = None,
     ) -> None:
         self._backend = backend
+        self._note = note or SleepNote()
         self._datasets = datasets
         self._compute = compute
         self._aborts = settings.aborts
@@ -226,11 +230,14 @@ class GeneratorShell:
         self._records.release(request.release_before)
         async with self._weights.restoring, self._engine.lock:
             await self._compute(cast(Sleeps, self._backend).sleep)
+            # Before the reply, upon which others take the memory.
+            self._note.leave()
         return Nothing()
 
     async def wake(self, request: Nothing, call: Call) -> WakeReply:
         async with self._engine.lock:
             await self._compute(cast(Sleeps, self._backend).wake)
+            self._note.remove()
         return WakeReply(self._backend.version)
 
     # -- what the engine's driver asks (``engine_driver.Owner``) -----------------------------------
