@@ -493,3 +493,30 @@ async def test_a_peer_that_leaves_before_answering_the_greeting_is_retried(direc
         with pytest.raises(WorkerDied, match="nobody answers at unix:"):
             await peer.call(ECHO, Ask(0))
     assert len(tries) > 2
+
+
+async def test_a_network_whose_close_is_cancelled_serves_nobody_any_more(
+    addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def linger(peer: sockets.RpcPeer) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    network = RpcNetwork({**addresses, "worker.4": "unix:/nowhere"}, SECRET)
+    await network.serve("worker.3", Server().service)
+    network.peer("worker.4")
+    async with reached(addresses, timeout_s=0.2) as caller:
+        await caller.call(ECHO, Ask(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(sockets.RpcPeer, "close", linger)
+            closing = asyncio.ensure_future(network.close())
+            await begun.wait()
+            closing.cancel()
+            await asyncio.wait([closing])
+        with pytest.raises(WorkerDied):
+            async with asyncio.timeout(5):
+                await caller.call(HANG, Ask(1))
+        with pytest.raises(WorkerDied, match="nobody answers"):
+            await caller.call(ECHO, Ask(1))

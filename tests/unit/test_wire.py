@@ -117,3 +117,27 @@ async def test_short_frames_are_joined_and_long_ones_sent_alone_in_order() -> ( 
         bytes(frame.body) for frame in frames
     ]
     assert near.traffic == far.traffic
+
+
+async def test_a_close_that_is_cancelled_takes_the_end_from_nobody() -> None:
+    """Others who close it wait for its end, and whoever reads from it is told of that."""
+    told: list[str] = []
+    connection = Connection(lambda message: None, told.append, bytearray(100), Traffic())
+    connection.connection_made(asyncio.Transport())
+    connection._transport = cast(Any, _Lingering())
+    cancelled = asyncio.ensure_future(connection.close())
+    waiting = asyncio.ensure_future(connection.close())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    assert not waiting.done()
+    connection.connection_lost(None)
+    await waiting
+    assert told == [""]
+
+
+class _Lingering:
+    """A transport that is closed, and whose end has not come yet."""
+
+    def is_closing(self) -> bool:
+        return True

@@ -162,15 +162,18 @@ class RpcNetwork:
     async def close(self) -> None:
         """Ends the connections that this process made, then its servers with theirs."""
         self.closed = True
-        await asyncio.gather(
-            *(peer.close() for peer in (*self._peers.values(), *self._forgotten)),
-            return_exceptions=True,
-        )
-        for server, sessions in self._servers:
-            server.close()
+        try:
             await asyncio.gather(
-                *(session.stream.close() for session in sessions), return_exceptions=True
+                *(peer.close() for peer in (*self._peers.values(), *self._forgotten)),
+                return_exceptions=True,
             )
+        finally:  # also where this is cancelled: nobody is served any more
+            streams = [session.stream for _, sessions in self._servers for session in sessions]
+            for server, _ in self._servers:
+                server.close()
+            for stream in streams:
+                stream.end()
+        await asyncio.gather(*(stream.close() for stream in streams), return_exceptions=True)
 
 
 class _Session:

@@ -166,7 +166,8 @@ class Connection(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Ends the stream and waits until it is gone."""
         self.end()
-        await self._closed
+        # Others wait for the same end, and ``connection_lost`` sets it: no cancellation may end it.
+        await asyncio.shield(self._closed)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial:
