@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+import sys
 import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +26,9 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process import agent as agent_module
-from gcore_core.runtime.process.agent import Agent, AgentSpec
+from gcore_core.runtime.process.adoption import dismiss
+from gcore_core.runtime.process.agent import Agent, AgentSpec, end_hung
+from gcore_core.runtime.process.spares import Process
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.server import StoreSpec
@@ -152,6 +158,42 @@ async def test_a_pid_that_hung_is_forgotten_with_its_worker(tmp_path: Path) -> N
         killed = await anext(exits)
         await anext(exits)
     assert killed.restarted and agent._hung == set()
+
+
+@pytest.fixture
+def reaped_by_the_loop() -> Iterator[None]:
+    """Has the event loop itself wait for processes, as newer versions of Python do by default.
+
+    Otherwise a thread does, and it depends on chance who is first to wait for one that has ended.
+    """
+    if sys.version_info >= (3, 12):
+        yield
+        return
+    before = asyncio.get_child_watcher()
+    asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
+    yield
+    asyncio.set_child_watcher(before)
+
+
+@pytest.mark.usefixtures("reaped_by_the_loop")
+@pytest.mark.parametrize("end", [end_hung, dismiss])
+async def test_a_process_that_ends_before_it_is_signalled_keeps_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[Process], Awaitable[None] | None]
+) -> None:
+    """Nobody has waited for it yet. It is told as what it is: such as killed, and started again."""
+    monkeypatch.setattr(agent_module, "_STACKS_S", 0.0)
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", "read line; kill -9 $$", stdin=reading, start_new_session=True
+    )
+    os.close(writing)
+    os.close(reading)
+    # The event loop does not run from here on, so nobody else waits for it.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    ending = end(process)
+    if ending is not None:
+        await ending
+    assert await process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("full", ["log", "spec"])

@@ -21,7 +21,7 @@ from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.launching import Guard, Peer
 from gcore_core.runtime.messages import CLEAR, HOLD_LEASE, HoldLease, Nothing
 from gcore_core.runtime.process.leftovers import StartedProcess, identify_process, is_running
-from gcore_core.runtime.process.spares import Process
+from gcore_core.runtime.process.spares import Process, send_signal
 from gcore_core.runtime.store.server import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -148,5 +148,5 @@ async def clear_adopted(agent: Peer, is_held: asyncio.Future[bool]) -> bool:
 def dismiss(process: Process) -> None:
     """Tells an agent to end, with all that it has started. One that is stopped is woken."""
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGCONT)
+        send_signal(process, signal.SIGTERM)
+        send_signal(process, signal.SIGCONT)

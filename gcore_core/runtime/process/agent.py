@@ -62,7 +62,7 @@ from gcore_core.runtime.process.leftovers import Record, clear_up
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
-from gcore_core.runtime.process.spares import Process, Spares, environment_of
+from gcore_core.runtime.process.spares import Process, Spares, environment_of, send_signal
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.keepalive import noticed_within_s
 from gcore_core.runtime.rpc.service import Call, Service
@@ -516,8 +516,8 @@ def _is_stopped(pid: int) -> bool:
 async def end_hung(process: Process) -> None:
     """Ends a process that hangs, with all that it started. Its stacks go to its log first."""
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGUSR1)  # writes the stacks
-        process.send_signal(signal.SIGCONT)  # a stopped process would write none
+        send_signal(process, signal.SIGUSR1)  # writes the stacks
+        send_signal(process, signal.SIGCONT)  # a stopped process would write none
         await asyncio.sleep(_STACKS_S)
         os.killpg(process.pid, signal.SIGKILL)
 

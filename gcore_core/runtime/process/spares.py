@@ -76,6 +76,22 @@ class Process(Protocol):
         """Raises ProcessLookupError when the process has ended."""
 
 
+def send_signal(process: Process, number: int) -> None:
+    """Sends a signal to a process, and leaves its exit code to who waits for it.
+
+    asyncio's own way looks first whether the process has ended. Where it has, that takes the exit
+    code from asyncio, which then says 255.
+
+    Raises ProcessLookupError when the process is known to have ended.
+    """
+    if not isinstance(process, asyncio.subprocess.Process):
+        process.send_signal(number)
+    elif process.returncode is None:
+        os.kill(process.pid, number)
+    else:
+        raise ProcessLookupError(f"process {process.pid} has ended")
+
+
 @dataclass(frozen=True)
 class Kind:
     """Says what a fork server has ready.
