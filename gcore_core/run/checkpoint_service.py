@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,8 +283,8 @@ class Keeper:
                 self._note(request.failed)
                 return None
             partial = self._checkpoints.partial(request.step)
-            (partial / STATE).write_bytes(msgspec.json.encode(request.state))
-            (partial / CONFIG).write_bytes(msgspec.json.encode(self._plan.config))
+            (partial / STATE).write_bytes(_encode(request.state))
+            (partial / CONFIG).write_bytes(_encode(self._plan.config))
             sorted_config = msgspec.json.encode(self._plan.config, order="sorted")
             facts = CheckpointFacts(
                 run=self._plan.name,
@@ -339,7 +340,26 @@ def newest(directory: Path, step: int | None = None) -> Resumed:
     checkpoints = Checkpoints(directory)
     checkpoints.restore()
     opened: Opened = checkpoints.open(step)
-    state = msgspec.json.decode((opened.path / STATE).read_bytes(), type=dict[str, Any])
     return Resumed(
-        step=opened.manifest.step, path=str(opened.path), state=state, notes=opened.notes
+        step=opened.manifest.step,
+        path=str(opened.path),
+        state=_decode(opened.path / STATE),
+        notes=opened.notes,
     )
+
+
+def saved_config(checkpoint: Path) -> dict[str, Any]:
+    """Returns the configuration of the run that saved a checkpoint."""
+    return _decode(checkpoint / CONFIG)
+
+
+def _encode(values: Mapping[str, Any]) -> bytes:
+    """Encodes plain values as JSON, with NaN and infinities as Python's own module writes them.
+
+    msgspec writes null for them, and a run would go on with that.
+    """
+    return json.dumps(values, default=msgspec.to_builtins).encode()
+
+
+def _decode(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_bytes()))

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.yaml_source import flat
@@ -26,7 +24,7 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.providers import ControllerProvider
-from gcore_core.run.checkpoint_service import CONFIG, Resumed
+from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.make_model import check_make
 from gcore_core.runtime.gaps import refuse_gaps
@@ -177,8 +175,7 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
 
     rows: how many the dataset of the job has now.
     """
-    saved = msgspec.json.decode((Path(resumed.path) / CONFIG).read_bytes(), type=dict[str, Any])
-    saved_values = _fixed(saved)
+    saved_values = _fixed(saved_config(Path(resumed.path)))
     values = _fixed(plan.config)
     differences = [
         f"{key}: {saved_values.get(key)!r} was saved, {values.get(key)!r} is asked for"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import shutil
@@ -21,7 +22,7 @@ from gcore_core.contract import job_settings
 from gcore_core.contract.errors import CheckpointError
 from gcore_core.contract.records import StepReport
 from gcore_core.run import checkpoints as module
-from gcore_core.run.checkpoint_service import Keeper, newest
+from gcore_core.run.checkpoint_service import Keeper, newest, saved_config
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Retention
 from gcore_core.run.directory import MetricsFile
 from gcore_core.run.manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
@@ -637,6 +638,22 @@ async def test_the_best_checkpoint_is_chosen_by_what_the_report_of_its_step_says
         "loss": 1.0,
         "reward": 0.9,
     }
+
+
+async def test_a_run_goes_on_with_every_number_that_was_saved(run: Path) -> None:
+    """JSON has no infinities and no NaN; what a plugin has learned may have."""
+    config = {"rewards": {"exact": {"limit": math.inf}}}
+    settings = SimpleNamespace(roles={"policy": None}, checkpoint=job_settings.Checkpoint())
+    plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config=config)
+    keeper = Keeper(plan, run, print)
+    call = Call(lambda: None)
+    place = await keeper.open(OpenCheckpoint(1), call)
+    (Path(place.path) / "weights").write_text("w")
+    learned = {"seconds": [1.5, math.inf, -math.inf, math.nan], "n": 1 << 60, "text": "\u00e4"}
+    await keeper.commit(CommitCheckpoint(1, {"window": learned}, {}), call)
+    resumed = newest(run)
+    assert repr(resumed.state) == repr({"window": learned})
+    assert repr(saved_config(Path(resumed.path))) == repr(config)
 
 
 async def test_a_checkpoint_is_saved_although_an_earlier_one_cannot_be_removed(
