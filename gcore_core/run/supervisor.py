@@ -73,6 +73,7 @@ from gcore_core.runtime.messages import (
     SpawnRequest,
     StepEnd,
     TimeOfDay,
+    UsageReply,
     WorkerExit,
     WorkerSpec,
 )
@@ -140,6 +141,7 @@ class Supervisor:
         self._started_s = time.monotonic()
         # A controller repeats a report when the answer was lost; each report is handled once.
         self._once = Gathering(1)
+        self._usage: dict[str, UsageReply] = {}  # node -> what its agent said last
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None  # held, or it could be collected
@@ -374,22 +376,25 @@ class Supervisor:
         with contextlib.suppress(GcoreError):
             await self._ask_agents(UP)
 
-    async def _ask_agents(self, endpoint: Endpoint[Nothing, Reply]) -> list[Reply]:
-        """Asks the agents of all nodes at once, and returns what each answered.
+    async def _ask_agents(self, endpoint: Endpoint[Nothing, Reply]) -> dict[str, Reply]:
+        """Asks the agents of all nodes at once, and returns node -> what its agent answered.
 
-        A node without which the run goes on may be lost meanwhile.
+        A node without which the run goes on may be lost meanwhile. An agent that is late is left
+        out: whether it hangs is found out by ``_look_after``, which ends it then.
         """
         if self._site is None:
-            return []
+            return {}
         nodes = {
             name: node for name, node in self._site.nodes.items() if name not in self._lost_nodes
         }
         calls = (node.agent.call(endpoint, Nothing()) for node in nodes.values())
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        heard: list[Reply] = []
+        heard: dict[str, Reply] = {}
         for name, answer in zip(nodes, answers, strict=True):
             if not isinstance(answer, BaseException):
-                heard.append(answer)
+                heard[name] = answer
+            elif isinstance(answer, DeadlineExceeded):
+                log.warning("%s is late: %s", name, answer)
             elif not (isinstance(answer, WorkerDied) and self._is_expendable(name)):
                 raise answer
         return heard
@@ -576,14 +581,21 @@ class Supervisor:
             log.warning("no samples are shown: %s", error)
 
     async def _add_usage(self, site: Site, report: StepReport) -> None:
-        """Adds the CPU time and memory that every process of every node has used to the metrics."""
-        cpu_s: dict[str, float] = {}
-        memory_mib: dict[str, float] = {}
-        for usage in await self._ask_agents(USAGE):
+        """Adds the CPU time and memory that every process of every node has used to the metrics.
+
+        Of a node whose agent does not answer in time, it adds what the agent said last.
+        """
+        answers = await self._ask_agents(USAGE)
+        for usage in answers.values():
             for note in usage.notes:
                 self._display.note(note)
-            cpu_s |= usage.cpu_s
-            memory_mib |= usage.memory_mib
+        self._usage |= answers
+        cpu_s: dict[str, float] = {}
+        memory_mib: dict[str, float] = {}
+        for node in site.nodes:
+            if node in self._usage and node not in self._lost_nodes:
+                cpu_s |= self._usage[node].cpu_s
+                memory_mib |= self._usage[node].memory_mib
         if site.has_processes:
             cpu_s["supervisor"] = time.process_time()
         self._cpu_s = sum(cpu_s.values())

@@ -11,11 +11,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from gcore_core.contract.errors import DataError, GcoreError, WorkerDied, WorkerError
-from gcore_core.contract.records import RunFacts
+from gcore_core.contract.errors import (
+    DataError,
+    DeadlineExceeded,
+    GcoreError,
+    WorkerDied,
+    WorkerError,
+)
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import SAVE
 from gcore_core.run.supervisor import Supervisor, _code
-from gcore_core.runtime.messages import USAGE, LostNodeReply, WorkerExit
+from gcore_core.runtime.messages import USAGE, LostNodeReply, UsageReply, WorkerExit
 from gcore_core.runtime.rpc.retry import gone
 
 
@@ -181,12 +187,39 @@ async def test_a_step_goes_on_without_a_lost_machine_of_generators(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     losing = _losing()
-    assert await losing._ask_agents(USAGE) == [None]  # also before it is noticed
+    assert await losing._ask_agents(USAGE) == {"agent.0": None}  # also before it is noticed
     await losing._watch(losing._site.nodes["agent.1"].agent)
     assert losing.notes == ["node2 is lost with rollout.0; the step goes on without it"]
     assert losing.notes[0] in caplog.messages  # the log of the run has it, too
     assert losing._is_lost("rollout.0") and losing._is_lost("agent.1")
     assert not losing._is_lost("policy.0")
+
+
+class _Measured(Agent):
+    """Says what its node uses: a second more each time, and nothing while it is late."""
+
+    is_late = False
+
+    async def call(self, endpoint: Any, request: Any) -> Any:
+        self.calls.append(endpoint.name)
+        if self.is_late:
+            raise DeadlineExceeded("no sign of progress for 60 s in usage", where=self.name)
+        return UsageReply({self.name: float(len(self.calls))}, {self.name: 8.0})
+
+
+async def test_a_step_is_reported_although_an_agent_measures_too_late() -> None:
+    """What it said last stands for it, so that seconds so far never shrink."""
+    agents = [_Measured(f"agent.{i}", is_lost=False) for i in range(2)]
+    watch: Any = Watch("agent.1", *agents)
+    watch._usage = {}
+    watch._site.has_processes = False
+    told: list[float] = []
+    for agents[1].is_late in (False, True, True, False):
+        report = StepReport(step=0, version=0, metrics={})
+        await Supervisor._add_usage(watch, watch._site, report)
+        told.append(report.metrics["cpu_seconds"])
+        assert report.metrics["memory_mib/agent.1"] == 8.0
+    assert told == [1.0 + 1.0, 2.0 + 1.0, 3.0 + 1.0, 4.0 + 4.0]
 
 
 @pytest.mark.parametrize(
@@ -216,10 +249,10 @@ async def test_a_machine_that_is_lost_while_the_run_starts_ends_the_attempt() ->
 async def test_a_lost_machine_on_which_nothing_runs_costs_nothing() -> None:
     here, other = Agent("agent.0", is_lost=False), Agent("agent.1", is_lost=True)
     idle: Any = Watch("agent.0", here, other)
-    assert await idle._ask_agents(USAGE) == [None]  # also before it is noticed
+    assert await idle._ask_agents(USAGE) == {"agent.0": None}  # also before it is noticed
     await idle._watch(other)
     assert idle.notes == ["agent.1 is lost, and nothing of the run is there"]
-    assert await idle._ask_agents(USAGE) == [None]
+    assert await idle._ask_agents(USAGE) == {"agent.0": None}
     assert other.calls == ["usage"]  # it is not asked any more
 
     busy: Any = Watch("agent.1", here, other)
