@@ -724,7 +724,7 @@ class Supervisor:
         if goes_on:
             message = exited.running or _last_error(exited)
             why = f"\n  {message}" if message else ""
-            self._display.note(f"{exited.name} {reason}; it is started again{why}")
+            self._note(f"{exited.name} {reason}; it is started again{why}")
             return
         # No worker causes another one's SIGKILL, so there is nobody to wait for.
         is_killed = exited.code == -signal.SIGKILL

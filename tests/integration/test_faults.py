@@ -66,7 +66,9 @@ def test_a_killed_generator_or_scorer_is_restarted_and_nothing_is_lost(
         run.read_until(f" 2/{steps} ")
         os.kill(latest_pids(run)[victim], signal.SIGKILL)
         assert run.wait() == 0, run.output
-    assert f"{victim} ended with signal SIGKILL; it is started again" in run.output
+    told = f"{victim} ended with signal SIGKILL; it is started again"
+    assert told in run.output
+    assert told in (run.path / "logs" / "supervisor.log").read_text()
     assert run.weights() == still.weights()
     assert consumed(run) == consumed(still)
 
