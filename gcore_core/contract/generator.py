@@ -29,6 +29,9 @@ class Piece:
     actions: most actions that are sampled; 0: no limit of its own.
     end: a text behind which the piece ends, as soon as what was sampled has it; "": none.
 
+    An answer that has ended cannot be continued: by its end token or a stop string, or because it
+    is as long as an answer may be. Such a request fails, with the reason "already_ended".
+
     A record that ends by ``actions`` or ``end`` alone has the status "open". One at which the
     policy ended its answer, or which is as long as an answer may be, has the status that it has
     without a piece.

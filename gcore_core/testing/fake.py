@@ -26,6 +26,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.observer import ObserverContext
 from gcore_core.contract.records import (
     ABORTED,
+    FAILED,
     FINISHED,
     OPEN,
     REWARD_FAILED,
@@ -116,12 +117,23 @@ class FakeGenerator:
         # Key of a running sample -> the version that drew its first letter, and the log-probs of
         # its letters so far.
         self._begun: dict[tuple[int, int], tuple[int, list[float]]] = {}
+        self._refused: list[Finished] = []  # the next step returns them
         self._incoming: dict[str, np.ndarray] = {}
         self._asleep = b""  # the logits while it sleeps
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         for request in requests:
             begun = [] if request.piece is None else request.piece.begun.tolist()
+            if self._has_ended(request, begun):
+                self._refused.append(
+                    Finished(
+                        request=request,
+                        status=FAILED,
+                        versions=(self.version, self.version),
+                        reason="already_ended",
+                    )
+                )
+                continue
             self._running[request.ordinal, request.sample] = request, begun
 
     def step(self) -> list[Finished]:
@@ -129,7 +141,7 @@ class FakeGenerator:
             raise ContractError(
                 "a sleeping generator was asked to go on", where="fake", todo="wake it first"
             )
-        ended = []
+        ended, self._refused = self._refused, []
         table = log_softmax(self._logits)
         if self._running:
             self._progress()
@@ -144,6 +156,10 @@ class FakeGenerator:
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         aborted = [self._running.pop(key) for key in keys if key in self._running]
         return [self._finished(request, letters, ABORTED) for request, letters in aborted]
+
+    def _has_ended(self, request: SampleRequest, begun: list[int]) -> bool:
+        """Whether these letters are an answer that cannot be continued."""
+        return bool(begun) and bool(self._status(replace(request, piece=None), begun))
 
     def _status(self, request: SampleRequest, letters: list[int]) -> str:
         """Returns how an answer with these letters ends; "" where it goes on."""

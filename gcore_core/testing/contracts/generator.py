@@ -401,6 +401,25 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
             ended += 1
         assert ended, "no greedy answer has a text of two actions: let prompts have longer ones"
 
+    @claims("continues")
+    def test_an_answer_that_has_ended_is_not_continued(
+        self, generator: Any, prompts: list[Prompt]
+    ) -> None:
+        """The request fails alone, with a reason: nothing may be trained on behind an end."""
+        ended = 0
+        for whole in self.run(generator, requests_of(prompts, 1, greedy=True)).values():
+            if whole.status not in (FINISHED, TRUNCATED) or not whole.columns["action_ids"].size:
+                continue
+            begun = whole.columns["action_ids"].copy()
+            refused = self._piece(generator, whole, Piece(begun=begun, actions=1))
+            assert refused.status == FAILED, (
+                f"an answer that was {whole.status} is continued: it is {refused.status!r}"
+            )
+            assert refused.reason, "a request that fails must say why"
+            assert not refused.columns, "a request that fails has no record"
+            ended += 1
+        assert ended, "no greedy answer has an action: let prompts have longer ones"
+
     def _continued(
         self, generator: Any, prompts: list[Prompt], *, middle: bool
     ) -> Iterator[tuple[Finished, Finished]]:

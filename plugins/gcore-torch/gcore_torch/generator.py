@@ -37,8 +37,16 @@ from gcore_language.weights import copy_bytes, named_tensors, spec_of
 from gcore_core.contract.columns import ROUTING, Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
-from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import ABORTED, FINISHED, OPEN, TRUNCATED, TensorSpec, WeightPlan
+from gcore_core.contract.generator import Finished, Piece, SampleRequest
+from gcore_core.contract.records import (
+    ABORTED,
+    FAILED,
+    FINISHED,
+    OPEN,
+    TRUNCATED,
+    TensorSpec,
+    WeightPlan,
+)
 from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
@@ -293,7 +301,8 @@ class TorchGenerator:
         """Queues samples; see ``Generator.submit``.
 
         Requests of one ordinal have the same prompt, which is encoded once. One that does not fit
-        the context comes back from the next ``step`` as failed.
+        the context, or is to continue an answer that has ended, comes back from the next ``step``
+        as failed.
         """
         reader = self._reader
         images = {} if reader is None else reader.read(requests)
@@ -308,10 +317,33 @@ class TorchGenerator:
         )
         self._to_return += failed
         max_actions = self._config.max_new_tokens
-        self._queue += [
-            _waiting(request, prompt, min(max_actions, room), images.get(request.ordinal))
-            for request, prompt, room in fitting
-        ]
+        for request, prompt, room in fitting:
+            most = min(max_actions, room)
+            if self._has_ended(request.piece, most):
+                self._to_return.append(
+                    Finished(
+                        request=request,
+                        status=FAILED,
+                        versions=(self.version, self.version),
+                        reason="already_ended",
+                    )
+                )
+            else:
+                self._queue.append(_waiting(request, prompt, most, images.get(request.ordinal)))
+
+    def _has_ended(self, piece: Piece | None, most: int) -> bool:
+        """Whether what a piece is to continue is an answer that has ended.
+
+        most: actions that the whole answer may have.
+        """
+        if piece is None or not len(piece.begun):
+            return False
+        if len(piece.begun) >= most or self._ends[piece.begun[-1]]:
+            return True
+        if not self._config.stop:
+            return False
+        (text,) = decode(self._tokenizer, [piece.begun.tolist()])
+        return any(stop in text for stop in self._config.stop)
 
     def step(self) -> list[Finished]:
         """Gives each running sample one more token, and those that join their first.
@@ -817,13 +849,12 @@ def _waiting(
 ) -> _Waiting:
     """Makes a sample of a request.
 
-    room: most actions of the whole answer. An answer without room for another action is given one
-    all the same, so that it ends as one that was cut off.
+    room: most actions of the whole answer, more than its piece begins with.
     """
     piece = request.piece
     if piece is None:
         return _Waiting(request, prompt, room, images)
-    left = max(room - len(piece.begun), 1)
+    left = room - len(piece.begun)
     limit = min(piece.actions or left, left)
     whole = np.concatenate([prompt, piece.begun.astype(np.int32)])
     return _Waiting(request, whole, limit, images, piece.begun, is_cut=limit < left)

@@ -18,11 +18,12 @@ from gcore_core.contract.generator import (
     Fingerprints,
     Finished,
     Generator,
+    Piece,
     ReceivesWeights,
     SampleRequest,
     ScoresLogprobs,
 )
-from gcore_core.contract.records import Prompt, WeightPlan
+from gcore_core.contract.records import FAILED, Prompt, WeightPlan
 from tests.support import language_models as tiny
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gpt2"]
@@ -138,6 +139,18 @@ def test_a_stop_string_ends_a_sample(open_generator: Any) -> None:
         text = bytes(record.columns["text"]).decode()
         assert ("1" in text or "+" in text) == (record.reason == "stop")
         assert not set("1+") & set(text[:-1])
+
+
+def test_an_answer_that_a_stop_string_has_ended_is_not_continued(open_generator: Any) -> None:
+    """Its last token is no end token, and there is room for more: the text alone tells."""
+    generator = open_generator(stop=["1", "+"])
+    generator.submit(tiny.make_requests(groups=4, samples=8))
+    records = tiny.drain(generator)
+    stopped = next(r for r in records if r.reason == "stop" and r.columns["action_ids"].size < 12)
+    begun = stopped.columns["action_ids"].copy()
+    generator.submit([replace(stopped.request, piece=Piece(begun=begun))])
+    (refused,) = generator.step()
+    assert (refused.status, refused.reason, refused.columns) == (FAILED, "already_ended", {})
 
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])

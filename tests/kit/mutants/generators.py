@@ -56,9 +56,10 @@ class ReordersSamples(Clean):
         """Of samples that end together, each gets the prompt of the next."""
 
         def step(self) -> list[Finished]:
-            ended = super().step()
+            records = super().step()
+            ended = [record for record in records if record.columns]
             others = [*ended[1:], *ended[:1]]
-            return [
+            return [record for record in records if not record.columns] + [
                 with_columns(one, prompt_ids=two.columns["prompt_ids"])
                 for one, two in zip(ended, others, strict=True)
             ]
@@ -149,7 +150,10 @@ class TruncatedReportedAsFinished(Clean):
 
     class Backend(FakeGenerator):
         def step(self) -> list[Finished]:
-            return [replace(record, status=FINISHED) for record in super().step()]
+            return [
+                record if record.status == FAILED else replace(record, status=FINISHED)
+                for record in super().step()
+            ]
 
 
 class AnEmptyPromptFailsTheBatch(Clean):
@@ -498,6 +502,7 @@ class ForgetsWhatWasBegun(Clean):
     caught_by = (
         "test_a_piece_goes_on_from_what_is_begun",
         "test_a_piece_ends_behind_its_text",
+        "test_an_answer_that_has_ended_is_not_continued",
     )
 
     class Backend(FakeGenerator):
@@ -546,6 +551,25 @@ class EndsAPieceByAnEarlierOne(Clean):
                 and request.piece.end in "".join(fake.VOCABULARY[letter] for letter in letters)
             ]
             return [self._finished(*one, OPEN) for one in over] + super().step()
+
+
+class GoesOnBehindTheEnd(Clean):
+    caught_by = ("test_an_answer_that_has_ended_is_not_continued",)
+
+    class Backend(FakeGenerator):
+        def _has_ended(self, request: SampleRequest, begun: list[int]) -> bool:
+            return False
+
+
+class RefusesWithoutAReason(Clean):
+    caught_by = ("test_an_answer_that_has_ended_is_not_continued",)
+
+    class Backend(FakeGenerator):
+        def step(self) -> list[Finished]:
+            return [
+                replace(record, reason="") if record.status == FAILED else record
+                for record in super().step()
+            ]
 
 
 class IgnoresAPush(Clean):
@@ -640,7 +664,10 @@ class CleanRouting(Clean):
         """Says of each token that was read which experts computed it."""
 
         def step(self) -> list[Finished]:
-            return [routed(record, self.read(record)) for record in super().step()]
+            return [
+                routed(record, self.read(record)) if record.columns else record
+                for record in super().step()
+            ]
 
         def read(self, record: Finished) -> int:
             return len(record.columns["prompt_ids"]) + len(record.columns["action_ids"]) - 1
@@ -667,6 +694,8 @@ class RoutingNamesAnExpertTwice(CleanRouting):
         def step(self) -> list[Finished]:
             return [
                 with_columns(record, routing=np.zeros_like(record.columns["routing"]))
+                if record.columns
+                else record
                 for record in super().step()
             ]
 
