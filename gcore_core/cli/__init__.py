@@ -8,6 +8,7 @@ library only, so that ``g-core --help`` is immediate.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -67,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if not isinstance(error, GcoreError) or os.environ.get("G_CORE_TRACEBACK") == "1":
             raise
-        print(error, file=sys.stderr)
+        with contextlib.suppress(BrokenPipeError):  # as in `g-core check job.yaml 2>&1 | head -1`
+            print(error, file=sys.stderr)
         return error.exit_code
 
 

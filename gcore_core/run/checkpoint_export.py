@@ -7,6 +7,7 @@ its own. It runs in the interpreter of the role: one process for each slot of on
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -154,7 +155,8 @@ def _start(python: str, log: Path) -> subprocess.Popen[bytes]:
 def _hand_over(spec: _Spec, child: subprocess.Popen[bytes]) -> None:
     if child.stdin is None:
         raise RuntimeError("the child has no pipe")
-    with child.stdin as pipe:
+    # Where its end of the pipe is closed, it ended at once: its exit code and log say why.
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
         pipe.write(msgspec.json.encode(spec))
 
 

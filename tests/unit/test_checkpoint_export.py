@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +93,27 @@ def test_a_trainer_that_cannot_load_reports_the_reason(run: Path, tmp_path: Path
         export_step(run, 3, tmp_path / "to")
     assert "state.npz" in caught.value.why
     assert not (tmp_path / "to").exists()
+
+
+def test_an_interpreter_that_ends_before_it_is_told_anything_is_named_as_the_cause(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the disk, on which nothing was written."""
+    from gcore_core.run import checkpoint_export
+
+    start = checkpoint_export._start
+
+    def ended(python: str, log: Path) -> subprocess.Popen[bytes]:
+        broken = tmp_path / "python"
+        broken.write_text("#!/bin/sh\necho no module named gcore_core\nexit 3\n")
+        broken.chmod(0o700)
+        child = start(str(broken), log)
+        child.wait()
+        return child
+
+    monkeypatch.setattr(checkpoint_export, "_start", ended)
+    with pytest.raises(
+        DataError, match=r"could not export this state \(rank 0, exit code 3\)"
+    ) as told:
+        checkpoint_export.export_step(run, 2, tmp_path / "to")
+    assert told.value.why == "no module named gcore_core"

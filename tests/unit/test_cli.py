@@ -271,3 +271,12 @@ def test_a_closed_pipe_of_the_output_is_no_error(installed: InstalledPlugins) ->
     with listing.stderr as errors:
         assert errors.read() == b""
     assert listing.wait() == 141
+
+
+def test_an_error_keeps_its_exit_code_where_nobody_reads_its_text() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "gcore_core", "rnu"]
+    unread = subprocess.run(words, stdout=writing, stderr=writing, check=False)
+    os.close(writing)
+    assert unread.returncode == 3
