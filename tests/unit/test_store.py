@@ -375,6 +375,24 @@ async def test_uncommitted_content_cannot_be_opened(
     assert not reader.open_array(room.commit(digest)).any()
 
 
+async def test_what_is_being_written_is_not_taken_for_what_lay_there_before(
+    reader: StoreReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Content in memory is known by its stamp alone, also to who comes late for an earlier step."""
+    monkeypatch.setattr(reader._slabs, "_in_memory", True)
+    node = await open_node(tmp_path, budget_bytes=1 << 12)
+    writer = node.writer()
+    before = await put_blob(writer, 0, ALL, np.zeros(64, np.uint8))
+    assert not reader.open_array(before).any()
+    writer.release({0: (0, 1)})
+    await node.settled()
+    room = await writer.reserve(1, ALL, 64, ("|u1", (64,)))
+    assert (room._bare.slab, room._bare.offset) == (before.slab, before.offset)
+    room.memory[:32] = bytes([1]) * 32
+    with pytest.raises(DataError, match="the content is not what the reference says"):
+        reader.open_array(before)
+
+
 def test_a_mac_covers_every_field_and_its_boundaries(worst_ref: Callable[[], Ref]) -> None:
     ref = worst_ref()
     shifted = msgspec.structs.replace(ref, node=ref.node + "|1", slab=ref.slab.removeprefix("1|"))

@@ -532,8 +532,11 @@ class StoreWriter:
         end = start + nbytes
         padding = -nbytes % 8
         slab.used = end + padding
+        # First of all the stamp of what lay here before goes: no reference to that opens this.
+        stamp = slab.memory[stamp_at:start]
+        stamp[:] = bytes(byte ^ 0xFF for byte in stamp)
         bare = Ref(self._node, slab.name, start, nbytes, 0, b"", *kind)
-        return Room(slab.memory[start:end], slab.memory[stamp_at:start], bare, self._secret)
+        return Room(slab.memory[start:end], stamp, bare, self._secret)
 
     async def _new_slab(self, step: int, shards: frozenset[int], nbytes: int) -> _OpenSlab:
         request = SlabRequest(self._owner, nbytes, dict.fromkeys(shards, step))
