@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from gcore_core.contract.errors import DataError
 from gcore_core.runtime.store import deltas
@@ -126,7 +127,8 @@ class Sending:
         bucket = MirroredContent("agent.0", "policy.0", self.version, 0, 0, 0, nbytes)
         region = self.sender.find(DeltaContent(bucket, always, bytes_per_s, 0))
         assert region.nbytes == region.path.stat().st_size
-        return Header.of(region.path.read_bytes()[:HEADER_BYTES], nbytes)
+        header = Header.of(region.path.read_bytes()[:HEADER_BYTES], nbytes)
+        return header._replace(bucket=0)
 
 
 def test_a_bucket_is_compared_with_that_of_the_push_before(tmp_path: Path) -> None:
@@ -140,6 +142,45 @@ def test_a_bucket_is_compared_with_that_of_the_push_before(tmp_path: Path) -> No
     assert after.base == header.made
     assert sending.push(content(MIB)) == Header(WHOLE), "a bucket of another size has no base"
     assert sending.push(changed(content(MIB), 1.0)) == Header(WHOLE), "nothing is saved"
+
+
+def test_a_bucket_is_not_taken_for_another_in_whatever_order_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    """Deltas of a few buckets are kept, in as many files."""
+    path = tmp_path / "policy.0-push"
+    path.write_bytes(content(10 * MIB).tobytes())
+    sender = DeltaSender(path)
+    buckets = [MirroredContent("agent.0", "policy.0", 1, 0, i, i * MIB, MIB) for i in range(10)]
+    for index in (4, 0, 4, 9, 1, 9, 5, 8, 4):
+        region = sender.find(DeltaContent(buckets[index], True, 0.0, 0))
+        header = Header.of(region.path.read_bytes()[:HEADER_BYTES], MIB)
+        assert header.bucket == deltas.number_of(buckets[index]), index
+
+
+async def test_the_delta_of_another_bucket_is_not_applied(tmp_path: Path) -> None:
+    """As where another one has taken its place while somebody asked for it."""
+    reader = deltas.DeltaReader(tmp_path / "mirror-0")
+    base = np.zeros(2 * MIB, np.uint8)
+    new = changed(base, 0.01)
+    wanted, other = (
+        MirroredContent("agent.0", "policy.0", 1, 0, i, 2 * i * MIB, 2 * MIB) for i in range(2)
+    )
+    delta = make_delta(new, base)
+    before, after = (xxhash.xxh3_64_intdigest(array.data) for array in (base, new))
+    for bucket in (wanted, other):
+        header = Header(DELTA, len(delta), before, after, deltas.number_of(bucket))
+        sent = header.packed() + delta
+
+        async def read(ask: DeltaContent, memory: memoryview, sent: bytes = sent) -> None:
+            memory[:] = sent[ask.start : ask.start + len(memory)]
+
+        reader.keep(0, base.data)
+        target = np.full(2 * MIB, 7, np.uint8)
+        ask = DeltaContent(wanted, True, 0.0, 0)
+        is_made = await reader.read(ask, "agent.0", read, target.data, lambda path: None)
+        assert is_made == (bucket is wanted)
+        assert np.array_equal(target, new) == is_made
 
 
 def test_where_it_does_not_pay_the_memory_is_given_back(tmp_path: Path) -> None:

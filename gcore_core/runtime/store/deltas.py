@@ -46,7 +46,8 @@ import numpy as np
 import xxhash
 
 from gcore_core.contract.errors import DataError
-from gcore_core.runtime.store.bulk import DeltaContent, Region
+from gcore_core.runtime.rpc.service import encode
+from gcore_core.runtime.store.bulk import DeltaContent, MirroredContent, Region
 from gcore_core.runtime.store.client import map_file
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ _THREADS = 4
 _FILES = 4  # buckets whose deltas are kept for those who still read them
 _MEASURED = 8  # the latest reads, from which the rate of the network is computed
 _LENGTH = struct.Struct(">I")
-_HEADER = struct.Struct(">BQQQ")
+_HEADER = struct.Struct(">BQQQQ")
 HEADER_BYTES = _HEADER.size
 
 WHOLE, DELTA, PAUSE = range(3)
@@ -86,6 +87,11 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="delta")
 
 
+def number_of(bucket: MirroredContent) -> int:
+    """Returns a number that stands for a bucket of one push, in 64 bits."""
+    return xxhash.xxh3_64_intdigest(encode(bucket))
+
+
 # -- a delta ---------------------------------------------------------------------------------------
 
 
@@ -95,12 +101,15 @@ class Header(NamedTuple):
     form: WHOLE, DELTA or PAUSE, see the head of this file.
     nbytes: of the delta that follows; 0 for other forms.
     base, made: xxh3 of the bucket before and after.
+    bucket: which bucket of which push it is of, see ``number_of``. The file that it is read from
+        may have become another one's meanwhile.
     """
 
     form: int
     nbytes: int = 0
     base: int = 0
     made: int = 0
+    bucket: int = 0
 
     def packed(self) -> bytes:
         return _HEADER.pack(*self)
@@ -295,9 +304,11 @@ class DeltaSender:
             path = self._made.get(bucket.index)
             if path is None:
                 header, delta = self._make(what)
+                header = header._replace(bucket=number_of(bucket))
                 path = write_delta(self._path, bucket.index, header, delta)
+                # Whichever bucket's the file was, it is that no more.
+                self._made = {i: other for i, other in self._made.items() if other != path}
                 self._made[bucket.index] = path
-                self._made.pop(bucket.index - _FILES, None)
             return Region(path, what.start, path.stat().st_size - what.start)
 
     def _make(self, what: DeltaContent) -> tuple[Header, bytes]:
@@ -398,12 +409,14 @@ class DeltaReader:
         await read(ask, memoryview(packed))
         try:
             header = Header.of(bytes(packed), bucket.nbytes)
+            if header.bucket != number_of(bucket):
+                raise DataError("its delta has made room for that of another one", where="push")
             base = self._bases.get(bucket.index, bucket.nbytes)
             if header.form == PAUSE and not ask.always:
                 self._paused[bucket.index] = PAUSE_PUSHES
                 self._bases.drop(bucket.index)
             if header.form != DELTA or base is None or base.digest != header.base:
-                tell(self.without(bucket.index, PAUSE if header.form == PAUSE else WHOLE))
+                tell(self.without(bucket, PAUSE if header.form == PAUSE else WHOLE))
                 return False
             delta = memoryview(bytearray(header.nbytes))
             began_s = time.monotonic()
@@ -413,13 +426,14 @@ class DeltaReader:
             await _to_its_end(asyncio.to_thread(_apply, header, delta, base, memory))
         except DataError as error:
             log.warning("bucket %d is read as it is: %s", bucket.index, error)
-            tell(self.without(bucket.index, WHOLE))
+            tell(self.without(bucket, WHOLE))
             return False
         return True
 
-    def without(self, index: int, form: int) -> Path:
+    def without(self, bucket: MirroredContent, form: int) -> Path:
         """Returns where a header lies that says that a bucket has no delta here."""
-        return write_delta(self._beside, index, Header(form), b"")
+        header = Header(form, bucket=number_of(bucket))
+        return write_delta(self._beside, bucket.index, header, b"")
 
     def keep(self, index: int, memory: memoryview) -> None:
         """Keeps a bucket for the next push."""

@@ -311,7 +311,7 @@ class _Mirror:
         self._coming.add(what, coming)
         asks_delta = self._deltas.may_ask(request.index, request.nbytes, request.delta)
         if not asks_delta and request.delta != "never":
-            coming.tell_delta(self._deltas.without(request.index, PAUSE))
+            coming.tell_delta(self._deltas.without(what, PAUSE))
         try:
             for source, read in self._sources(request, progress):
                 try:
