@@ -25,6 +25,9 @@ class Piece:
     ``logp`` 0 at the actions of ``begun``, 1 and the log-prob at the others. ``prompt_ids``, and
     the most actions that the generator gives an answer, are those of a whole answer.
 
+    Where another replica has begun the sample and given it back, the core puts that replica's mask,
+    log-probs and routing in these places: one record, all of whose actions are trained on.
+
     begun: int32[K], actions of an earlier piece of an answer to the same prompt; none at first.
     actions: most actions that are sampled; 0: no limit of its own.
     end: a text behind which the piece ends, as soon as what was sampled has it; "": none.
@@ -117,9 +120,13 @@ class Generator(Protocol):
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         """Ends the samples with these (ordinal, sample) now; returns what they have so far.
 
-        Their status is "aborted". Keys of samples that do not run are ignored.
+        Their status is "aborted", and their columns are those of the actions so far. One that has
+        ended meanwhile has the status that it ended with. Keys of samples that do not run are
+        ignored.
 
-        Capability "abort". It is called before a sleep, with samples that nobody waits for.
+        Capability "abort". It is called before a sleep, with samples that nobody waits for. With
+        "continues" it is also called where replicas are lent, with samples that go on at another
+        replica: ``Piece.begun`` has the actions so far there, and the record joins both parts.
         """
 
     def close(self) -> None:

@@ -332,13 +332,55 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
         assert sorted(map(key_of, aborted)) == to_abort, (
             "abort returns the named samples, and ignores unknown ones"
         )
-        assert {record.status for record in aborted} <= {ABORTED}
+        assert {record.status for record in aborted} <= {ABORTED, FINISHED, TRUNCATED}
         assert any(record.columns["action_ids"].size for record in aborted), (
             "their actions so far are lost"
         )
         later = self.drain(generator, [r for r in requests if key_of_request(r) == survivor])
         later += [record for _ in range(100) for record in generator.step()]
         assert [key_of(record) for record in later] == [survivor], "an aborted sample came back"
+
+    @claims("abort")
+    def test_an_aborted_answer_goes_on_from_what_it_has(
+        self, generator: Any, prompts: list[Prompt]
+    ) -> None:
+        """A greedy answer that is aborted is the beginning of the whole answer, in all its columns.
+
+        With the claim "continues" a piece that goes on from there ends as the whole answer does.
+        """
+        wholes = self.run(generator, requests_of(prompts, 1, greedy=True))
+        asked = [replace(whole.request, sample=1) for whole in wholes.values()]
+        generator.submit(asked)
+        for _ in range(3):
+            generator.step()
+        begun = 0
+        for part in generator.abort([key_of_request(request) for request in asked]):
+            whole = wholes[part.request.ordinal, 0]
+            if part.status != ABORTED or not part.columns["action_ids"].size:
+                continue
+            self._is_beginning_of(part, whole)
+            if "continues" in self.claimed():
+                piece = Piece(begun=part.columns["action_ids"].copy())
+                rest = self._piece(generator, whole, piece, sample=2)
+                for name in ("prompt_ids", "action_ids", "text"):
+                    np.testing.assert_array_equal(rest.columns[name], whole.columns[name], name)
+            begun += 1
+        assert begun, "every answer ended within three steps: let answers be longer"
+
+    def _is_beginning_of(self, part: Finished, whole: Finished) -> None:
+        columns = part.columns
+        count = columns["action_ids"].size
+        np.testing.assert_array_equal(columns["prompt_ids"], whole.columns["prompt_ids"])
+        np.testing.assert_array_equal(columns["action_ids"], whole.columns["action_ids"][:count])
+        assert columns["temperature"] == whole.columns["temperature"]
+        assert columns["action_mask"].size == count, "the mask of an aborted answer is cut off"
+        assert columns["action_mask"].all(), "an action of an aborted answer is not trained on"
+        expected = whole.columns["logp"][:count]
+        np.testing.assert_allclose(columns["logp"], expected, atol=self.tolerance, rtol=0)
+        if ROUTING in whole.columns:
+            assert ROUTING in columns, f"an aborted answer has no column {ROUTING}"
+            problem = routing_problem(columns[ROUTING], columns["prompt_ids"].size, count)
+            assert not problem, problem
 
     @claims("continues")
     def test_a_piece_goes_on_from_what_is_begun(
@@ -435,9 +477,9 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
             piece = Piece(begun=actions[:half].copy()) if middle else Piece(actions=half)
             yield whole, self._piece(generator, whole, piece)
 
-    def _piece(self, generator: Any, whole: Finished, piece: Piece) -> Finished:
+    def _piece(self, generator: Any, whole: Finished, piece: Piece, *, sample: int = 1) -> Finished:
         """Has a piece of a greedy answer drawn."""
-        asked = replace(whole.request, sample=1, piece=piece)
+        asked = replace(whole.request, sample=sample, piece=piece)
         return self.run(generator, [asked])[key_of_request(asked)]
 
     # -- running -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ together have finished.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -636,7 +636,8 @@ class TorchGenerator:
         """Ends samples at once; see ``Generator.abort``.
 
         keys: (ordinal, sample) of each. Unknown keys are ignored.
-        Returns what they have so far; a sample that has not begun has no actions.
+        Returns what they have so far; a sample that has not begun has no actions. One that has
+        ended, and waits to be scored, is as it ended.
         """
         aborted_keys = set(keys)
         finished = []
@@ -674,14 +675,14 @@ class TorchGenerator:
         return finished
 
     def _abort_held(self, keys: set[tuple[int, int]]) -> list[Finished]:
-        """Takes out those samples that have ended but are held back; they count as aborted."""
+        """Takes out those samples that have ended but are held back until they are scored."""
         kept, self._held = self._held, []
         leaving: list[Finished] = []
         for held in kept:
             is_named = (held.request.ordinal, held.request.sample) in keys
             (leaving if is_named else self._held).append(held)
         self._score(leaving)
-        return [replace(held, status=ABORTED, reason="") for held in leaving]
+        return leaving
 
     def close(self) -> None:
         """Forgets running and waiting samples."""

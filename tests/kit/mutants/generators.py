@@ -50,6 +50,7 @@ class ReordersSamples(Clean):
         "test_a_record_answers_its_own_request",
         "test_two_batches_in_flight_do_not_mix",
         "test_a_piece_goes_on_from_what_is_begun",
+        "test_an_aborted_answer_goes_on_from_what_it_has",
     )
 
     class Backend(FakeGenerator):
@@ -80,6 +81,7 @@ class ReturnsASampleTwice(Clean):
 
 class DropsALogprob(Clean):
     caught_by = (
+        "test_an_aborted_answer_goes_on_from_what_it_has",
         "test_every_action_has_its_logprob",
         "test_first_actions_occur_as_often_as_their_logprobs_say",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
@@ -369,12 +371,28 @@ class GreedyIsSampled(Clean):
 
 
 class AbortLosesPartials(Clean):
-    caught_by = ("test_abort_returns_what_there_is",)
+    caught_by = (
+        "test_abort_returns_what_there_is",
+        "test_an_aborted_answer_goes_on_from_what_it_has",
+    )
 
     class Backend(FakeGenerator):
         def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
             empty = np.zeros(0, np.int32)
             return [with_columns(record, action_ids=empty) for record in super().abort(keys)]
+
+
+class AbortedAnswersHaveNoLogprobs(Clean):
+    caught_by = ("test_an_aborted_answer_goes_on_from_what_it_has",)
+
+    class Backend(FakeGenerator):
+        """Scores an answer only when it ends by itself."""
+
+        def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+            return [
+                with_columns(record, logp=np.zeros_like(record.columns["logp"]))
+                for record in super().abort(keys)
+            ]
 
 
 class AbortedSamplesComeBack(Clean):
@@ -669,6 +687,9 @@ class CleanRouting(Clean):
                 for record in super().step()
             ]
 
+        def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+            return [routed(record, self.read(record)) for record in super().abort(keys)]
+
         def read(self, record: Finished) -> int:
             return len(record.columns["prompt_ids"]) + len(record.columns["action_ids"]) - 1
 
@@ -680,11 +701,22 @@ class RoutingIsMissing(CleanRouting):
 
 
 class RoutingLeavesThePromptOut(CleanRouting):
-    caught_by = ("test_records_say_which_experts_computed_their_tokens",)
+    caught_by = (
+        "test_records_say_which_experts_computed_their_tokens",
+        "test_an_aborted_answer_goes_on_from_what_it_has",
+    )
 
     class Backend(CleanRouting.Backend):
         def read(self, record: Finished) -> int:
             return len(record.columns["action_ids"]) - 1
+
+
+class AbortedAnswersHaveNoRouting(CleanRouting):
+    caught_by = ("test_an_aborted_answer_goes_on_from_what_it_has",)
+
+    class Backend(CleanRouting.Backend):
+        def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+            return FakeGenerator.abort(self, keys)
 
 
 class RoutingNamesAnExpertTwice(CleanRouting):
