@@ -22,7 +22,8 @@ For example ``ahead`` 1, with pushes that wait for samples, 10 s to sample group
     27 s   they have ended; it pushes
     30 s   step 1 is over, after 13 s: 4 s of training, 6 s of the second wait, 3 s of the push
 
-Where devices are *lent*, the trainer's devices sample in a wait that ``gcore_sim.lending`` expects
+Where devices are *lent*, the trainer's devices sample in a wait that the rule of
+``gcore_core.controllers.placement.lending`` expects
 to become shorter by more than the change of use takes:
 
     trainer   waits | sleeps ..................... wakes | trains
@@ -44,11 +45,12 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
+from gcore_core.controllers.placement.lending import Lending, Rates
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
 from gcore_core.controllers.window.dealing import deal, lanes_of
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.config import EngineProfile
-from gcore_sim.lending import GiveBack, Lending, Rates
+from gcore_sim.lending import GiveBack
 
 #: Steps whose groups may be begun for one that keeps none of them.
 _MOST_ROUNDS = 64

@@ -17,8 +17,9 @@ from gcore_sim.ahead import (
     simulate_ahead,
 )
 from gcore_sim.config import EngineProfile
-from gcore_sim.lending import GiveBack, Lending, Rates
+from gcore_sim.lending import GiveBack
 
+from gcore_core.controllers.placement.lending import Lending, Rates
 from gcore_core.controllers.window.deadlines import Deadlines, Membership
 
 #: Two samples at a time, so most of them wait for a place, and more engines end them sooner.
