@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol_mutants import Mutant
 
 from gcore_core.controllers.window.deadlines import Deadlines
-from gcore_core.controllers.window.drawing import Drawing
+from gcore_core.controllers.window.lanes import Lanes
 from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.controllers.window.subsets import SubsetLedger
 
@@ -110,7 +110,7 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "self._draws",
     ),
     "newer weights do where the run is to repeat": (
-        Drawing,
+        Lanes,
         "_draw_part",
         "exact=facts.run.deterministic",
         "exact=False",

@@ -12,8 +12,8 @@ from typing import Any
 
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.training import Training
-from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.controllers.window.dynamic_sampling import Quota
+from gcore_core.controllers.window.lanes import Lanes
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.agreements import AgreementService
@@ -39,7 +39,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a lost sample is forgotten": (
         Ledger,
-        "lost",
+        "_unfinished_of",
         "for lease, samples in missing if samples]",
         "for lease, samples in missing if samples][1:]",
     ),
@@ -176,7 +176,7 @@ MUTANTS: dict[str, Mutant] = {
         "await act([parts])",
     ),
     "a lost replica's part is dropped": (
-        Drawing,
+        Lanes,
         "_work_off",
         "waiting.append(unfinished)",
         "pass",
@@ -188,10 +188,10 @@ MUTANTS: dict[str, Mutant] = {
         "return []",
     ),
     "nobody stands in for a lost generator": (
-        Drawing,
-        "_work_off",
-        "lost_nodes.stand_in(replicas, number, others, spares_leaving=not fixed)",
-        "replicas[number]",
+        Lanes,
+        "_replica_of",
+        "if replica.name not in newer:",
+        "replica = lane.replicas[lane.number]\n    if replica.name not in newer:",
     ),
     "weights are pushed to a lost generator": (
         PlacementShard,
@@ -206,7 +206,7 @@ MUTANTS: dict[str, Mutant] = {
         "if True:",
     ),
     "duplicates are scored as fresh": (
-        Drawing,
+        Lanes,
         "_draw_part",
         "if ledger.finished(header)",
         "if ledger.finished(header) or True",

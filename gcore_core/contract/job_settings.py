@@ -215,6 +215,9 @@ class Role(Choice):
     # Replicas that stay awake where a placement policy moves devices, and that a run which has lost
     # machines goes on with. None: 1 of a generator, all of others.
     least: int | None = field(default=None, metadata={LIMIT: Limit(at_least=1)})
+    # Of rollout: how many of its replicas, the last ones, sleep on the trainer's devices and wake
+    # while the trainer waits. They are among ``slots``. Only under a step program that lends.
+    lent: int = _at_least(0, default=0)
     follows: str | None = None
     python: str | None = None
     model: dict[str, Any] = _open()

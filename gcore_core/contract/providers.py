@@ -172,6 +172,8 @@ class ControllerProvider(Provider):
         be right for them (``TakesStale``).
     goes_on_with_gaps: it goes on from a checkpoint in which some ordinals are consumed above others
         that are not, and takes none of them again. Without it such a checkpoint is refused.
+    lends: it wakes the replicas of ``roles.rollout.lent`` while the trainer waits, and puts them to
+        sleep before the trainer goes on. Without it such a job is refused.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
     ``cuts_samples``, ``pushes_nearby``, ``push_bytes``.
@@ -181,6 +183,7 @@ class ControllerProvider(Provider):
     parts: frozenset[str] = PARTS
     trains_on_stale: bool = False
     goes_on_with_gaps: bool = False
+    lends: bool = False
 
     def problems(self, plugin: str) -> list[str]:
         problems = super().problems(plugin)

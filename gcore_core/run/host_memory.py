@@ -15,6 +15,7 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import keeps_weights
 from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.run.initial_placement import Placed
 
 GIB = 2**30
@@ -71,13 +72,14 @@ def _kept_bytes(
     bytes_by_node: dict[str, Counter[str]] = {}
     unknown = []
     for role, workers in placed.workers.items():
-        if role not in sleepers or not keeps_weights(plan.objects[f"roles.{role}"]):
+        ranks = range(len(workers)) if role in sleepers else placed.lent if role == ROLLOUT else ()
+        if not ranks or not keeps_weights(plan.objects[f"roles.{role}"]):
             continue
         path = models[role].get("path")
         nbytes = _weights_bytes(path)
         if path and not nbytes:
             unknown.append(role)
-        for devices in workers:
+        for devices in (workers[rank] for rank in ranks):
             bytes_by_node.setdefault(node_of[devices[0]], Counter())[role] += nbytes
     return bytes_by_node, unknown
 

@@ -49,6 +49,9 @@ END = len(VOCABULARY) - 1
 @dataclass(frozen=True, kw_only=True)
 class FakeGeneratorConfig:
     max_new_tokens: int = 8
+    late_end: int = 1
+    """The end mark ends an answer only behind its first letters: so many at most, and how many of
+    them is each sample's own. So answers are of all lengths, where 1 makes most of them short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,7 @@ class FakeGenerator:
 
     def _status(self, request: SampleRequest, letters: list[int]) -> str:
         """Returns how an answer with these letters ends; "" where it goes on."""
-        if letters[-1] == END:
+        if letters[-1] == END and len(letters) > self._first_end(request):
             return FINISHED
         if len(letters) >= self._config.max_new_tokens:
             return TRUNCATED
@@ -174,6 +177,14 @@ class FakeGenerator:
         is_long = bool(piece.actions) and len(drawn) >= piece.actions
         ends = bool(piece.end) and piece.end in "".join(VOCABULARY[letter] for letter in drawn)
         return OPEN if is_long or ends else ""
+
+    def _first_end(self, request: SampleRequest) -> int:
+        """Returns behind how many letters of a sample the end mark ends it.
+
+        A sample that goes on elsewhere has another seed there, and the same name.
+        """
+        name = f"{request.ordinal}/{request.sample}"
+        return xxhash.xxh3_64_intdigest(name.encode()) % self._config.late_end
 
     def _draw(self, request: SampleRequest, position: int) -> int:
         """Draws a letter: a hash of seed and position is the uniform number of an inverse CDF."""

@@ -241,6 +241,7 @@ class SimulatedJob:
     level: "record" or "group", of that reward.
     placement: a policy that moves devices between ``replicas`` cells, which both roles have.
     rests: whether generators sleep while the trainer works.
+    lent: how many of the replicas, the last ones, sleep until the trainer waits.
     owns_replicas: whether each shard asks its own replicas only.
     annotators: workers of a role from whose column the trainer learns.
     pushes: whether generators get the policy's weights.
@@ -261,6 +262,7 @@ class SimulatedJob:
     prompts: int = 8
     samples: int = 4
     max_new_tokens: int = 8
+    late_end: int = 1
     minibatches: int = 2
     max_rounds: int = 10
     max_skipped_steps: int = 10
@@ -275,6 +277,7 @@ class SimulatedJob:
     level: str = "record"
     placement: FactorySpec | None = None
     rests: bool = False
+    lent: int = 0
     owns_replicas: bool = False
     annotators: int = 0
     pushes: bool = True
@@ -360,6 +363,7 @@ class _RecordingTrainer(fake.FakeTrainer):
         outcome.begun[step] |= {(r.ordinal, r.sample): r.version for r in records}
         if self._is_first:
             outcome.weights[self.version] = self._logits
+            _check_actions(records, outcome.weights)
         _check_versions(records, outcome.weights)
         if self._toward:
             _check_annotations(records, self._toward)
@@ -411,6 +415,24 @@ def _check_versions(records: Sequence[TrainRecord], weights: Mapping[int, np.nda
             raise AssertionError(
                 f"{record.ordinal}, {record.sample}: version {record.version} did not begin it"
             )
+
+
+def _check_actions(records: Sequence[TrainRecord], weights: Mapping[int, np.ndarray]) -> None:
+    """Raises unless each action is trained on, with the log-prob of a version that may have drawn
+    it.
+
+    weights: of all versions up to the present one; those of a run that was resumed are not known.
+    """
+    for record in records:
+        columns = record.columns
+        since = [one for version, one in weights.items() if version >= record.version]
+        if record.version not in weights:
+            continue
+        tables = np.array([fake.log_softmax(one)[columns["action_ids"]] for one in since])
+        apart = np.abs(tables - columns["logp"]).min(axis=0)
+        if apart.max() > 1e-6 or not columns["action_mask"].all():
+            name = f"{record.ordinal}, {record.sample}"
+            raise AssertionError(f"{name}: not the log-probs of its actions")
 
 
 def _checked(records: list[TrainRecord]) -> list[TrainRecord]:
@@ -652,7 +674,7 @@ def _generator(
 ) -> GeneratorShell:
     view = network.view(life.name)
     role, _, number = life.name.partition(".")
-    drawing = fake.FakeGeneratorConfig(max_new_tokens=job.max_new_tokens)
+    drawing = fake.FakeGeneratorConfig(max_new_tokens=job.max_new_tokens, late_end=job.late_end)
     backend = _RecordingGenerator(outcome, drawing, WorkerContext(role=role, rank=int(number)))
     writer = nodes.writer(life)
     trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" and job.pushes else []
@@ -663,6 +685,7 @@ def _generator(
         gather_s=0.05,
         batch_s=0.0,
         aborts=True,
+        lends=role == "rollout" and job.lent > 0,
     )
     compute = TimedCompute(100 + int(number))
     return GeneratorShell(
@@ -674,6 +697,7 @@ def _generator(
         settings,
         restarted=life.number > 0,
         process=process,
+        replica=int(number),
     )
 
 
@@ -736,6 +760,7 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         takes_stale=job.takes_stale,
         placement=_placement(job),
         resting=["rollout", "judge"] if job.rests else [],
+        lent=list(range(job.replicas - job.lent, job.replicas)),
         start_step=resumed.step if resumed else 0,
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,

@@ -44,7 +44,7 @@ from gcore_core.contract.sentinel import Alarm
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.training import check_row, masked_share
 from gcore_core.controllers.watching import held_otherwise, mismatch
-from gcore_core.controllers.window.drawing import Round, check_repeats, check_versions
+from gcore_core.controllers.window.lanes import Round, check_repeats, check_versions
 from gcore_core.run import directory as run_directory
 from gcore_core.run import job_files, start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints

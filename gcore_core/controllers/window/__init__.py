@@ -24,7 +24,8 @@ each group its verdict; a step program takes the groups of a step. The parts:
     running           the loop
 """
 
-from gcore_core.controllers.window.drawing import Drawing, Round
+from gcore_core.controllers.window.drawing import Drawing
+from gcore_core.controllers.window.lanes import Round
 from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.controllers.window.window import Taken, Window
 

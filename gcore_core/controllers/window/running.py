@@ -18,10 +18,11 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import QUARANTINED, TRAINED, Header
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.placement.loans import NONE
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
-from gcore_core.controllers.window.drawing import Round
 from gcore_core.controllers.window.journal import MembershipJournal, read_memberships
+from gcore_core.controllers.window.lanes import Round
 from gcore_core.controllers.window.replayed import ReplayedDeadlines
 from gcore_core.controllers.window.subsets import SubsetLedger
 from gcore_core.controllers.window.verdicts import (
@@ -46,11 +47,16 @@ class Look(msgspec.Struct, array_like=True):
     wanted: the step whose groups it wants; of all shards the lowest.
     told: its groups that have become complete since its last look; those of all shards are joined,
         by ordinal.
+    loan: what the lead says of a loan of the trainer's devices (``placement.loans``).
+    gave_back: samples that replicas have given back since its last look, for others to go on with;
+        of all shards their sum.
     """
 
     version: int
     wanted: int
     told: list[Told]
+    loan: int = 0
+    gave_back: int = 0
 
 
 class RunningWindow(Window):
@@ -137,6 +143,7 @@ class RunningWindow(Window):
         self._idle_since_s: float | None = None
         self._idle_s = 0.0
         self._metrics = dict[str, float]()
+        self._gave_back = 0  # samples that were given back, up to the latest look
         self._restore()
         self._state = self._present_state()
 
@@ -217,6 +224,7 @@ class RunningWindow(Window):
         tasks = [*self._draws] if self._task is None else [self._task, *self._draws]
         for task in tasks:
             task.cancel()
+        self._placement.loans.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
@@ -236,7 +244,7 @@ class RunningWindow(Window):
         """
         while True:
             await self._look()
-            self._take_if_there()
+            await self._take_if_there()
             self._begin_groups()
             self._note_quiet()
             await self._rest()
@@ -246,14 +254,18 @@ class RunningWindow(Window):
         self._wake.clear()
         self._settle_latest()
         told = [_told(one) for one in self._latest]
-        own = Look(self._version, self._wanted, told)
+        gave_back = self._drawing.gave_back
+        own = Look(self._version, self._wanted, told, gave_back=gave_back - self._gave_back)
+        self._gave_back = gave_back
 
         async def lead(parts: list[bytes]) -> list[bytes]:
             looks = [msgspec.msgpack.decode(part, type=Look) for part in parts]
+            told = [one for look in looks for one in look.told]
             together = Look(
                 min(look.version for look in looks),
                 min(look.wanted for look in looks),
-                sorted((one for look in looks for one in look.told), key=lambda one: one.ordinal),
+                sorted(told, key=lambda one: one.ordinal),
+                self._offer_loan(len(told), sum(look.gave_back for look in looks)),
             )
             return [msgspec.msgpack.encode(together)] * self._agree.shards
 
@@ -262,6 +274,7 @@ class RunningWindow(Window):
         self._deadlines.look(together.version, together.wanted, together.told)
         self._raise_if_too_many_failed()
         self._latest = []
+        await self._note_loan(together.loan)
 
     def _settle_latest(self) -> None:
         """Gives a verdict to every group of this shard that has become complete."""
@@ -283,7 +296,7 @@ class RunningWindow(Window):
             logs = logs_of_rewards(self._context.facts)
             raise too_many_failures(unusable, deadlines.unusable, deadlines.complete, logs)
 
-    def _take_if_there(self) -> None:
+    async def _take_if_there(self) -> None:
         """Closes the next step, for ``take`` to return, if all shards want it and it is there."""
         deadlines = self._deadlines
         if self._taken is not None or self._has_taken.is_set():
@@ -294,6 +307,7 @@ class RunningWindow(Window):
             return
         counts = Counter(issued=issued if self._agree.lead else 0)
         counts["rounds"] = rounds if self._agree.lead else 0
+        await self._end_loan()
         self._taken = self._close_step(membership, counts, first)
         self._has_taken.set()
 
@@ -408,6 +422,51 @@ class RunningWindow(Window):
                 self._task.result()
         finally:
             waiting.cancel()
+
+    # -- lending -----------------------------------------------------------------------------------
+
+    def _offer_loan(self, ended: int, gave_back: int) -> int:
+        """Decides in the lead whether to lend now; returns what to tell the shards.
+
+        ended: groups that have ended on any shard since the last look.
+        gave_back: samples that were given back there since then.
+        """
+        loans = self._placement.loans
+        if not loans:
+            return NONE
+        loans.ended(ended, gave_back)
+        deadlines = self._deadlines
+        missing = 0
+        if self._taken is None and deadlines.wanted >= deadlines.step:
+            # Of the groups that are drawn, those that the step lacks; it may take any of them.
+            lacking = deadlines.bounds.prompts - deadlines.finished - ended
+            missing = max(0, min(lacking, deadlines.in_flight - ended))
+        return loans.offer(missing, deadlines.version)
+
+    async def _note_loan(self, phase: int) -> None:
+        """Gives lent replicas work as soon as the lead says that they are awake."""
+        loans = self._placement.loans
+        if loans.note(phase):
+            self._drawing.lend()
+            if self._agree.lead:
+                await loans.share()
+
+    async def _end_loan(self) -> None:
+        """Ends a loan before the step that it was made for goes on; all shards are here then."""
+        loans = self._placement.loans
+        if not loans:
+            return
+        if loans.is_open:
+            loans.close()
+
+            async def lead(parts: list[bytes]) -> list[bytes]:
+                await loans.take_back()
+                return parts
+
+            # No shard asks lent replicas when the lead has heard of all.
+            await self._agree.ask("loan", b"", lead)
+        if self._agree.lead:
+            loans.end_step()
 
     # -- what wakes it -----------------------------------------------------------------------------
 

@@ -19,9 +19,10 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.keep_rate import by_quarter
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window.drawing import Drawing, Round
+from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.controllers.window.dynamic_sampling import Leftover, Quota
 from gcore_core.controllers.window.keeping import Keeping
+from gcore_core.controllers.window.lanes import Round
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import route_judges
 from gcore_core.controllers.window.verdicts import (

@@ -210,7 +210,8 @@ class Worker:
         if note.says_asleep:
             log.info("%s sleeps, as did the process before it: a wake makes its backend", spec.name)
             make = partial(self._awake_generator, settings, note)
-            SleepingGenerator(make, self._compute, note, spec.name).register(service)
+            asleep = SleepingGenerator(make, self._compute, note, spec.name, lends=settings.lends)
+            asleep.register(service)
         else:
             self._awake_generator(settings, note).register(service)
 

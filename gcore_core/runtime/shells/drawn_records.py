@@ -6,15 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED, seal_of
-from gcore_core.contract.records import FAILED, HEADER_LIMIT_BYTES, Header, Lease, Prompt
+from gcore_core.contract.records import (
+    FAILED,
+    GIVEN_BACK,
+    HEADER_LIMIT_BYTES,
+    Header,
+    Lease,
+    Prompt,
+)
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
+from gcore_core.runtime.shells.begun_records import Begun
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.step_digests import digests_of_columns
@@ -65,6 +73,8 @@ class DrawnRecords:
         self._ending = set[Key]()  # of those that run: they have ended and are being stored
         # Of samples that run and are made from an earlier record: (digest of the row, that record).
         self._origins: dict[Key, tuple[int, int]] = {}
+        # Of samples that run and that another replica has begun: what they have of it.
+        self._begun: dict[Key, Begun] = {}
         self.over = 0  # records of earlier steps are gone
 
     def __len__(self) -> int:
@@ -110,7 +120,13 @@ class DrawnRecords:
         for key in keys:
             del self._running[key]
             self._origins.pop(key, None)
+            self._begun.pop(key, None)
         return keys
+
+    def unfinished(self, share: float) -> list[Key]:
+        """Returns this share of the samples that run and have not ended, evenly spread."""
+        keys = sorted(self._running.keys() - self._ending)
+        return [key for i, key in enumerate(keys, 1) if int(i * share) > int((i - 1) * share)]
 
     def has_all(self, keys: Sequence[Key], step: int) -> bool:
         """Returns whether each of these samples runs or is finished for the step."""
@@ -124,6 +140,13 @@ class DrawnRecords:
         for sample, draft in lease.drafts:
             self._origins[lease.ordinal, sample] = prompt_digest(row), draft.sample
 
+    def note_begun(self, ordinal: int, begun: Mapping[int, Begun]) -> None:
+        """Notes what other replicas have begun of samples that run here.
+
+        begun: sample of the ordinal -> what it has.
+        """
+        self._begun |= {(ordinal, sample): has for sample, has in begun.items()}
+
     def _has(self, key: Key, step: int) -> bool:
         """Returns whether a record is finished for this step, or for a later one."""
         return key in self._finished and self._finished[key][0] >= step
@@ -133,7 +156,48 @@ class DrawnRecords:
 
         stamp: of the weights that the backend holds.
         """
-        records = [record for record in finished if _key(record) in self._running]
+        records = self._joined(finished)
+        headers = self._headers(records, stamp)
+        await self._keep_all(records, headers)
+        for key, header in headers.items():
+            _check_size(header)
+            self._finished[key] = self._running.pop(key), header
+        self._tell(headers)
+
+    async def give_back(self, aborted: list[Finished], stamp: int = UNSEALED) -> None:
+        """Stores what samples have that were ended for another replica to go on with them.
+
+        Who waits for one of them is told so by its header, with the status ``GIVEN_BACK``. Who asks
+        for one again has it drawn here, from its lease.
+
+        aborted: what the backend gave for them.
+        stamp: as in ``take``.
+        """
+        records = self._joined(aborted)
+        headers = self._headers(records, stamp)
+        for header in headers.values():
+            header.status = GIVEN_BACK
+        await self._keep_all([one for one in records if headers[_key(one)].n_actions], headers)
+        for key in headers:
+            del self._running[key]
+        self._tell(headers)
+
+    def _joined(self, finished: list[Finished]) -> list[Finished]:
+        """Returns the records that run here, each with what another replica has begun of it.
+
+        Of one that ended, nothing else is known from here on but its header.
+        """
+        records = []
+        for record in finished:
+            key = _key(record)
+            if key not in self._running:
+                continue
+            self._ending.add(key)
+            begun = self._begun.pop(key, None)
+            records.append(record if begun is None else begun.join(record))
+        return records
+
+    def _headers(self, records: list[Finished], stamp: int) -> dict[Key, Header]:
         # The records of a group share their prompt.
         prompts = {id(record.request.prompt): record.request.prompt for record in records}
         digests = {name: prompt_digest(prompt) for name, prompt in prompts.items()}
@@ -147,18 +211,21 @@ class DrawnRecords:
         }
         for header in headers.values():
             header.stamp = stamp
+        return headers
+
+    async def _keep_all(self, records: list[Finished], headers: dict[Key, Header]) -> None:
+        """Stores records for the steps that have asked for them; fills in where they are."""
         unkept = [record for record in records if record.status != FAILED]
-        self._ending = set(headers)
         while unkept:
             step = max(self._running[_key(record)] for record in unkept)
             await self._keep(step, unkept, headers)
             # Meanwhile a later step may have asked for some (``begin``): what was stored for
             # ``step`` is not held for that one.
             unkept = [record for record in unkept if self._running[_key(record)] > step]
-        self._ending = set()
-        for key, header in headers.items():
-            _check_size(header)
-            self._finished[key] = self._running.pop(key), header
+        self._ending.difference_update(headers)
+
+    def _tell(self, headers: Mapping[Key, Header]) -> None:
+        """Gives headers to those who wait for them."""
         for listener in self._listeners:
             if awaited := [header for header in headers.values() if header.key in listener.waiting]:
                 listener.inbox.put_nowait(awaited)

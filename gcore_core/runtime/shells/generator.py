@@ -1,6 +1,7 @@
 """Answers for a generator: what controllers, rewards and the trainer can ask of one replica.
 
 generate   leases in, finished headers out              Rounds, DrawnRecords, EngineDriver
+give back  unfinished samples, for another replica      DrawnRecords, BegunRecords
 ask        questions of rewards in, answers out         Asking, EngineDriver
 pull       weights from the trainer                     WeightsFollower
 sleep, wake   the engine's memory given back and taken  EngineDriver's lock
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from gcore_core.contract.dataset import Dataset
@@ -26,13 +28,14 @@ from gcore_core.contract.generator import (
 )
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
-from gcore_core.contract.records import Header, Lease, Prompt
+from gcore_core.contract.records import ABORTED, GIVEN_BACK, Header, Lease, Prompt
 from gcore_core.contract.sampling import SamplingProgram
 from gcore_core.contract.sentinel import Finding
 from gcore_core.runtime.messages import (
     ASK,
     EXPLAIN,
     GENERATE,
+    GIVE_BACK,
     GREEDY,
     PUSH_HELD,
     PUSH_PULL,
@@ -45,6 +48,7 @@ from gcore_core.runtime.messages import (
     AskRequest,
     ExplainRequest,
     GenerateRequest,
+    GiveBack,
     HeldReply,
     Nothing,
     PullWeights,
@@ -53,10 +57,12 @@ from gcore_core.runtime.messages import (
     ScoreCanaries,
     SleepRequest,
     WakeReply,
+    WakeRequest,
 )
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.begun_records import Begun, BegunRecords
 from gcore_core.runtime.shells.compared_records import columns_of, opened_record
 from gcore_core.runtime.shells.continued_answers import ContinuedAnswers
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
@@ -71,6 +77,24 @@ from gcore_core.runtime.store.client import StoreWriter
 from gcore_core.runtime.worker_settings import GeneratorSettings
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Holds what a lease names.
+
+    prompt: the row's.
+    refined: sample -> its prompt, where it is made of a draft.
+    pieces: sample -> the piece that it is, where answers grow.
+    seeds: of each sample.
+    begun: sample -> what it has, where another replica has begun it.
+    """
+
+    prompt: Prompt
+    refined: dict[int, Prompt]
+    pieces: dict[int, Piece]
+    seeds: dict[int, int]
+    begun: dict[int, Begun]
 
 
 class GeneratorShell:
@@ -105,6 +129,9 @@ class GeneratorShell:
         self._datasets = datasets
         self._compute = compute
         self._aborts = settings.aborts
+        self._lends = settings.lends
+        self._asleep = False
+        self._submitting = set[asyncio.Task[None]]()
         self._seed = settings.run.seed
         gather_s = None if settings.run.deterministic else settings.gather_s
         self._rounds = Rounds(settings.shards, gather_s, restarted)
@@ -112,6 +139,7 @@ class GeneratorShell:
         self._asking = Asking(store.reader())
         self._refined = RefinedPrompts(store.reader(), sampling)
         self._continued = ContinuedAnswers(store.reader(), sampling)
+        self._begun = BegunRecords(store.reader())
         self._ends = EndReasons()
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
@@ -130,6 +158,7 @@ class GeneratorShell:
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)
+        service.add(GIVE_BACK, self.give_back)
 
     # -- what can be asked of it -------------------------------------------------------------------
 
@@ -147,13 +176,18 @@ class GeneratorShell:
             raise ContractError(
                 f"step {request.step} is over, its records are gone", where="generate"
             )
+        keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
+        if self._lends and self._asleep:
+            yield given_back(request.leases, keys)
+            return
         if request.leases and self._weights.is_behind(request.least):
             await self._weights.restore(request.least, self._progress, exact=request.exact)
-        keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
         if request.exact and not self._records.has_all(keys, request.step):
             self._weights.check_is_at(request.least)
         with self._records.listen(keys, request.step, call) as listener:
-            await self._submit(request, await self._rounds.join(request))
+            if not await self._submit(request, await self._rounds.join(request)):
+                gone = [key for key in keys if not self._records.has_all([key], request.step)]
+                yield listener.take(given_back(request.leases, gone))
             while listener.waiting:
                 headers = await listener.inbox.get()
                 if not headers:
@@ -188,6 +222,8 @@ class GeneratorShell:
 
     async def held(self, request: Nothing, call: Call) -> HeldReply:
         """Says what it holds now, against what the last pushes brought."""
+        if self._lends and self._asleep:
+            return HeldReply(self._backend.version)
         return await self._weights.held()
 
     async def explain(self, request: ExplainRequest, call: Call) -> list[Finding]:
@@ -211,6 +247,8 @@ class GeneratorShell:
         backend = self._backend
         columns = [columns_of(record) for record in request.records]
         async with self._engine.lock:
+            if self._lends and self._asleep:
+                return []
             if not isinstance(backend, ScoresLogprobs) or backend.version != request.version:
                 return []
             scored = await self._compute(backend.logprobs, columns)
@@ -219,13 +257,19 @@ class GeneratorShell:
     async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
         """Gives the engine's memory back.
 
-        What still runs, another replica has drawn already. Samples that no open request waits for
-        are given up, where the backend can end them; all others end before the sleep.
+        Samples that no open request waits for are given up, where the backend can end them: another
+        replica has drawn them already. Where the run lends, all others are given back, for another
+        replica to go on with them; elsewhere they end before the sleep.
         """
         if self._aborts:
             async with self._engine.lock:
                 if keys := self._records.give_up():
                     await self._compute(self._backend.abort, keys)
+        if self._lends:
+            self._asleep = True  # from here on no sample begins
+            if self._submitting:  # they count as running, and an engine aborts only what it has
+                await asyncio.wait({*self._submitting})
+            await self._give_back(1.0)
         await self._engine.idle()
         self._records.release(request.release_before)
         async with self._weights.restoring, self._engine.lock:
@@ -234,11 +278,31 @@ class GeneratorShell:
             self._note.leave()
         return Nothing()
 
-    async def wake(self, request: Nothing, call: Call) -> WakeReply:
+    async def wake(self, request: WakeRequest, call: Call) -> WakeReply:
+        """Takes the engine's memory again, and has a push where its weights are too old."""
         async with self._engine.lock:
             await self._compute(cast(Sleeps, self._backend).wake)
             self._note.remove()
+        if self._weights.is_behind(request.least):
+            await self._weights.restore(request.least, self._progress)
+        self._asleep = False
         return WakeReply(self._backend.version)
+
+    async def give_back(self, request: GiveBack, call: Call) -> Nothing:
+        """Ends a share of the samples that run, for another replica to go on with them.
+
+        Those who wait for them get what they have, by the streams that they wait on.
+        """
+        await self._give_back(request.share)
+        return Nothing()
+
+    async def _give_back(self, share: float) -> None:
+        async with self._engine.lock:
+            keys = self._records.unfinished(share)
+            aborted = await self._compute(self._backend.abort, keys) if keys else []
+            unfinished = [record for record in aborted if record.status == ABORTED]
+            await self._records.give_back(unfinished, self._weights.stamp)
+        await self.take([record for record in aborted if record.status != ABORTED])
 
     # -- what the engine's driver asks (``engine_driver.Owner``) -----------------------------------
 
@@ -258,40 +322,66 @@ class GeneratorShell:
         self._records.fail()
         self._asking.failed()
 
-    async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
-        """Has the engine draw what neither runs nor is finished."""
+    async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> bool:
+        """Has the engine draw what neither runs nor is finished; not where it is to sleep.
+
+        Returns whether it does.
+        """
         dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
         # All are opened before any runs: one that cannot be opened, or a request that is cancelled
         # meanwhile, must leave no sample that counts as running and that nobody draws.
         opened = [
             await self._opened(lease, dataset[lease.row], request.purpose) for lease in leases
         ]
+        if self._lends and self._asleep:
+            return False
         requests = []
-        for lease, (prompt, refined, pieces) in zip(leases, opened, strict=True):
+        for lease, one in zip(leases, opened, strict=True):
             samples = self._records.begin(lease, request.step)
             if not samples:
                 continue
-            self._records.note_origins(lease, prompt)
-            requests += [
-                SampleRequest(
+            self._records.note_origins(lease, one.prompt)
+            self._records.note_begun(
+                lease.ordinal, {s: one.begun[s] for s in samples if s in one.begun}
+            )
+            for sample in samples:
+                whole = SampleRequest(
                     ordinal=lease.ordinal,
                     sample=sample,
-                    seed=sample_seed(self._seed, lease.ordinal, lease.turn, sample),
-                    prompt=refined.get(sample, prompt),
+                    seed=one.seeds[sample],
+                    prompt=one.refined.get(sample, one.prompt),
                     greedy=request.purpose == GREEDY,
                     attempt=lease.attempt,
-                    piece=pieces.get(sample),
+                    piece=one.pieces.get(sample),
                 )
-                for sample in samples
-            ]
+                begun = one.begun.get(sample)
+                requests.append(whole if begun is None else begun.request(whole))
         if requests:  # they count as running, and others may wait for them: no cancellation ends it
-            await asyncio.shield(self._engine.submit(requests))
+            submitting = asyncio.ensure_future(self._engine.submit(requests))
+            self._submitting.add(submitting)
+            submitting.add_done_callback(self._submitting.discard)
+            await asyncio.shield(submitting)
+        return True
 
-    async def _opened(
-        self, lease: Lease, prompt: Prompt, purpose: str
-    ) -> tuple[Prompt, dict[int, Prompt], dict[int, Piece]]:
-        """Returns a lease's prompt, and by sample the prompts and pieces made of drafts."""
+    async def _opened(self, lease: Lease, prompt: Prompt, purpose: str) -> _Opened:
         # Where answers grow, a draft is continued, and no prompt is made of it.
         refined = {} if self._continued else await self._refined.of(lease, prompt)
         pieces = await self._continued.of(lease) if purpose == TRAIN else {}
-        return prompt, refined, pieces
+        seeds = {
+            sample: sample_seed(self._seed, lease.ordinal, lease.turn, sample)
+            for sample in lease.samples
+        }
+        return _Opened(prompt, refined, pieces, seeds, await self._begun.of(lease, seeds))
+
+
+def given_back(leases: list[Lease], keys: Collection[tuple[int, int]]) -> list[Header]:
+    """Returns headers that give samples of a request back, of which nothing was begun here.
+
+    keys: of these samples.
+    """
+    return [
+        Header(lease.ordinal, sample, lease.row, 0, attempt=lease.attempt, status=GIVEN_BACK)
+        for lease in leases
+        for sample in lease.samples
+        if (lease.ordinal, sample) in keys
+    ]

@@ -20,6 +20,7 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         parts=PARTS,
         trains_on_stale=True,
         goes_on_with_gaps=True,
+        lends=True,
     )
 
 
@@ -44,6 +45,11 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
         from gcore_async.replaying import problems
 
         yield from problems(plan, str(settings["replay"]))
+        if (plan["roles"].get("rollout") or {}).get("lent"):
+            yield (
+                "roles.rollout.lent: a replay draws each sample where nothing moves it; the clock "
+                "would decide otherwise. Leave one of them out."
+            )
     if plan["run"]["deterministic"] and settings.get("midway", "wait") != "wait":
         yield (
             "controller.config.midway: a deterministic run cannot push weights into samples that "

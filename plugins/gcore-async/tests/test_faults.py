@@ -3,18 +3,32 @@ processes.
 """
 
 from __future__ import annotations
+import __future__
 
+import inspect
 import itertools
+import textwrap
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from gcore_async.config import AsyncConfig
 from gcore_async.program import AsynchronousController
 
+from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.lineage import UNSEALED
 from gcore_core.contract.records import TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.placement.lending import Lending
+from gcore_core.controllers.placement.loans import Loans
+from gcore_core.runtime.shells import begun_records
+from gcore_core.runtime.shells.begun_records import Begun
+from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.testing.faults import FAULTS, Faults
 from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
@@ -120,3 +134,143 @@ def test_a_deterministic_run_ahead_does_not_depend_on_shards_or_weather(tmp_path
         outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
         ended.append((outcome.batches, outcome.begun, outcome.logits, outcome.ledger))
     assert all(one == ended[0] for one in ended)
+
+
+CALM = Faults(0, rate=0.0, kills=0.0)
+#: Answers are so long that a wake and a push are short beside them.
+LENDING = replace(
+    JOB,
+    lent=1,
+    ranks=1,
+    judges=0,
+    prompts=6,
+    samples=4,
+    max_new_tokens=500,
+    late_end=400,
+    filter="gcore_core.builtin.filters:KeepAll",
+)
+
+
+def lent_in(outcome: Outcome, name: str) -> float:
+    """Returns a metric of lending, over all steps."""
+    return sum(report.metrics[f"lending/{name}"] for report in outcome.reports[1:])
+
+
+@pytest.fixture
+def lends_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer lends its devices whenever it waits."""
+    monkeypatch.setattr(Lending, "pays", lambda lending, missing, rate: missing > 0)
+
+
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Counts the samples, with at least one action, that each replica gives back."""
+    counts = Counter[int]()
+    give_back = DrawnRecords.give_back
+
+    async def counted(
+        records: DrawnRecords, aborted: list[Finished], stamp: int = UNSEALED
+    ) -> None:
+        counts[records._replica] += sum(one.columns["action_ids"].size > 0 for one in aborted)
+        await give_back(records, aborted, stamp)
+
+    monkeypatch.setattr(DrawnRecords, "give_back", counted)
+    return counts
+
+
+def run_lending(directory: Path, weather: Faults, ahead: int, midway: str, **job: Any) -> Outcome:
+    """Runs a job that lends; no rule is broken. The trainer checks every log-prob and mask."""
+    lending = replace(LENDING, **job)
+    made = program(ahead, 4, midway)
+    outcome = run_virtual(simulate(lending, directory, weather, made))
+    assert not broken_rules(outcome, lending, 4)
+    return outcome
+
+
+def test_it_lends_by_itself_where_that_pays(tmp_path: Path) -> None:
+    outcome = run_lending(tmp_path / "store", CALM, 0, "wait")
+    assert lent_in(outcome, "loans") > 0
+    assert lent_in(outcome, "seconds") > 0
+    assert outcome.reports[-1].metrics["lending/cost_s"] > 0
+
+
+def test_it_lends_nothing_where_a_loan_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loans, "slept_first", lambda loans, seconds: setattr(loans, "_cost_s", 1e6))
+    outcome = run_lending(tmp_path / "store", CALM, 0, "wait")
+    assert lent_in(outcome, "loans") == lent_in(outcome, "samples") == 0
+    assert outcome.versions["rollout.2"] == []
+
+
+@pytest.mark.usefixtures("lends_always")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_samples_go_on_at_a_replica_that_wakes(
+    shards: int, given_back: Counter[int], tmp_path: Path
+) -> None:
+    outcome = run_lending(tmp_path / "store", CALM, 0, "wait", shards=shards)
+    assert given_back[0] > 0 and given_back[1] > 0
+    # One that had no action is drawn from the start.
+    assert lent_in(outcome, "samples") >= given_back.total()
+
+
+@pytest.mark.usefixtures("lends_always")
+def test_samples_go_on_elsewhere_when_the_trainer_takes_its_devices_back(
+    given_back: Counter[int], tmp_path: Path
+) -> None:
+    for seed in range(3):
+        run_lending(tmp_path / str(seed), CALM, 1, "recompute", shards=1 + seed)
+    assert given_back[2] > 0, "the lent replica gave nothing back"
+
+
+@pytest.mark.usefixtures("lends_always")
+@pytest.mark.parametrize(("ahead", "midway"), [(0, "wait"), (1, "recompute")])
+def test_the_rules_hold_where_processes_are_killed_while_devices_are_lent(
+    ahead: int, midway: str, tmp_path: Path
+) -> None:
+    hit = set()
+    loans = 0.0
+    for seed in range(40_000, 40_004):
+        weather = Faults(seed)
+        outcome = run_lending(tmp_path / str(seed), weather, ahead, midway, shards=1 + seed % 3)
+        loans += lent_in(outcome, "loans")
+        hit |= {fault for _, _, fault in weather.hits}
+    assert loans > 0
+    assert len(hit) >= len(FAULTS) - 1
+
+
+@pytest.mark.usefixtures("lends_always")
+def test_it_learns_as_without_lending(tmp_path: Path) -> None:
+    """The share of the letter that is rewarded rises in both, from the same beginning."""
+    rises = []
+    for lent in (0, 1):
+        sizes = {"replicas": 2 + lent, "lent": lent, "steps": 24, "prompts": 12}
+        outcome = run_lending(tmp_path / str(lent), CALM, 0, "wait", late_end=30, **sizes)
+        rewards = [report.metrics["reward/letters0"] for report in outcome.reports[1:]]
+        rises.append(float(np.mean(rewards[-2:])) - rewards[0])
+    assert lent_in(outcome, "samples") > 0
+    assert min(rises) > 0.3
+    assert rises[1] == pytest.approx(rises[0], abs=0.1)
+
+
+@pytest.mark.usefixtures("lends_always")
+@pytest.mark.parametrize(
+    ("stands", "put"),
+    [
+        ("np.concatenate([own[name], columns[name][count:]])", "columns[name]"),
+        ("self.versions[0], later.versions[1]", "later.versions"),
+    ],
+    ids=["log-probs of the later part alone", "versions of the later part alone"],
+)
+def test_a_record_that_is_joined_wrongly_is_found(
+    stands: str, put: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = textwrap.dedent(inspect.getsource(Begun.join))
+    assert stands in source
+    made: dict[str, Any] = {}
+    flag = __future__.annotations.compiler_flag
+    exec(compile(source.replace(stands, put), "<join>", "exec", flag), vars(begun_records), made)
+    monkeypatch.setattr(Begun, "join", made["join"])
+    with pytest.raises(WorkerError, match="log-probs of its actions|did not begin it"):
+        for seed in range(3):
+            run_lending(tmp_path / str(seed), CALM, 1, "recompute", shards=1 + seed)

@@ -1,0 +1,287 @@
+"""Works off the parts of one wave: each lane gives its replica one part after the other.
+
+Lanes are added while others work: for samples that a replica gives back before they end, and for
+replicas that wake in the middle of a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WeightsGone, WorkerDied
+from gcore_core.contract.launching import Peer
+from gcore_core.contract.lineage import UNSEALED, name_of
+from gcore_core.contract.records import GIVEN_BACK, UNSAMPLED, Header, Lease
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.dealing import lanes_of, spread, without
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.window.scoring import Scoring
+from gcore_core.runtime.messages import GENERATE, GenerateRequest
+from gcore_core.runtime.rpc.resting import Pace, resting
+from gcore_core.runtime.rpc.retry import PATIENT, gone, is_gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Says what leases are drawn for. A round is what a step or an evaluation issues at once.
+
+    step: the step that will use the records; their memory is held for it. ``RunningWindow`` does
+        not know that step yet: it gives the version that begins them, by which it releases them.
+    number: counts the rounds of a step. ``Drawing`` gives each wave of a round its own number.
+    purpose: TRAIN, GREEDY or SAMPLED.
+    least: the oldest version of the weights that may begin a sample; in a deterministic run the
+        only one that may draw it.
+    """
+
+    step: int
+    number: int
+    purpose: str
+    least: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Lane:
+    """Holds one lane.
+
+    replicas: those that the wave is dealt over, when the lane begins.
+    number: of the lane's replica, among them.
+    waiting: the lane's queue of parts, which other lanes may share.
+    """
+
+    replicas: list[Peer]
+    number: int
+    waiting: deque[list[Lease]]
+
+
+class Lanes:
+    """Works off one wave's lanes.
+
+    scoring: gets every finished record.
+    fixed: a replica waits for a part from every shard, so it gets its part even where its machine
+        is about to leave.
+    gave_back: samples that replicas have given back.
+    """
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        placement: PlacementShard,
+        ledger: Ledger,
+        round_: Round,
+        scoring: Scoring,
+        fixed: bool,
+    ) -> None:
+        self._context = context
+        self._placement = placement
+        self._ledger = ledger
+        self._round = round_
+        self._scoring = scoring
+        self._fixed = fixed
+        self._pace = Pace(0)
+        self._tasks = set[asyncio.Task[None]]()
+        self._changed = asyncio.Event()
+        self._queues: list[deque[list[Lease]]] = []
+        self.gave_back = 0
+
+    async def work_off(
+        self, replicas: list[Peer], lanes: list[tuple[int, deque[list[Lease]]]]
+    ) -> None:
+        """Works off all lanes at once; the first failure ends all.
+
+        lanes: number of a replica, and its queue, which lanes may share.
+        """
+        self._queues = list({id(waiting): waiting for _, waiting in lanes}.values())
+        parts = [leases for waiting in self._queues for leases in waiting]
+        self._pace = Pace(sum(len(lease.samples) for leases in parts for lease in leases))
+        for number, waiting in lanes:
+            self._begin(_Lane(replicas, number, waiting))
+        try:
+            with resting(self._pace):
+                while self._tasks:
+                    await self._changed.wait()
+                    self._changed.clear()
+                    for task in [task for task in self._tasks if task.done()]:
+                        self._tasks.discard(task)
+                        task.result()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def lend(self, lent: Sequence[Peer]) -> None:
+        """Begins lanes for replicas that have woken, on the queues that have parts left."""
+        for waiting in self._queues:
+            for number in range(len(lent)) if waiting else ():
+                for _ in range(lanes_of(self._context.facts.shards)):
+                    self._begin(_Lane(list(lent), number, waiting))
+
+    def _begin(self, lane: _Lane) -> None:
+        task = asyncio.ensure_future(self._work_off(lane))
+        self._tasks.add(task)
+        task.add_done_callback(lambda _: self._changed.set())
+
+    def _go_on(self, leases: list[Lease], giver: str) -> None:
+        """Has other replicas go on with samples that one has given back."""
+        replicas = self._placement.going_on(giver)
+        for number, part in enumerate(spread(leases, len(replicas))):
+            self._begin(_Lane(replicas, number, deque([part])))
+
+    async def _work_off(self, lane: _Lane) -> None:
+        """Works off one lane: gives the replica one part after the other.
+
+        What the replica does not finish goes back into the queue. Where its machine is lost or is
+        about to leave, or where it was started anew and cannot get the weights that the round is to
+        be drawn under, another replica stands in for it. Raises WeightsGone where no replica holds
+        these weights, and WorkerDied or DeadlineExceeded when a replica is lost ``PATIENT.tries``
+        times.
+        """
+        waiting = lane.waiting
+        lost = 0
+        newer = set[str]()  # replicas that hold newer weights than those of the round
+        while waiting:
+            replica = self._replica_of(lane, newer)
+            if not self._placement.may_ask(replica):
+                # It sleeps again. Another takes over what is left, also where no other lane does.
+                own = self._placement.going_on(replica.name)
+                self._begin(_Lane(own, lane.number % len(own), waiting))
+                return
+            leases = waiting.popleft()
+            try:
+                await self._draw_part(replica, leases)
+            except WeightsGone as error:
+                error.where = replica.name
+                newer.add(replica.name)
+                if not self._holding(lane.replicas, newer):
+                    raise
+                waiting.append(self._ledger.lost(leases))
+            except (WorkerDied, DeadlineExceeded) as error:
+                unfinished = self._ledger.lost(leases)
+                # An empty part is sent again, too: other shards' parts of the round wait for it.
+                if unfinished or not leases:
+                    waiting.append(unfinished)
+                if is_gone(error):
+                    continue
+                lost += 1
+                if lost == PATIENT.tries:
+                    raise
+                await asyncio.sleep(
+                    PATIENT.pause_s(lost)
+                )  # another lane may take the part meanwhile
+
+    def _replica_of(self, lane: _Lane, newer: Set[str]) -> Peer:
+        """Returns the lane's replica, or the one that stands in for it.
+
+        newer: names of replicas that hold newer weights than those of the round.
+        """
+
+        def others() -> list[Peer]:
+            return self._placement.replicas
+
+        replica = self._context.lost.stand_in(
+            lane.replicas, lane.number, others, spares_leaving=not self._fixed
+        )
+        if replica.name not in newer:
+            return replica
+        holding = self._holding(lane.replicas, newer)
+        return holding[lane.number % len(holding)]
+
+    def _holding(self, replicas: list[Peer], newer: Set[str]) -> list[Peer]:
+        """Returns the replicas that may still hold the weights of a round.
+
+        newer: names of those that are known to hold newer ones.
+        """
+        is_lost = self._context.lost.has
+        return [one for one in replicas if one.name not in newer and not is_lost(one.name)]
+
+    async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:
+        """Draws one part.
+
+        Samples that the replica gives back go on elsewhere, and are taken out of ``leases``.
+
+        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way, or has been lost
+        with what it drew; in a deterministic run WeightsGone when it holds newer weights than those
+        that the round is to be drawn under.
+        """
+        is_lost = self._context.lost.holds
+        facts = self._context.facts
+        round_ = self._round
+        ledger = self._ledger
+        request = GenerateRequest(
+            round_.step,
+            round_.number,
+            facts.shard,
+            round_.purpose,
+            list(leases),
+            round_.least,
+            exact=facts.run.deterministic,
+        )
+        sent_s = asyncio.get_running_loop().time()
+        stream = replica.stream(GENERATE, request)
+        async with contextlib.aclosing(stream):
+            async for came in stream:
+                if any(map(is_lost, came)):
+                    raise gone(replica.name)
+                given_back = [header for header in came if header.status == GIVEN_BACK]
+                ended = [header for header in came if header.status != GIVEN_BACK]
+                check_versions(ended, round_, replica.name)
+                if request.exact:
+                    check_repeats(ended, round_, replica.name)
+                fresh = [header for header in ended if ledger.finished(header)]
+                self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
+                self._scoring.add(fresh)
+                self._pace.left -= len(fresh)
+                if given_back:
+                    leases[:] = without(leases, {header.key for header in given_back})
+                    self.gave_back += len(given_back)
+                    self._go_on(ledger.give_back(given_back), replica.name)
+
+
+def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:
+    """Raises WeightMismatch when a record claims a last version older than ``Round.least``.
+
+    A generator that is behind takes a push before it begins, so it held newer weights and the
+    version that it claims is wrong. Such a record would pass for a stale one, whose log-probs
+    nothing compares. Generators that no push has reached are left out.
+    """
+    for header in headers:
+        if header.stamp == UNSEALED or header.versions[1] >= round_.least:
+            continue
+        raise WeightMismatch(
+            f"{replica} says that version {header.versions[1]} sampled record "
+            f"{name_of(*header.key)}, and it holds version {round_.least} or a later one",
+            where=f"step {round_.step}",
+            why="it was brought to that version before it began: the number that it gives its "
+            "records is behind the weights that it holds",
+            todo="look at how the generator counts versions: a push says which one it brings",
+            ordinal=header.ordinal,
+            sample=header.sample,
+            replica=header.replica,
+        )
+
+
+def check_repeats(headers: Iterable[Header], round_: Round, replica: str) -> None:
+    """Raises WeightsGone when newer weights sampled a record than a run that repeats would have.
+
+    In a deterministic run ``Round.least`` is not only the oldest version that may begin a sample:
+    it is the version that samples it, from its first action to its last. Generators that no push
+    has reached are left out, and so are records that were read and not sampled.
+    """
+    for header in headers:
+        if header.stamp == UNSEALED or set(header.versions) <= {round_.least, UNSAMPLED}:
+            continue
+        first, last = header.versions
+        drew = f"version {last}" if first == last else f"versions {first} to {last}"
+        raise WeightsGone(
+            f"{drew} sampled record {name_of(*header.key)}, and version {round_.least} would have "
+            "in an undisturbed run",
+            where=replica,
+            why="this run is to repeat (run.deterministic)",
+            todo="the run goes on from its newest checkpoint; where it has none, set "
+            "checkpoint.every",
+            version=round_.least,
+            held=last,
+        )
