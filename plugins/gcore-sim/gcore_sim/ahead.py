@@ -29,7 +29,7 @@ to become shorter by more than the change of use takes:
     trainer   waits | sleeps ..................... wakes | trains
     engines   ..... | wake, push | sample | give back ... |
 
-No run does this yet: the simulation says what it would be worth.
+Runs do this too, and give samples back by "continue".
 """
 
 from __future__ import annotations

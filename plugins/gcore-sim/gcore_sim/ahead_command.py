@@ -233,7 +233,7 @@ def _print(candidates: Sequence[Candidate], job: AheadJob, size: int) -> None:
     for one in lent:
         share = one.figures["lent_s"] / one.figures["seconds"]
         print(
-            f"lending (not built): {one.layout.ranks * size} train, {one.layout.replicas * size} "
+            f"lending: {one.layout.ranks * size} train, {one.layout.replicas * size} "
             f"generate, lent {share:.0%} of the time; "
             f"{one.steps_a_minute / ahead.steps_a_minute:.2f} times as fast as without."
         )
