@@ -267,6 +267,7 @@ BENCHMARKS = (
         name="lending",
         measures=(
             SIM,
+            "gcore_core/controllers/placement/lending.py",
             "gcore_core/controllers/window/deadlines.py",
             "gcore_core/controllers/window/dealing.py",
         ),

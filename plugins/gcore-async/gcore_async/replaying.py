@@ -21,7 +21,7 @@ _FREE = (
     *("plugins", "local", "observers"),
     *("checkpoint", "evaluation"),
     *("controller.shards", "controller.replicas", "controller.config.replay"),
-    *("roles.rollout.slots", "roles.rollout.least"),
+    *("roles.rollout.slots", "roles.rollout.least", "roles.rollout.lent"),
 )
 _MISSING = "nothing"
 
@@ -45,7 +45,14 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
     except DataError as error:
         yield f"{where}: {error.where}: {error.what} {error.why}"
         return
-    difference = first_difference(read_config(directory), plan)
+    earlier = read_config(directory)
+    if (earlier.get("roles", {}).get("rollout") or {}).get("lent"):
+        yield (
+            f"{where}: {replay} lent its trainer's devices (roles.rollout.lent), so the clock said "
+            "which replica sampled what; give another run."
+        )
+        return
+    difference = first_difference(earlier, plan)
     if difference:
         yield f"{where}: {difference} A run repeats only as it was; leave that as it is there."
 
