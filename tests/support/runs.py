@@ -451,3 +451,19 @@ class Watched:
     def close(self) -> None:
         for handle in self._handles:
             os.close(handle)
+
+
+def checked(directory: Path, job: dict[str, Any]) -> str:
+    """Has ``g-core check`` look at a job; returns exit code and what it printed, in one line."""
+    directory.mkdir(exist_ok=True)
+    (directory / "trouble.py").write_text(TROUBLE)
+    (directory / "job.yaml").write_text(json.dumps(job))
+    done = subprocess.run(
+        [sys.executable, "-m", "gcore_core", "check", "job.yaml"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"{done.returncode} " + " ".join((done.stdout + done.stderr).split())

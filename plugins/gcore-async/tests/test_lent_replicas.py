@@ -166,27 +166,13 @@ def test_check_refuses_what_cannot_be_lent(
         objective={"use": "algorithms/ppo_clip"},
         roles=roles,
     )
-    assert check(tmp_path, job).startswith("0 ")
+    assert runs.checked(tmp_path, job).startswith("0 ")
     for name, part in changes.items():
         job[name] = {**job.get(name, {}), **part}
     if changes.get("controller", {}).get("use") == "core/sync":
         job["objective"] = {"use": "fake"}
-    answer = check(tmp_path, job)
+    answer = runs.checked(tmp_path, job)
     assert not answer.startswith("0 ") and told in answer, answer
-
-
-def check(directory: Path, job: dict[str, Any]) -> str:
-    (directory / "trouble.py").write_text(runs.TROUBLE)
-    (directory / "job.yaml").write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "check", "job.yaml"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(runs.REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f"{done.returncode} " + " ".join((done.stdout + done.stderr).split())
 
 
 @pytest.mark.slow

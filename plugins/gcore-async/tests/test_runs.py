@@ -220,21 +220,6 @@ def test_thirty_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     assert len(killed) >= 4, killed
 
 
-def check(directory: Path, job: dict[str, Any]) -> str:
-    directory.mkdir(exist_ok=True)
-    (directory / "trouble.py").write_text(runs.TROUBLE)
-    (directory / "job.yaml").write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "check", "job.yaml"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(runs.REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f"{done.returncode} " + " ".join((done.stdout + done.stderr).split())
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -272,13 +257,13 @@ def check(directory: Path, job: dict[str, Any]) -> str:
 def test_check_refuses_what_the_program_cannot_run(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    answer = check(tmp_path, config(1, 4, **changes))
+    answer = runs.checked(tmp_path, config(1, 4, **changes))
     assert not answer.startswith("0 ") and told in answer, answer
 
 
 def test_check_accepts_recomputed_log_probs_with_a_correction(tmp_path: Path) -> None:
     corrected = {"old_logprobs": "recompute", "correction": {"kind": "truncate"}}
-    answer = check(tmp_path, config(1, 4, objective={"config": corrected}))
+    answer = runs.checked(tmp_path, config(1, 4, objective={"config": corrected}))
     assert answer.startswith("0 "), answer
 
 
