@@ -1,13 +1,15 @@
 """Lends the trainer's devices to generators that sleep there, while the trainer waits for records.
 
-    the trainer waits, and would wait less      the lead decides (``offer``), and says so at a look
+    the trainer waits, and would wait less      the lead decides (``offer``), and tells all shards
+                                                when they next compare (``RunningWindow._look``)
     lent replicas wake, get the weights         the lead; other shards go on
     the lead says that they are awake           every shard gives them parts and samples
     the groups of the step are there            no shard asks a lent replica any more (``close``)
     lent replicas give back what has not ended  the lead puts them to sleep (``take_back``)
     the trainer goes on                         own replicas go on with what was given back
 
-Who sleeps here is known by replica: replicas of one role are lent, and the others are their own.
+Who sleeps here is known by replica: some of the policy's generators are lent, and the others, at
+least one, are called its own.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class Loans:
         if lent and giver not in self._names:
             return lent
         own = self._own()
-        return [peer for peer in own if peer.name != giver] or own
+        return [peer for peer in own if peer.name != giver] or own  # alone, it goes on itself
 
     def close(self) -> None:
         """Has this shard ask no lent replica any more."""
@@ -111,6 +113,8 @@ class Loans:
         version: of the weights that generators hold.
         """
         if self._waking is not None:
+            # Also where the wake has failed: ``take_back`` raises that. Until then replicas that
+            # sleep give back what they are asked for.
             return AWAKE if self._waking.done() else COMING
         lending = Lending(len(self._own()), len(self._lent), self._cost_s)
         rate = self._measure().per_engine_s(_now_s())

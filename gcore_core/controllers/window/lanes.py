@@ -115,7 +115,9 @@ class Lanes:
     def lend(self, lent: Sequence[Peer]) -> None:
         """Begins lanes for replicas that have woken, on the queues that have parts left."""
         for waiting in self._queues:
-            for number in range(len(lent)) if waiting else ():
+            if not waiting:
+                continue
+            for number in range(len(lent)):
                 for _ in range(lanes_of(self._context.facts.shards)):
                     self._begin(_Lane(list(lent), number, waiting))
 

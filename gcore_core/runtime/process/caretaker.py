@@ -9,8 +9,8 @@ without the machines that it has lost, so nobody else comes back there.
                     kernel ends that input with the agent, in whatever way the agent ends
     what it does    it clears up what the agent's record names. An agent that ended well has
                     removed its record, and then nothing is done
-    what ends it    the end of the agent alone: a signal that asks the agent's group to end, or to
-                    leave the run, does not reach it
+    what ends it    the end of the agent: a signal that asks the agent's group to end, or to leave
+                    the run, does not reach it. Its own SIGKILL leaves all as it is
 """
 
 from __future__ import annotations
