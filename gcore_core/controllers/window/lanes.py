@@ -46,11 +46,11 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class _Lane:
-    """Holds one lane.
+    """Holds one lane: it gives parts from a queue to one replica.
 
-    replicas: those that the wave is dealt over, when the lane begins.
-    number: of the lane's replica, among them.
-    waiting: the lane's queue of parts, which other lanes may share.
+    replicas: all that its wave was dealt over as the lane began.
+    number: which of them is the lane's. Where that one is lost, another stands in for it.
+    waiting: the queue. Other lanes may take parts from it, too.
     """
 
     replicas: list[Peer]
@@ -135,11 +135,14 @@ class Lanes:
     async def _work_off(self, lane: _Lane) -> None:
         """Works off one lane: gives the replica one part after the other.
 
-        What the replica does not finish goes back into the queue. Where its machine is lost or is
-        about to leave, or where it was started anew and cannot get the weights that the round is to
-        be drawn under, another replica stands in for it. Raises WeightsGone where no replica holds
-        these weights, and WorkerDied or DeadlineExceeded when a replica is lost ``PATIENT.tries``
-        times.
+        What the replica does not finish goes back into the queue. Another replica stands in for it
+
+            where its machine is lost or is about to leave,
+            where it was started anew, and nobody has the weights for it under which the round is to
+            be drawn.
+
+        Raises WeightsGone where no replica holds these weights. Raises WorkerDied or
+        DeadlineExceeded when a replica is lost ``PATIENT.tries`` times.
         """
         waiting = lane.waiting
         lost = 0
