@@ -467,3 +467,24 @@ def checked(directory: Path, job: dict[str, Any]) -> str:
         check=False,
     )
     return f"{done.returncode} " + " ".join((done.stdout + done.stderr).split())
+
+
+def rows_of_recipe(name: str, directory: Path, *words: str, timeout_s: float) -> list[Any]:
+    """Runs a recipe to its end, without evaluations on the way; returns the rows of its metrics.
+
+    directory: the run's is "run" in it.
+    words: overrides.
+    """
+    recipe = REPOSITORY / "recipes" / f"{name}.yaml"
+    command = [sys.executable, "-m", "gcore_core", "run", str(recipe)]
+    done = subprocess.run(
+        [*command, f"run.dir={directory / 'run'}", *words, "evaluation.every=0"],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]

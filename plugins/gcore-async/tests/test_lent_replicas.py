@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,22 +179,10 @@ def test_the_trainer_agrees_on_log_probs_of_records_that_two_engines_sampled(
 ) -> None:
     """With a model, whose records are fresh: so the trainer's log-probs must be the engines'."""
     pytest.importorskip("gcore_torch")
-    recipe = runs.REPOSITORY / "recipes" / "quickstart.yaml"
-    words = ["run", str(recipe), f"run.dir={tmp_path / 'run'}", "run.steps=3"]
-    words += ["controller.use=async", "controller.config.ahead=0", "controller.config.prompts=512"]
-    words += ["roles.rollout.slots=2", "roles.rollout.lent=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", *words, "evaluation.every=0"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line)["metrics"] for line in lines[1:]]
+    words = ["controller.use=async", "controller.config.ahead=0", "controller.config.prompts=512"]
+    words += ["run.steps=3", "roles.rollout.slots=2", "roles.rollout.lent=1"]
+    told = runs.rows_of_recipe("quickstart", tmp_path, *words, timeout_s=600)
+    rows = [row["metrics"] for row in told[1:]]
     assert sum(row["lending/samples"] for row in rows) > 0
     assert max(row["age/largest"] for row in rows) == 0
     assert max(row["logprob_gap_max"] for row in rows) < 1e-3

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,22 +274,11 @@ def test_the_quickstart_learns_with_generation_ahead(
 ) -> None:
     """As many steps as core/sync takes; most held-out problems are solved in the end."""
     pytest.importorskip("gcore_torch")
-    recipe = runs.REPOSITORY / "recipes" / "quickstart.yaml"
-    words = ["run", str(recipe), f"run.dir={tmp_path / 'run'}", "controller.use=async"]
     settings = {"ahead": ahead, "age": age, "midway": midway}
-    words += [f"controller.config.{name}={value}" for name, value in settings.items()]
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", *words, "evaluation.every=0"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
+    words = [f"controller.config.{name}={value}" for name, value in settings.items()]
+    rows = runs.rows_of_recipe(
+        "quickstart", tmp_path, "controller.use=async", *words, timeout_s=1800
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
     assert rows[0]["evaluation"]["greedy/exact"] < 0.45
     assert rows[-1]["evaluation"]["greedy/exact"] >= 0.9
     assert max(row["metrics"]["age/largest"] for row in rows[1:]) <= age
