@@ -8,11 +8,10 @@ library only, so that ``g-core --help`` is immediate.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,16 +60,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `g-core plugins | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 141
     except Exception as error:
         from gcore_core.contract.errors import GcoreError
 
         if not isinstance(error, GcoreError) or os.environ.get("G_CORE_TRACEBACK") == "1":
             raise
-        with contextlib.suppress(BrokenPipeError):  # as in `g-core check job.yaml 2>&1 | head -1`
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard(sys.stdout)
+        try:
             print(error, file=sys.stderr)
+        except BrokenPipeError:  # as in `g-core check job.yaml 2>&1 | head -1`
+            _discard(sys.stderr)
         return error.exit_code
+
+
+def _discard(stream: IO[str]) -> None:
+    """Discards what the stream still holds and will be given, as nobody reads it.
+
+    Python writes out both streams once more as it ends, and would end with 120 where that fails.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _dispatch(words: list[str], *, owns_process: bool) -> int:

@@ -273,10 +273,13 @@ def test_a_closed_pipe_of_the_output_is_no_error(installed: InstalledPlugins) ->
     assert listing.wait() == 141
 
 
-def test_an_error_keeps_its_exit_code_where_nobody_reads_its_text() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_error_keeps_its_exit_code_where_nobody_reads_its_text(unbuffered: str) -> None:
+    """Python holds text back, by default, and writes it once more as it ends."""
     reading, writing = os.pipe()
     os.close(reading)
     words = [sys.executable, "-m", "gcore_core", "rnu"]
-    unread = subprocess.run(words, stdout=writing, stderr=writing, check=False)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    unread = subprocess.run(words, stdout=writing, stderr=writing, env=environment, check=False)
     os.close(writing)
     assert unread.returncode == 3

@@ -64,6 +64,22 @@ def module(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return "imported_ahead"
 
 
+def waiting_worker(directory: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerSpec:
+    """A scorer that makes the file "waits", and ends with exit code 1 once there is a "go on"."""
+    text = (
+        "import os, time\n"
+        "def wait(config):\n"
+        f"    open({str(directory / 'waits')!r}, 'x').close()\n"
+        f"    while not os.path.exists({str(directory / 'go on')!r}):\n"
+        "        time.sleep(0.01)\n"
+    )
+    return msgspec.structs.replace(
+        worker(directory, module(directory, text, monkeypatch)),
+        factories={"dataset/train": FactorySpec("imported_ahead:wait")},
+        peers={"agent.0": f"unix:{directory / 'agent'}"},
+    )
+
+
 async def test_several_workers_are_forked_by_one_server_and_their_exits_are_told(
     tmp_path: Path,
 ) -> None:
@@ -219,9 +235,9 @@ async def test_a_server_is_lost_when_it_ends_although_somebody_has_its_socket_op
 
 
 async def test_a_worker_that_ended_before_the_news_of_its_start_was_read_is_told_with_its_code(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = worker(tmp_path)
+    spec = waiting_worker(tmp_path, monkeypatch)
     kept = await prepared(tmp_path, spec)
     (server,) = kept.pids().values()
     starting = asyncio.ensure_future(kept.start(spec))
@@ -230,6 +246,7 @@ async def test_a_worker_that_ended_before_the_news_of_its_start_was_read_is_told
         while not workers:  # the loop runs only until the request has left
             await asyncio.sleep(0)
             workers = psutil.Process(server).children()
+    (tmp_path / "go on").touch()
     while workers[0].is_running():  # the server has waited for it
         pass
     started = await starting
@@ -246,18 +263,7 @@ async def test_the_exit_code_of_a_worker_is_known_although_its_server_is_lost(
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a controller that ends well would count as killed, and the run would go back."""
-    text = (
-        "import os, time\n"
-        "def wait(config):\n"
-        f"    open({str(tmp_path / 'waits')!r}, 'x').close()\n"
-        f"    while not os.path.exists({str(tmp_path / 'go on')!r}):\n"
-        "        time.sleep(0.01)\n"
-    )
-    spec = msgspec.structs.replace(
-        worker(tmp_path, module(tmp_path, text, monkeypatch)),
-        factories={"dataset/train": FactorySpec("imported_ahead:wait")},
-        peers={"agent.0": f"unix:{tmp_path / 'agent'}"},
-    )
+    spec = waiting_worker(tmp_path, monkeypatch)
     kept = await prepared(tmp_path, spec)
     (server,) = kept.pids().values()
     started = await kept.start(spec)

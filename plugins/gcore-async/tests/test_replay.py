@@ -14,8 +14,6 @@ from gcore_core.controllers.window.journal import read_memberships
 from tests.integration.test_resume import resume
 from tests.support import runs
 
-from .test_runs import check
-
 STEPS = 6
 #: Samples of some groups take longer, by a time that every run draws anew.
 UNEVEN = '''
@@ -135,9 +133,9 @@ def test_check_names_the_first_difference_from_the_run_that_is_replayed(
     original: Any, tmp_path: Path
 ) -> None:
     tmp_path.joinpath("uneven.py").write_text(UNEVEN)
-    answer = check(tmp_path, replay(original, run={"seed": 4}))
+    answer = runs.checked(tmp_path, replay(original, run={"seed": 4}))
     assert "run.seed was 3 in that run and is 4 here." in answer, answer
-    answer = check(tmp_path, replay(original, shards=2, checkpoint={"every": 0}))
+    answer = runs.checked(tmp_path, replay(original, shards=2, checkpoint={"every": 0}))
     assert answer.startswith("0 "), answer
 
 
