@@ -58,6 +58,15 @@ class Checkpointing:
                 CARRIED, Carried(step, self._context.facts.shard, headers)
             )
 
+    def is_due(self, step: int, last: bool) -> bool:
+        """Returns whether ``at`` is to begin a save at the end of a step, if nothing changes."""
+        every = self._context.facts.checkpoint.every
+        if self._context.saving.is_set():
+            return True
+        if last and (every or self._context.stopping.is_set()):
+            return True
+        return every > 0 and step % every == 0
+
     async def at(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool
     ) -> dict[str, float]:
@@ -76,10 +85,8 @@ class Checkpointing:
         begun or finished.
         """
         every = self._context.facts.checkpoint.every
-        stopping = self._context.stopping.is_set()
         self._newest = CommitCheckpoint(step, dict(state), dict(metrics))
-        saving = self._context.saving.is_set()
-        due = saving or (last and bool(every or stopping)) or (every > 0 and step % every == 0)
+        due = self.is_due(step, last)
         if not self._context.agree.lead or not (every or due or self._begun):
             return {}
         clock = asyncio.get_running_loop().time

@@ -86,6 +86,7 @@ class StepProgram(ABC):
             await self.publishing.save()
         except Stopped:
             await self.checkpointing.flush()
+        self.training.watching.end_canaries()
         self.context.trace.flush()
 
     async def take(self, step: int) -> Taken:
@@ -100,13 +101,15 @@ class StepProgram(ABC):
         Raises Stopped before the update when the run is to end.
         """
         if not taken.teaches:
-            return await self._skip(step, watch)
+            seen = await self._canaries()
+            return seen | await self._skip(step, watch)
         plan = await self.training.balance(step, taken.groups)
         scalars = await self.training.prepare(step, taken.groups, plan)
         advantages = await self.training.advantages(taken.groups, scalars)
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
+        seen = await self._canaries()
         try:
             metrics = await self.training.train(step, advantages, plan)
         except WeightMismatch:
@@ -114,7 +117,7 @@ class StepProgram(ABC):
             await self.checkpointing.settle()
             raise
         watch.lap("train")
-        return metrics
+        return seen | metrics
 
     async def _skip(self, step: int, watch: Stopwatch) -> dict[str, float]:
         """Ends a step without a group to train on, in place of ``train``."""
@@ -141,7 +144,7 @@ class StepProgram(ABC):
         await self.checkpointing.carry(version, taken.carried)
         await self.placement.decide(version, taken.oldest)
         stops = await self.publishing.publish(version, taken.oldest)
-        seen = await self._canaries(version)
+        await self.training.watching.show_canaries(version)
         watch.lap("push")
         verdicts = self.window.commit(taken)
         last = self.is_last(step, taken)
@@ -149,7 +152,9 @@ class StepProgram(ABC):
             "ordinals/first": float(taken.first_ordinal),
             "ordinals/next": float(taken.next_ordinal),
         }
-        metrics = trained | seen | ordinals | watch.metrics() | self.placement.metrics
+        metrics = trained | ordinals | watch.metrics() | self.placement.metrics
+        if last or stops or self.checkpointing.is_due(version, last or stops):
+            metrics |= await self._canaries()  # what has been judged is a part of the state
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         if not last and not stops:
             metrics |= await rest_trainers(self.context)
@@ -167,12 +172,12 @@ class StepProgram(ABC):
             raise Stopped
         return last
 
-    async def _canaries(self, version: int) -> dict[str, float]:
-        """Compares log-probs right after a push where the step's own could not be compared."""
+    async def _canaries(self) -> dict[str, float]:
+        """Judges the canaries of the latest push, where they are not judged yet."""
         try:
-            return await self.training.watching.canaries(version)
+            return await self.training.watching.canaries()
         except WeightMismatch:
-            await self.checkpointing.settle()  # a save that runs is of before
+            await self.checkpointing.settle()  # what is being saved was trained on none of them
             raise
 
     def is_last(self, step: int, taken: Taken) -> bool:

@@ -5,7 +5,8 @@
     lead         adds up what controllers say, and judges            (``Sentinel.judge``)
 
 Where none of a step's records could be compared, since older weights had sampled them, the lead has
-both sides score some of them again after the push: canaries.
+both sides score some of them again after the push: canaries. Trainers do so at once. Generators do
+so while the program goes on, and what they said is judged before the next update.
 
 After an alarm the lead asks every rank what its records show, and the generators what weights they
 hold. The run ends with a WeightMismatch that says all of it.
@@ -55,6 +56,8 @@ class Watching:
         self._context = context
         self._provider = context.facts.providers.get("sentinel", "")
         self._compares = True  # whether any record of the last step could be compared; in the lead
+        # version -> what generators score under its weights; in the lead
+        self._canaries: tuple[int, asyncio.Task[list[Compared]]] | None = None
         sentinel = context.sentinel
         self._sentinel = sentinel
         state = context.facts.state.get("sentinel", {}).get(self._provider)
@@ -96,19 +99,32 @@ class Watching:
             raise await self._mismatch(step, alarms, evidence)
         return code.call(sentinel.metrics)
 
-    async def canaries(self, version: int) -> dict[str, float]:
-        """Compares generators and trainers by some records, right after a push.
+    async def show_canaries(self, version: int) -> None:
+        """Has trainers score some records, and generators begin to; right after a push.
 
         Only the lead does it, and only where no record of the last step could be compared. Both
         sides score the records under the weights of this version, so that it does not matter which
-        weights have sampled them. Returns metrics. Raises WeightMismatch when there is an alarm.
+        weights have sampled them.
         """
         facts = self._context.facts
-        sentinel = self._sentinel
-        if sentinel is None or self._compares or not facts.canaries:
-            return {}
+        if self._sentinel is None or self._compares or not facts.canaries:
+            return
         shown = await scored_by_trainers(self._context, version, facts.canaries)
-        records = await scored_by_generators(self._context, version, shown)
+        scoring = scored_by_generators(self._context, version, shown)
+        self._canaries = version, asyncio.create_task(scoring)
+
+    async def canaries(self) -> dict[str, float]:
+        """Judges what ``show_canaries`` began; returns metrics, empty where it began nothing.
+
+        Raises WeightMismatch when there is an alarm. Called before an update, so nothing is trained
+        on what generators sampled under weights that raise one.
+        """
+        sentinel = self._sentinel
+        if sentinel is None or self._canaries is None:
+            return {}
+        version, scoring = self._canaries
+        self._canaries = None
+        records = await scoring
         if not records:
             return {}
         code = self._code(sentinel)
@@ -129,6 +145,12 @@ class Watching:
             GAP_MAX: float(gaps.max(initial=0.0)),
             GAP_MEAN: float(gaps.mean()) if gaps.size else 0.0,
         }
+
+    def end_canaries(self) -> None:
+        """Waits for no canary any more, as the run ends before anything is trained on."""
+        if self._canaries is not None:
+            self._canaries[1].cancel()
+            self._canaries = None
 
     def compared_gaps(self, metrics: dict[str, float]) -> dict[str, float]:
         """Returns a trained step's metrics, of the gaps only those that were measured."""
