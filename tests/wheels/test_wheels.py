@@ -26,10 +26,10 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def programs(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a venv with what requirements.txt names, the quickstart's set."""
+    """The programs of a venv with what requirements.txt names of this project."""
     text = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8")
     names = ["gcore_core", *(f"gcore_{name}" for name in re.findall(r"plugins/gcore-(\w+)", text))]
-    assert len(names) == 7
+    assert len(names) == 9
     return make_venv(tmp_path_factory.mktemp("venv"), [wheels[name] for name in names])
 
 
