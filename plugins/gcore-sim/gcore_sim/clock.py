@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Progress = Callable[[], None]
 _SLICE_S = 1.0  # progress is called this often, so that no deadline passes
+#: A timer that is later than this is late. On virtual time only rounding makes a difference.
+_LATE_S = 1e-6
 
 
 def _sleep(seconds: float, progress: Progress) -> None:
@@ -39,10 +41,15 @@ class LoopCompute:
 
     What a call spends passes on the loop's clock before the call is answered. So hundreds of
     backends need no thread each, and time may be virtual.
+
+    A timer of the loop is about a millisecond late, and more where many backends share the loop.
+    Where emulated time is short, an engine would be slower by that for each of its steps. So what
+    one spending was late by is taken off the next one.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self._late_s = 0.0
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
         async with self._lock:
@@ -55,9 +62,18 @@ class LoopCompute:
                 _spender.reset(token)
             await asyncio.sleep(0)
             for seconds, progress in spendings:
-                whole_slices, rest_s = divmod(seconds, _SLICE_S)
-                for _ in range(int(whole_slices)):
-                    await asyncio.sleep(_SLICE_S)
-                    progress()
-                await asyncio.sleep(rest_s)
+                await self._spend(seconds, progress)
             return result
+
+    async def _spend(self, seconds: float, progress: Progress) -> None:
+        """Lets the seconds pass that are left of ``seconds`` by what the last ones were late."""
+        clock = asyncio.get_running_loop().time
+        caught_up_s = min(self._late_s, seconds)
+        until_s = clock() + seconds - caught_up_s
+        whole_slices, rest_s = divmod(seconds - caught_up_s, _SLICE_S)
+        for _ in range(int(whole_slices)):
+            await asyncio.sleep(_SLICE_S)
+            progress()
+        await asyncio.sleep(rest_s)
+        late_s = clock() - until_s
+        self._late_s += (late_s if late_s > _LATE_S else 0.0) - caught_up_s

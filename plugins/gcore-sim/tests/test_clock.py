@@ -5,12 +5,14 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from typing import Any
 
 import pytest
 from gcore_sim.clock import LoopCompute, spend
 
-from gcore_core.testing.simulation import run_virtual
+from gcore_core.testing.simulation import VirtualLoop, run_virtual
 
 
 def test_a_call_returns_after_its_duration_and_calls_run_one_after_another() -> None:
@@ -48,6 +50,31 @@ def test_progress_is_reported_every_second() -> None:
 
     run_virtual(main())
     assert told == pytest.approx([1, 2, 3], abs=1e-6)
+
+
+class LateLoop(VirtualLoop):
+    """Has timers that fire 3 ms late, as those of a busy loop do."""
+
+    def call_later(self, delay: float, *args: Any, **more: Any) -> asyncio.TimerHandle:
+        return super().call_later(delay + 0.003 if delay > 0 else 0, *args, **more)
+
+
+def test_timers_that_are_late_do_not_make_a_backend_slower() -> None:
+    """Or an engine of short steps would be slower by that for each of them."""
+    loop = LateLoop()
+
+    async def main() -> list[float]:
+        compute = LoopCompute()
+        answered = []
+        for seconds in [0.01] * 100 + [0.001] * 100:  # the latter are shorter than timers are late
+            await compute(spend, seconds)
+            answered.append(loop.time())
+        return answered
+
+    with contextlib.closing(loop):
+        answered = loop.run_until_complete(main())
+    assert answered[99] == pytest.approx(1.0, abs=0.0031)
+    assert answered[-1] == pytest.approx(1.1, abs=0.0041)
 
 
 def test_without_an_event_loop_the_clock_really_sleeps() -> None:
