@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ _TOKENIZER_FILES |= {
     "processor_config.json",
     "video_preprocessor_config.json",
 }
+
+#: A chat template that gets nothing besides the messages.
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 def load_tokenizer(
@@ -68,13 +72,20 @@ def first_lines(error: BaseException) -> str:
     return "\n".join(lines[:2]) or type(error).__name__
 
 
-def encode_requests(tokenizer: Any, requests: Sequence[SampleRequest]) -> dict[int, np.ndarray]:
+def encode_requests(
+    tokenizer: Any,
+    requests: Sequence[SampleRequest],
+    template_kwargs: Mapping[str, Any] = NO_VARIABLES,
+) -> dict[int, np.ndarray]:
     """Returns ordinal -> tokens, int32[P].
 
     Requests of one ordinal have one prompt, which is encoded once.
+
+    template_kwargs: variables of the chat template.
     """
     first = {request.ordinal: request.prompt for request in reversed(requests)}
-    return dict(zip(first, encode(tokenizer, list(first.values())), strict=True))
+    ids = encode(tokenizer, list(first.values()), template_kwargs)
+    return dict(zip(first, ids, strict=True))
 
 
 def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
@@ -109,6 +120,7 @@ def encode_fitting(
     context_length: int,
     version: int,
     lay: Callable[[SampleRequest, np.ndarray], np.ndarray] = refuse_images,
+    template_kwargs: Mapping[str, Any] = NO_VARIABLES,
 ) -> tuple[list[tuple[SampleRequest, np.ndarray, int]], list[Finished]]:
     """Returns (requests that can be served, records of those that fail).
 
@@ -119,11 +131,12 @@ def encode_fitting(
     version: version of the weights, for the records that fail.
     lay: makes room for a prompt's images among its tokens, once for each ordinal; by default a
         prompt that shows images raises DataError.
+    template_kwargs: variables of the chat template.
     """
     first = {request.ordinal: request for request in reversed(requests)}
     encoded = {
         ordinal: lay(first[ordinal], ids)
-        for ordinal, ids in encode_requests(tokenizer, requests).items()
+        for ordinal, ids in encode_requests(tokenizer, requests, template_kwargs).items()
     }
     fitting = []
     failed = []
@@ -140,8 +153,14 @@ def encode_fitting(
     return fitting, failed
 
 
-def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+def encode(
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    template_kwargs: Mapping[str, Any] = NO_VARIABLES,
+) -> list[np.ndarray]:
     """Returns the tokens of each prompt, int32[P].
+
+    template_kwargs: variables of the chat template.
 
     No special tokens are added to what a chat template writes, because it writes its own.
     """
@@ -151,7 +170,7 @@ def encode(tokenizer: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
     texts = [prompts[i].text or "" for i in plain]
     turns = [
         tokenizer.apply_chat_template(
-            prompts[i].messages, add_generation_prompt=True, tokenize=False
+            prompts[i].messages, add_generation_prompt=True, tokenize=False, **template_kwargs
         )
         for i in chats
     ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from gcore_core.contract.errors import ConfigError
 
@@ -18,6 +18,9 @@ from gcore_core.contract.errors import ConfigError
 #: heavy a tail that no bound both holds for the largest one and finds a fault, so these are gross
 #: stops; the plugin ``sentinel`` finds what is below.
 LOGPROB_BANDS = {"float32": 1e-3, "float16": 5e-1, "bfloat16": 4.0}
+
+#: What ``prompts.encode`` itself gives to a chat template.
+TEMPLATE_ARGUMENTS = frozenset({"add_generation_prompt", "conversation", "messages", "tokenize"})
 
 
 def require(holds: bool, where: str, what: str) -> None:
@@ -56,8 +59,19 @@ class GeneratorSettings:
     """Number of CPU threads; 0 leaves the library's choice."""
     trust_remote_code: bool = False
     """Whether Python code that lies in the model directory may be run."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables of the model's chat template, such as ``enable_thinking: false`` of Qwen3. Only
+    prompts that are chat messages have a template, and one that does not know a variable ignores
+    it.
+    """
 
     def __post_init__(self) -> None:
+        taken = sorted(self.chat_template_kwargs.keys() & TEMPLATE_ARGUMENTS)
+        require(
+            not taken,
+            "chat_template_kwargs",
+            f"{', '.join(taken)}: what the template is given by the generator itself",
+        )
         require(
             self.max_new_tokens > 0, "max_new_tokens", f"must be positive, is {self.max_new_tokens}"
         )

@@ -30,3 +30,9 @@ def test_a_setting_beyond_its_limit_is_refused(settings: dict[str, Any], message
 def test_a_temperature_by_which_no_logits_can_be_divided_is_refused(temperature: float) -> None:
     with pytest.raises(ConfigError, match="temperature: must be a finite number of at least 0"):
         GeneratorSettings(temperature=temperature)
+
+
+def test_what_a_generator_itself_gives_to_a_chat_template_is_no_variable_of_it() -> None:
+    GeneratorSettings(chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(ConfigError, match="chat_template_kwargs: tokenize: what the template is"):
+        GeneratorSettings(chat_template_kwargs={"tokenize": True})

@@ -160,20 +160,32 @@ def chosen(names: Mapping[str, Any], what: str) -> Callable[[Any], Any]:
 _TRACKERS = ("mlflow", "trackio", "wandb")
 
 
-def reports(draft: Draft, value: Any) -> None:
-    """Takes TensorBoard over; of another tracker it is said which observer keeps the run in it.
+def trackers_of(value: Any) -> list[str]:
+    """Returns the trackers among loggers that there is an observer for.
 
     value: a name or several.
-    Raises NoCounterpart where TensorBoard is not among them.
     """
     names = value if isinstance(value, list) else [value]
-    observers = ", ".join(f"{one}: {{use: trackers/{one}}}" for one in names if one in _TRACKERS)
-    if "tensorboard" not in names:
-        named = f"say observers: {{{observers}}}, of gcore-trackers" if observers else ""
-        raise NoCounterpart(named or "it names no tracker that is known here")
-    if observers:
-        draft.todo.append(f"observers: say {{{observers}}}, of gcore-trackers.")
-    draft.set("plugins.report", None)
+    return [name for name in names if name in _TRACKERS]
+
+
+def reports(draft: Draft, value: Any) -> None:
+    """Takes TensorBoard over, and trackers that there is an observer for.
+
+    value: a name or several.
+    Raises NoCounterpart where none of them is among these.
+    """
+    trackers = trackers_of(value)
+    if "tensorboard" in (value if isinstance(value, list) else [value]):
+        draft.set("plugins.report", None)
+    elif not trackers:
+        raise NoCounterpart("it names no tracker that is known here")
+    for name in trackers:
+        draft.set(f"observers.{name}.use", f"trackers/{name}")
+    if trackers:
+        draft.todo.append(
+            f"observers: install gcore-trackers[{','.join(trackers)}], and log in as before."
+        )
 
 
 #: Backends whose engines lie in a venv of their own, see ``g-core venv``.

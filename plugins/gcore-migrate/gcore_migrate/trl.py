@@ -403,6 +403,7 @@ _ALL: tuple[Rule, ...] = (
     to(
         "attn_implementation", f"{_TO}.attn_implementation", convert=chosen(_ATTENTION, "attention")
     ),
+    to("chat_template_kwargs", f"{_FROM}.chat_template_kwargs", convert=dict),
     to("trust_remote_code", f"{_TO}.trust_remote_code", f"{_FROM}.trust_remote_code", convert=bool),
     by("dataset_name", ("data.use", "data.config.path"), _data),
     absent("dataset_config", "a data set is a file"),
@@ -572,7 +573,7 @@ _ALL: tuple[Rule, ...] = (
     absent("logging_first_step", _SHOWN),
     absent("log_completions", "samples of each evaluation are kept and shown"),
     absent("num_completions_to_print", "evaluation.show says how many samples are shown"),
-    by("report_to", ("plugins.report",), reports),
+    by("report_to", ("plugins.report", "observers"), reports),
     to("save_steps", "checkpoint.every", convert=int),
     by("save_strategy", ("checkpoint.every",), _strategy("checkpoint.every")),
     to("save_total_limit", "checkpoint.last", convert=int),

@@ -16,6 +16,7 @@ from gcore_migrate.rules import (
     reports,
     run_name,
     to,
+    trackers_of,
 )
 
 ACTOR = "actor_rollout_ref.actor"
@@ -269,7 +270,7 @@ def _dynamic(key: str) -> Any:
         if not value:
             raise NoCounterpart(_ALWAYS_DYNAMIC)
         own = draft.get(key) or draft.get(f"{ACTOR}.ppo_max_token_len_per_gpu") or _TOKENS
-        _smallest(draft, f"{_TO}.budget_tokens", int(own))
+        _smallest(draft, f"{_TO}.budget_tokens", _number_or_variable(own))
 
     return apply
 
@@ -311,17 +312,30 @@ def _by_records(target: str) -> Any:
 
 def _by_tokens(target: str) -> Any:
     def apply(draft: Draft, value: Any) -> None:
-        _smallest(draft, target, int(value))
+        _smallest(draft, target, _number_or_variable(value))
 
     return apply
 
 
-def _smallest(draft: Draft, target: str, tokens: int) -> None:
-    """Sets a budget of tokens; of several the smallest, since all passes have the same one."""
+def _number_or_variable(value: Any) -> int | str:
+    """Returns a number, or ``${oc.env:NAME}`` as it is: a job resolves it as verl does."""
+    return value if isinstance(value, str) and value.startswith("${") else int(value)
+
+
+def _smallest(draft: Draft, target: str, tokens: int | str) -> None:
+    """Sets a budget of tokens; of several the smallest, since all passes have the same one.
+
+    Where one of them is a variable they cannot be compared, and the first stands.
+    """
     node: Any = draft.job
     for name in target.split("."):
         node = node.get(name) if isinstance(node, dict) else None
-    draft.set(target, tokens if node is None else min(int(node), tokens))
+    if node is None:
+        draft.set(target, tokens)
+    elif isinstance(node, str) or isinstance(tokens, str):
+        draft.set(target, node)
+    else:
+        draft.set(target, min(int(node), tokens))
 
 
 def _warmup(draft: Draft, value: Any) -> None:
@@ -361,6 +375,15 @@ def _offload(draft: Draft, value: Any) -> None:
 
 
 # -- the generator ---------------------------------------------------------------------------------
+
+
+def _megabytes(value: Any) -> int:
+    return int(value) * 2**20
+
+
+def _template(draft: Draft, value: dict[str, Any]) -> None:
+    for name, variable in value.items():
+        draft.set(f"{_FROM}.chat_template_kwargs.{name}", variable)
 
 
 def _memory(draft: Draft, value: Any) -> None:
@@ -481,9 +504,10 @@ def _overlong(prefix: str, name: str = "overlong_buffer") -> Any:
         if not draft.get(f"{prefix}.{name}.enable"):
             raise NoCounterpart("the penalty of long answers is off")
         draft.set("rewards.overlong.use", "algorithms/overlong")
-        longest = int(draft.get("data.max_response_length"))
+        # verl's reward manager has a length of its own, as a rule that of an answer.
+        longest = draft.get(f"{prefix}.max_resp_len") or draft.get("data.max_response_length")
         soft = int(draft.get(f"{prefix}.{name}.len", 0))
-        draft.set("rewards.overlong.config", {"max_actions": longest, "soft_actions": soft})
+        draft.set("rewards.overlong.config", {"max_actions": int(longest), "soft_actions": soft})
         factor = float(draft.get(f"{prefix}.{name}.penalty_factor", 1.0))
         draft.set("rewards.overlong.weight", factor)
 
@@ -504,8 +528,13 @@ def _devices(draft: Draft, value: Any) -> None:
 
 
 def _project(draft: Draft, value: Any) -> None:
+    trackers = trackers_of(draft.get("trainer.logger"))
+    for tracker in trackers:
+        draft.set(f"observers.{tracker}.config.project", str(value))
     if draft.get("trainer.default_local_dir"):
-        raise NoCounterpart("trainer.default_local_dir says where the run is")
+        if not trackers:
+            raise NoCounterpart("trainer.default_local_dir says where the run is")
+        return
     name = draft.get("trainer.experiment_name", "run")
     draft.set("run.dir", f"runs/{value}/{name}")
 
@@ -752,6 +781,8 @@ _ALL: tuple[Rule, ...] = (
         _aggregation,
     ),
     to(f"{ACTOR}.policy_loss.loss_mode", "objective.use", convert=chosen(_OBJECTIVES, "objective")),
+    to(f"{MODEL}.torch_dtype", f"{_TO}.dtype", convert=chosen(_DTYPES, "dtype")),
+    to(f"{ACTOR}.fsdp_config.model_dtype", f"{_TO}.dtype", convert=chosen(_DTYPES, "dtype")),
     by(f"{ACTOR}.fsdp_config.param_offload", ("placement.sleep_in_rollout",), _offload),
     by(f"{ACTOR}.fsdp_config.optimizer_offload", ("placement.sleep_in_rollout",), _offload),
     absent(f"{ACTOR}.fsdp_config.fsdp_size", "the ranks of a role shard its model together"),
@@ -816,6 +847,12 @@ _ALL: tuple[Rule, ...] = (
     to(f"{ROLLOUT}.max_num_seqs", f"{_FROM}.max_batch", convert=int),
     to(f"{ROLLOUT}.max_model_len", f"{_FROM}.context_length", convert=int),
     to(f"{ROLLOUT}.dtype", f"{_FROM}.dtype", convert=chosen(_DTYPES, "dtype")),
+    to(
+        f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
+        "controller.config.push_bucket_bytes",
+        convert=_megabytes,
+    ),
+    by("data.apply_chat_template_kwargs.*", (f"{_FROM}.chat_template_kwargs",), _template),
     by(
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
         (f"{_TO}.budget_tokens",),
@@ -980,6 +1017,11 @@ _ALL: tuple[Rule, ...] = (
         _overlong("reward_model.reward_kwargs", "overlong_buffer_cfg"),
     ),
     by(
+        "reward_model.reward_kwargs.max_resp_len",
+        _OVERLONG,
+        _overlong("reward_model.reward_kwargs", "overlong_buffer_cfg"),
+    ),
+    by(
         "custom_reward_function.overlong_buffer.enable",
         _OVERLONG,
         _overlong("custom_reward_function"),
@@ -1005,8 +1047,13 @@ _ALL: tuple[Rule, ...] = (
     by("trainer.total_epochs", ("run.epochs", "run.steps"), _epochs),
     by("trainer.total_training_steps", ("run.steps",), _steps),
     to("trainer.experiment_name", "run.name", convert=run_name),
-    by("trainer.project_name", ("run.dir",), _project, "verl's directory is named by both"),
-    by("trainer.logger", ("plugins.report",), reports),
+    by(
+        "trainer.project_name",
+        ("run.dir", "observers"),
+        _project,
+        "verl's directory is named by both",
+    ),
+    by("trainer.logger", ("plugins.report", "observers"), reports),
     by(
         "trainer.n_gpus_per_node",
         ("cluster.devices", "roles.policy.slots", "roles.rollout.slots"),

@@ -23,6 +23,7 @@ _ORDER = (
     "placement",
     "cluster",
     "checkpoint",
+    "observers",
     "plugins",
 )
 _FIRST = ("name", "use", "slots", "weight", "model", "config")

@@ -136,7 +136,12 @@ class SglangGenerator:
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``."""
         fitting, failed = make_ready(
-            self._tokenizer, requests, self._context_length, self.version, self._reader
+            self._tokenizer,
+            requests,
+            self._context_length,
+            self.version,
+            self._reader,
+            self._config.chat_template_kwargs,
         )
         self._ended += failed
         for ready in fitting:

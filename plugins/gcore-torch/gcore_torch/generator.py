@@ -313,7 +313,12 @@ class TorchGenerator:
             return reader.lay(request.prompt, ids, images.get(request.ordinal))
 
         fitting, failed = encode_fitting(
-            self._tokenizer, requests, self._context_length, self.version, lay
+            self._tokenizer,
+            requests,
+            self._context_length,
+            self.version,
+            lay,
+            self._config.chat_template_kwargs,
         )
         self._to_return += failed
         max_actions = self._config.max_new_tokens

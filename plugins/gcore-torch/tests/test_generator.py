@@ -323,6 +323,23 @@ def test_chat_turns_go_through_the_tokenizers_template(
     assert record.columns["prompt_ids"].tolist() == tokenizer("1+23:").input_ids
 
 
+def test_variables_of_the_template_come_from_the_settings(
+    open_generator: Any, model_dirs: dict[str, Path]
+) -> None:
+    """As those with which a model of Qwen3 is told not to think."""
+    generator = open_generator(chat_template_kwargs={"thinks": False})
+    turns_alone = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    generator._tokenizer.chat_template = turns_alone + "{% if thinks is false %}+0{% endif %}="
+    turns = [{"role": "user", "content": "1+2"}]
+    generator.submit(
+        [SampleRequest(ordinal=0, sample=0, seed=0, prompt=Prompt(row=0, messages=turns))]
+    )
+    (record,) = tiny.drain(generator)
+    tokenizer = AutoTokenizer.from_pretrained(model_dirs["llama"])
+    expected = tokenizer("1+2+0=", add_special_tokens=False).input_ids
+    assert record.columns["prompt_ids"].tolist() == expected
+
+
 def test_bfloat16_samples_match_the_forward_pass_of_the_model(open_generator: Any) -> None:
     generator = open_generator("qwen2", dtype="bfloat16", decoder="fused")
     generator.submit(tiny.make_requests())

@@ -110,7 +110,12 @@ class VllmGenerator:
         Requests of one ordinal have one prompt, which is encoded once.
         """
         fitting, failed = make_ready(
-            self._tokenizer, requests, self._context_length, self.version, self._reader
+            self._tokenizer,
+            requests,
+            self._context_length,
+            self.version,
+            self._reader,
+            self._config.chat_template_kwargs,
         )
         self._ended += failed
         prompts: dict[int, dict[str, Any]] = {}
