@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,8 @@ Columns = Mapping[str, np.ndarray]
 COLUMN_DTYPES = ("float32", "int32")
 #: The column that says which experts of a mixture computed each token; see ``routing_problem``.
 ROUTING = "routing"
+#: The column that says which version of the weights sampled each action; see ``SampledBy``.
+VERSION = "version"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -88,4 +90,95 @@ def routing_problem(column: np.ndarray, prompt: int, actions: int) -> str:
     ordered = np.sort(column, -1)
     if (ordered[..., 1:] == ordered[..., :-1]).any():
         return f"column {ROUTING!r} names an expert twice for one token and layer"
+    return ""
+
+
+@dataclass
+class SampledBy:
+    """Notes which versions of the weights sample a sample that runs, from push to push.
+
+    A generator that has samples go on through pushes makes the column ``VERSION`` by it. Where one
+    version sampled all actions of a record there is no such column: ``versions`` names it.
+
+    ends: (actions that there were at a push, version that sampled the latest of them), of each push
+        before which there were new ones.
+    """
+
+    ends: list[tuple[int, int]] = field(default_factory=list)
+
+    def pushed(self, actions: int, version: int) -> None:
+        """Notes a push.
+
+        actions: that the sample has so far.
+        version: of the weights that sampled until now.
+        """
+        if actions > (self.ends[-1][0] if self.ends else 0):
+            self.ends.append((actions, version))
+
+    def first(self, version: int) -> int:
+        """Returns the version of the first action.
+
+        version: of the weights that sample now.
+        """
+        return self.ends[0][1] if self.ends else version
+
+    def columns(self, actions: int, version: int) -> dict[str, np.ndarray]:
+        """Returns the column of a record with so many actions; nothing where it needs none.
+
+        version: of the weights that sample now.
+        """
+        if not self.ends:
+            return {}
+        column = np.full(actions, version, np.int32)
+        begin = 0
+        for end, older in self.ends:
+            column[begin:end] = older
+            begin = end
+        return column_of_versions(column)
+
+
+def column_of_versions(versions: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the column ``VERSION`` of versions int32[A]; nothing where all are equal."""
+    is_cut = bool(versions.size) and bool((versions != versions[0]).any())
+    return {VERSION: versions} if is_cut else {}
+
+
+def action_versions(columns: Columns, actions: int, first: int) -> np.ndarray:
+    """Returns which version of the weights sampled each action of a record, int32[A].
+
+    actions: how many the record has.
+    first: the version of its first one, which is that of all where the column is absent.
+    """
+    return columns[VERSION] if VERSION in columns else np.full(actions, first, np.int32)
+
+
+def action_ages(columns: Columns, actions: int, first: int, step: int) -> np.ndarray:
+    """Returns the column "age" that an objective may require of a record, int64[A].
+
+    actions, first: as of ``action_versions``. A record that nobody sampled has version -1.
+    step: the version of the weights that the step begins with.
+    """
+    versions = action_versions(columns, actions, first).astype(np.int64)
+    return np.where(versions < 0, 0, np.maximum(step - versions, 0))
+
+
+def version_problem(column: np.ndarray, actions: int, versions: tuple[int, int]) -> str:
+    """Returns what is wrong with a record's column ``VERSION``; empty when nothing is.
+
+    It is int32[A] and never falls. It begins with the record's first version, and has none behind
+    the last one.
+
+    actions: A, at least 1.
+    versions: those of the record.
+    """
+    if column.dtype != np.int32 or column.shape != (actions,):
+        actual = f"{column.dtype}{list(column.shape)}"
+        return f"column {VERSION!r} is {actual}, it must be int32[{actions}]"
+    if (np.diff(column) < 0).any():
+        return f"column {VERSION!r} falls: weights get newer while an answer is sampled"
+    if column[0] != versions[0] or column[-1] > versions[1]:
+        return (
+            f"column {VERSION!r} goes from {column[0]} to {column[-1]}, and the record says that "
+            f"versions {versions[0]} to {versions[1]} sampled it"
+        )
     return ""

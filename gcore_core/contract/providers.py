@@ -35,7 +35,7 @@ PARTS = frozenset({"generation", "rewards", "advantage", "objective"})
 ROLE_KINDS = ("trainer", "generator", "annotator")
 #: The columns that generators write; no role may give one of these names.
 RECORD_COLUMNS = frozenset(
-    {"prompt_ids", "action_ids", "logp", "action_mask", "temperature", "text"}
+    {"prompt_ids", "action_ids", "logp", "action_mask", "temperature", "text", "version"}
 )
 
 #: Abilities the core knows; a private one is written ``<plugin>:<word>``. A claim is a promise that

@@ -15,6 +15,9 @@ Columns of one record whose actions are tokens (P prompt tokens, A actions):
     text         uint8[*]    UTF-8 of the completion, without special tokens such as the one that ends it
     routing      uint8[P + A - 1, L, k]  of a mixture of experts, where the generator claims "routing": the k experts
                              that computed each token in each of L layers; uint16 above 256 experts
+    version      int32[A]    of a record that more than one version of the weights sampled: the version that sampled
+                             each action. Absent: it is ``Header.versions[0]`` for all of them. Written by generators
+                             that claim "weights.midway"
 """  # noqa: E501
 
 from __future__ import annotations
@@ -181,7 +184,7 @@ class BegunRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names what a sample had when a replica gave it back; another replica goes on with it.
 
     columns, slot: where it lies, as in the header that gave it back. ``action_ids``, ``logp``,
-        ``action_mask`` and ``routing`` of the record begin with those that lie there.
+        ``action_mask``, ``routing`` and ``version`` of the record begin with those that lie there.
     versions: first and last weights version that sampled what lies there.
     prompt_digest, seal: as in that header; who goes on checks what it has opened.
     """

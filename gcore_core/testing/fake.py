@@ -19,7 +19,7 @@ import xxhash
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.algorithms import AdaptsToSteps, GroupScalars, Work
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import Columns, column_of_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError, NonFiniteLoss, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
@@ -117,9 +117,8 @@ class FakeGenerator:
         self._progress = context.progress
         self._logits = initial_logits(0)
         self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
-        # Key of a running sample -> the version that drew its first letter, and the log-probs of
-        # its letters so far.
-        self._begun: dict[tuple[int, int], tuple[int, list[float]]] = {}
+        # Key of a running sample -> version and log-prob of each letter that was drawn so far.
+        self._begun: dict[tuple[int, int], list[tuple[int, float]]] = {}
         self._refused: list[Finished] = []  # the next step returns them
         self._incoming: dict[str, np.ndarray] = {}
         self._asleep = b""  # the logits while it sleeps
@@ -150,7 +149,7 @@ class FakeGenerator:
             self._progress()
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
-            self._begun.setdefault(key, (self.version, []))[1].append(table[letters[-1]])
+            self._begun.setdefault(key, []).append((self.version, table[letters[-1]]))
             if status := self._status(request, letters):
                 del self._running[key]
                 ended.append(self._finished(request, letters, status))
@@ -194,7 +193,8 @@ class FakeGenerator:
         return int(np.searchsorted(np.exp(log_softmax(self._logits)).cumsum()[:-1], uniform))
 
     def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
-        first, logp = self._begun.pop((request.ordinal, request.sample), (self.version, []))
+        drawn = self._begun.pop((request.ordinal, request.sample), [])
+        first = drawn[0][0] if drawn else self.version
         actions = np.array(letters, np.int32)
         begun = 0 if request.piece is None else len(request.piece.begun)
         text = "".join(VOCABULARY[letter] for letter in letters)
@@ -203,13 +203,17 @@ class FakeGenerator:
                 np.int32
             ),
             "action_ids": actions,
-            "logp": np.array([0.0] * begun + logp, np.float32),
+            "logp": np.array([0.0] * begun + [logp for _, logp in drawn], np.float32),
             "action_mask": (np.arange(len(letters)) >= begun).astype(np.uint8),
             "temperature": np.ones((), np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
         }
+        versions = np.array([first] * begun + [version for version, _ in drawn], np.int32)
         return Finished(
-            request=request, status=status, versions=(first, self.version), columns=columns
+            request=request,
+            status=status,
+            versions=(first, self.version),
+            columns=columns | column_of_versions(versions),
         )
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from gcore_core.contract.columns import ColumnSpec
+from gcore_core.contract.columns import ColumnSpec, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.controller import Controller
 from gcore_core.contract.factories import FactorySpec
@@ -363,7 +363,7 @@ class _RecordingTrainer(fake.FakeTrainer):
         outcome.begun[step] |= {(r.ordinal, r.sample): r.version for r in records}
         if self._is_first:
             outcome.weights[self.version] = self._logits
-            _check_actions(records, outcome.weights)
+            _check_trained(records)
         _check_versions(records, outcome.weights)
         if self._toward:
             _check_annotations(records, self._toward)
@@ -405,34 +405,36 @@ def _check_annotations(records: list[TrainRecord], name: str) -> None:
 
 
 def _check_versions(records: Sequence[TrainRecord], weights: Mapping[int, np.ndarray]) -> None:
-    """Raises unless each record's first action has the log-prob of the version that it names."""
-    for record in records:
-        table = weights.get(record.version)
-        if table is None:
-            continue  # a run that was resumed, or a step that was skipped
-        first = record.columns["action_ids"][0]
-        if abs(record.columns["logp"][0] - fake.log_softmax(table)[first]) > 1e-6:
-            raise AssertionError(
-                f"{record.ordinal}, {record.sample}: version {record.version} did not begin it"
-            )
+    """Raises unless each action has the log-prob of the version that its record names for it.
 
-
-def _check_actions(records: Sequence[TrainRecord], weights: Mapping[int, np.ndarray]) -> None:
-    """Raises unless each action is trained on, with the log-prob of a version that may have drawn
-    it.
-
-    weights: of all versions up to the present one; those of a run that was resumed are not known.
+    weights: of the versions that are known; those of before a resumed run are not.
     """
     for record in records:
         columns = record.columns
-        since = [one for version, one in weights.items() if version >= record.version]
-        if record.version not in weights:
-            continue
-        tables = np.array([fake.log_softmax(one)[columns["action_ids"]] for one in since])
-        apart = np.abs(tables - columns["logp"]).min(axis=0)
-        if apart.max() > 1e-6 or not columns["action_mask"].all():
-            name = f"{record.ordinal}, {record.sample}"
-            raise AssertionError(f"{name}: not the log-probs of its actions")
+        actions = columns["action_ids"]
+        versions = action_versions(columns, len(actions), record.version)
+        if versions[0] != record.version:
+            raise AssertionError(
+                f"{record.ordinal}, {record.sample}: version {record.version} did not begin it"
+            )
+        for version in np.unique(versions).tolist():
+            table = weights.get(version)
+            if table is None:
+                continue  # a run that was resumed, or a step that was skipped
+            own = versions == version
+            apart = np.abs(fake.log_softmax(table)[actions[own]] - columns["logp"][own])
+            if apart.max() > 1e-6:
+                raise AssertionError(
+                    f"{record.ordinal}, {record.sample}: version {version} did not draw "
+                    f"{own.sum()} of its actions, though the record says so"
+                )
+
+
+def _check_trained(records: Sequence[TrainRecord]) -> None:
+    """Raises unless each action is trained on."""
+    for record in records:
+        if not record.columns["action_mask"].all():
+            raise AssertionError(f"{record.ordinal}, {record.sample}: an action is masked")
 
 
 def _checked(records: list[TrainRecord]) -> list[TrainRecord]:

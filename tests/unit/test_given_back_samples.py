@@ -145,6 +145,53 @@ async def test_both_parts_are_one_record_under_one_seal(tmp_path: Path) -> None:
         np.testing.assert_array_equal(columns["logp"][5:], tables[1][actions[5:]])
 
 
+async def test_both_parts_say_which_version_drew_each_action(tmp_path: Path) -> None:
+    """Neither part was cut by a push, so neither has a column of versions; the record has one."""
+    one = await replica(tmp_path)
+    before = await given_back(one, 5)
+    for header in before:
+        assert "version" not in await columns_of(one, header)
+    await one.shell.wake(WakeRequest(), Call(lambda: None))
+    one.generator.version = 2  # as another replica with newer weights
+    for header in await one.finish(one.ask(begun(LEASE, before))):
+        columns = await columns_of(one, header)
+        assert columns["version"].dtype == np.int32
+        assert columns["version"].tolist() == [0] * 5 + [2] * (header.n_actions - 5)
+
+
+async def test_parts_of_one_version_are_a_record_without_a_column_of_versions(
+    tmp_path: Path,
+) -> None:
+    one = await replica(tmp_path)
+    before = await given_back(one, 5)
+    await one.shell.wake(WakeRequest(), Call(lambda: None))
+    for header in await one.finish(one.ask(begun(LEASE, before))):
+        assert header.versions == (0, 0)
+        assert "version" not in await columns_of(one, header)
+
+
+async def test_parts_that_pushes_cut_keep_all_their_versions(tmp_path: Path) -> None:
+    """The first part is cut by one push, is given back, goes on, and is cut again."""
+    one = await replica(tmp_path)
+    asked = one.ask(LEASE)
+    await one.advance(2)
+    one.generator.version = 1
+    await one.advance(3)
+    await one.sleep()
+    before = await asyncio.wait_for(asked, SOON_S)
+    for header in before:
+        assert (await columns_of(one, header))["version"].tolist() == [0, 0, 1, 1, 1]
+    await one.shell.wake(WakeRequest(), Call(lambda: None))
+    asked = one.ask(begun(LEASE, before))
+    await one.advance(4)
+    one.generator.version = 3
+    for header in await one.finish(asked):
+        columns = await columns_of(one, header)
+        later = header.n_actions - 9
+        assert columns["version"].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1] + [3] * later
+        assert header.versions == (0, 3)
+
+
 async def test_what_is_sampled_behind_has_a_seed_of_its_own(tmp_path: Path) -> None:
     """An engine that counts random numbers from the request on would repeat the first ones."""
     one = await replica(tmp_path)

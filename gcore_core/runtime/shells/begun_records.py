@@ -7,10 +7,11 @@ and gives mask and log-prob 0 there. The record takes these from the replica tha
     logp          begun     | later
     action_mask   begun     | later
     routing       7 tokens that were read for the 5 actions: begun | the other 3: later
+    version       begun     | later, where these are not all one version
     text, and all other columns: later
 
-So every action is trained on with the log-prob of the weights that drew it. The record's versions
-are the first of what was begun and the last of what came behind.
+So every action is trained on with the log-prob of the weights that drew it, and has their version.
+The record's versions are the first of what was begun and the last of what came behind.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gcore_core.contract.columns import ROUTING, Columns
+from gcore_core.contract.columns import (
+    ROUTING,
+    VERSION,
+    Columns,
+    action_versions,
+    column_of_versions,
+)
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished, Piece, SampleRequest
 from gcore_core.contract.lineage import check_seal, name_of
@@ -75,8 +82,20 @@ class Begun:
         if ROUTING in columns:
             read = len(own[ROUTING])
             columns[ROUTING] = np.concatenate([own[ROUTING], columns[ROUTING][read:]])
+        columns.pop(VERSION, None)
+        columns |= self._versions(later)
         versions = self.versions[0], later.versions[1]
         return replace(later, request=request, versions=versions, columns=columns)
+
+    def _versions(self, later: Finished) -> dict[str, np.ndarray]:
+        """Returns the column of versions of both parts; nothing where one version drew all."""
+        count = self.actions
+        actions = later.columns[_ACTIONS].size
+        parts = [
+            action_versions(self.columns, count, self.versions[0]),
+            action_versions(later.columns, actions, later.versions[0])[count:],
+        ]
+        return column_of_versions(np.concatenate(parts))
 
     def _check(self, later: Finished) -> None:
         """Raises ContractError unless the later part has this one's prompt and first actions."""

@@ -9,9 +9,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gcore_core.contract.columns import VERSION, version_problem
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished
-from gcore_core.contract.lineage import UNSEALED, seal_of
+from gcore_core.contract.lineage import UNSEALED, name_of, seal_of
 from gcore_core.contract.records import (
     FAILED,
     GIVEN_BACK,
@@ -195,6 +196,7 @@ class DrawnRecords:
             if key not in self._running:
                 continue
             self._ending.add(key)
+            _check_version_column(record)
             begun = self._begun.pop(key, None)
             records.append(record if begun is None else begun.join(record))
         return records
@@ -275,6 +277,21 @@ class DrawnRecords:
 
 def _key(record: Finished) -> Key:
     return record.request.ordinal, record.request.sample
+
+
+def _check_version_column(record: Finished) -> None:
+    """Raises ContractError for a record whose column of versions is not what a record may have."""
+    column = record.columns.get(VERSION)
+    if column is None:
+        return
+    actions = record.columns["action_ids"].size
+    if problem := version_problem(column, actions, record.versions):
+        raise ContractError(
+            f"record {name_of(*_key(record))}: {problem}",
+            where="generate",
+            why="objectives weigh actions by the age that this column gives them",
+            todo="look at what the generator notes of a sample when a push comes (SampledBy)",
+        )
 
 
 def _check_size(header: Header) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
+from gcore_core.contract.columns import VERSION, version_problem
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.testing.contracts.base import Contract, claims
 from gcore_core.testing.contracts.weights import perturbed, push
@@ -99,6 +100,75 @@ class MidwayTests(Contract):
         scorable = without_media(later)
         self._check(scorable, [_scored(generator, scorable)])
 
+    @claims("weights.midway")
+    def test_a_record_that_was_cut_says_which_version_sampled_each_action(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        """By the column "version": the log-prob of each action is that of the version it names.
+
+        Each of two pushes brings other weights, and no version names the weights of another.
+        Records of one version have no such column.
+        """
+        self._asks_for_scores()
+        other = perturbed(weights)
+        for _ in range(_TRIES):
+            # An engine that several tests share may hold what an earlier one has pushed.
+            before = generator.version + 1
+            push(generator, weights, before)
+            generator.submit(requests)
+            records = [record for _ in range(2) for record in generator.step()]
+            push(generator, other, before + 1)
+            records += [record for _ in range(2) for record in generator.step()]
+            push(generator, perturbed(other), before + 2)
+            records += self.drain(generator, requests, records)
+            for record in records:
+                self._check_version_column(record)
+            cut = without_media(r for r in records if r.versions[0] != r.versions[1])
+            parts = {before + 2: _scored(generator, cut)}
+            push(generator, other, before + 3)
+            parts[before + 1] = _scored(generator, cut)
+            push(generator, weights, before + 4)
+            parts[before] = _scored(generator, cut)
+            for number, record in enumerate(cut):
+                of_version = {version: scores[number] for version, scores in parts.items()}
+                self._check_actions(record, of_version)
+            if any(r.versions[0] != r.versions[1] for r in records):
+                return
+        pytest.fail("no sample went on through a push: let samples be longer")
+
+    def _check_version_column(self, record: Finished) -> None:
+        """A record has a sound column "version" where more than one version sampled it."""
+        first, last = record.versions
+        if first == last:
+            assert VERSION not in record.columns, (
+                f"{_name(record)}: one version sampled it, and it has the column {VERSION!r}"
+            )
+            return
+        assert VERSION in record.columns, (
+            f"{_name(record)}: versions {first} to {last} sampled it, and it has no column "
+            f"{VERSION!r}"
+        )
+        column = record.columns[VERSION]
+        actions = record.columns["action_ids"].size
+        problem = version_problem(column, actions, record.versions)
+        assert not problem, f"{_name(record)}: {problem}"
+        assert column[-1] == last, f"{_name(record)}: version {last} did not sample its last action"
+
+    def _check_actions(self, record: Finished, of_version: Mapping[int, np.ndarray]) -> None:
+        """Each action has the log-prob of its version.
+
+        of_version: version -> log-probs float32[A] of the record's actions under its weights.
+        """
+        columns = record.columns
+        expected = np.choose(
+            columns[VERSION] - min(of_version), [of_version[one] for one in sorted(of_version)]
+        )
+        apart = abs(columns["logp"] - expected)[columns["action_mask"] > 0]
+        assert apart.max(initial=0.0) <= self.tolerance, (
+            f"{_name(record)}: an action's log-prob is not of the version that its column "
+            f"{VERSION!r} names"
+        )
+
     def _check(self, records: list[Finished], parts: Sequence[list[np.ndarray]]) -> None:
         """Each record's log-probs are those of the parts one after the other, each of some actions.
 
@@ -110,9 +180,13 @@ class MidwayTests(Contract):
             fits = [abs(logp - part[number]) <= self.tolerance for part in parts]
             fits = [fit | ~trained for fit in fits]
             assert _can_be_cut(fits), (
-                f"ordinal {record.request.ordinal}, sample {record.request.sample}: no cut divides "
-                "its log-probs in those of older and those of newer weights"
+                f"{_name(record)}: no cut divides its log-probs in those of older and those of "
+                "newer weights"
             )
+
+
+def _name(record: Finished) -> str:
+    return f"ordinal {record.request.ordinal}, sample {record.request.sample}"
 
 
 def without_media(records: Iterable[Finished]) -> list[Finished]:

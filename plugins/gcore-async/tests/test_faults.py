@@ -259,8 +259,13 @@ def test_it_learns_as_without_lending(tmp_path: Path) -> None:
     [
         ("np.concatenate([own[name], columns[name][count:]])", "columns[name]"),
         ("self.versions[0], later.versions[1]", "later.versions"),
+        ("columns |= self._versions(later)", "pass"),
     ],
-    ids=["log-probs of the later part alone", "versions of the later part alone"],
+    ids=[
+        "log-probs of the later part alone",
+        "versions of the later part alone",
+        "no version of each action",
+    ],
 )
 def test_a_record_that_is_joined_wrongly_is_found(
     stands: str, put: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -271,6 +276,6 @@ def test_a_record_that_is_joined_wrongly_is_found(
     flag = __future__.annotations.compiler_flag
     exec(compile(source.replace(stands, put), "<join>", "exec", flag), vars(begun_records), made)
     monkeypatch.setattr(Begun, "join", made["join"])
-    with pytest.raises(WorkerError, match="log-probs of its actions|did not begin it"):
+    with pytest.raises(WorkerError, match="did not draw|did not begin it|is masked"):
         for seed in range(3):
             run_lending(tmp_path / str(seed), CALM, 1, "recompute", shards=1 + seed)

@@ -30,7 +30,7 @@ from gcore_language.prompts import decode, end_tokens, load_tokenizer
 from gcore_language.pushed_adapter import PushedAdapter
 from msgspec import structs
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import Columns, column_of_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.generator import Finished, SampleRequest
@@ -39,7 +39,7 @@ from gcore_sglang.arguments import ARGUMENTS, lora_arguments
 from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.client import Client, Event, Refused, Unreachable
 from gcore_sglang.config import SglangGeneratorConfig
-from gcore_sglang.parts import joined
+from gcore_sglang.parts import action_versions, joined
 from gcore_sglang.pixels import PixelFiles, check_patches
 from gcore_sglang.scoring import check_scorable, scored, scoring_body
 from gcore_sglang.server import Server
@@ -291,14 +291,14 @@ class SglangGenerator:
         self, ready: Ready, answer: Mapping[str, Any], text: str, status: str, reason: str
     ) -> Finished:
         """Makes the result of a sample that SGLang has answered."""
-        # SGLang names the weights version of each span of actions; empty spans do not count.
-        spans = [
-            span
-            for span in answer.get("meta_info", {}).get("weight_versions", [])
-            if span["end"] > span["start"]
-        ]
-        first, last = (int(spans[i]["version"]) if spans else self.version for i in (0, -1))
-        columns = self._columns(ready, answer, text)
+        sampled = action_versions(answer, self.version)
+        if len(sampled) != len(answer.get("output_ids", [])):
+            raise WorkerError(
+                "SGLang did not name the weights version of each action that it sampled.",
+                where=f"roles.{self._context.role}",
+            )
+        first, last = (int(sampled[i]) if len(sampled) else self.version for i in (0, -1))
+        columns = {**self._columns(ready, answer, text), **column_of_versions(sampled)}
         return Finished(
             request=ready.request,
             status=status,

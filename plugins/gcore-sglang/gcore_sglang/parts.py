@@ -1,9 +1,11 @@
-"""Joins what SGLang sampled of one sample in several requests."""
+"""Joins what SGLang sampled of one sample in several requests, and reads whose weights did."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 
 def joined(before: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
@@ -21,3 +23,19 @@ def joined(before: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any
         "output_ids": [*before["output_ids"], *later.get("output_ids", [])],
         "meta_info": {**first, **second, **lists},
     }
+
+
+def action_versions(answer: Mapping[str, Any], held: int) -> np.ndarray:
+    """Returns the weights version of each action of an answer, int32[A].
+
+    It is shorter than the answer where SGLang names the versions of some actions alone.
+
+    held: the version that SGLang holds, for an answer in which it names none.
+    """
+    count = len(answer.get("output_ids", []))
+    spans = answer.get("meta_info", {}).get("weight_versions", [])
+    if not spans:
+        return np.full(count, held, np.int32)
+    # Of a sample that was cut the places of each part count from 0, so only lengths are read.
+    lengths = [max(span["end"] - span["start"], 0) for span in spans]
+    return np.repeat(np.array([int(span["version"]) for span in spans], np.int32), lengths)[:count]

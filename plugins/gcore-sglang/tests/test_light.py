@@ -18,7 +18,7 @@ from gcore_sglang.buckets import bucket_directory
 from gcore_sglang.client import Event
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
-from gcore_sglang.parts import joined
+from gcore_sglang.parts import action_versions, joined
 from gcore_sglang.pixels import PixelFiles, check_patches
 from gcore_sglang.scoring import check_scorable, scored
 from gcore_sglang.server import _cores
@@ -317,9 +317,32 @@ def test_a_sample_that_was_cut_has_the_actions_of_both_requests() -> None:
     meta = both["meta_info"]
     assert [token for _, token, _ in meta["output_token_logprobs"]] == [3, 4, 5]
     assert [span["version"] for span in meta["weight_versions"]] == ["1", "2"]
+    assert action_versions(both, 9).tolist() == [1, 1, 2]
     assert meta["finish_reason"] == {"type": "length"}
     alone = joined(answer([3, 4], "1", "abort"), {})  # it was taken back before it was sent
     assert alone == answer([3, 4], "1", "abort")
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([], [9, 9, 9]),
+        ([("4", 0, 3)], [4, 4, 4]),
+        ([("4", 0, 1), ("5", 1, 1), ("6", 1, 3)], [4, 6, 6]),
+        ([("4", 0, 2), ("5", 2, 7)], [4, 4, 5]),  # an end token behind the answer was cut off
+        ([("4", 0, 2)], [4, 4]),  # which is too short, and refused
+    ],
+    ids=["none", "one", "empty", "longer", "shorter"],
+)
+def test_spans_say_which_version_sampled_each_action(
+    spans: list[tuple[str, int, int]], expected: list[int]
+) -> None:
+    told = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+    answer = {"output_ids": [3, 4, 5], "meta_info": {"weight_versions": told}}
+    found = action_versions(answer, 9)
+    assert found.dtype == np.int32
+    assert found.tolist() == expected
+    assert action_versions({"output_ids": []}, 9).tolist() == []
 
 
 def test_scores_of_other_tokens_than_were_given_are_refused() -> None:

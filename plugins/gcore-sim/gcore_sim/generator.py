@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import Columns, column_of_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
@@ -146,12 +146,14 @@ class SimGenerator:
             letters = [table.letter_of[codes] for _, _, table in parts]
         actions = np.empty(answer, np.int32)
         logp = np.empty(answer, np.float32)
+        sampled_by = np.empty(answer, np.int32)
         begun = 0
-        for (end, _, table), version_letters in zip(parts, letters, strict=True):
+        for (end, version, table), version_letters in zip(parts, letters, strict=True):
             actions[begun:end] = version_letters[begun:end]
             if end == answer and status == FINISHED:
                 actions[-1] = END
             logp[begun:end] = table.logp[actions[begun:end]]
+            sampled_by[begun:end] = version
             begun = end
         columns = {
             "prompt_ids": (np.arange(sample.prompt, dtype=np.int32) + sample.request.prompt.row)
@@ -161,6 +163,7 @@ class SimGenerator:
             "action_mask": np.ones(answer, np.uint8),
             "temperature": np.ones((), np.float32),
             "text": LETTERS[actions],
+            **column_of_versions(sampled_by),
         }
         media = {"payload": self._payload(sample.request)} if self._config.payload.nbytes else {}
         versions = parts[0][1], self.version

@@ -34,7 +34,7 @@ from gcore_language.prompts import decode, encode_fitting, end_tokens, load_toke
 from gcore_language.routing import Routers, has_experts
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
-from gcore_core.contract.columns import ROUTING, Columns
+from gcore_core.contract.columns import ROUTING, VERSION, Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
 from gcore_core.contract.generator import Finished, Piece, SampleRequest
@@ -101,6 +101,7 @@ class _Rows:
     seed: uint64[capacity].
     greedy: bool[capacity].
     version: int64[capacity], of the weights that sampled the first action.
+    sampled_by: of each running sample, the versions that sampled its actions.
     routing: of each running sample the experts of what was read of it so far, in pieces [T, L, k];
         empty lists unless the model has experts.
     """
@@ -115,6 +116,7 @@ class _Rows:
         self.seed = np.zeros(capacity, np.uint64)
         self.greedy = np.zeros(capacity, np.bool_)
         self.version = np.zeros(capacity, np.int64)
+        self.sampled_by: list[SampledBy] = []
         self.routing: list[list[np.ndarray]] = []
 
     def add(self, rows: Sequence[_Waiting], version: int) -> None:
@@ -126,6 +128,7 @@ class _Rows:
         self.greedy[fresh] = [row.request.greedy for row in rows]
         self.version[fresh] = version
         self.waiting += rows
+        self.sampled_by += [SampledBy() for _ in rows]
         self.routing += [[] for _ in rows]
         self.count += len(rows)
 
@@ -136,6 +139,12 @@ class _Rows:
         self.tokens[row, at] = tokens
         self.logp[row, at] = logp
         self.length[: self.count] += 1
+
+    def pushed(self, version: int) -> None:
+        """Notes that weights come in place of those of this version."""
+        lengths = self.length[: self.count].tolist()
+        for sampled_by, actions in zip(self.sampled_by, lengths, strict=True):
+            sampled_by.pushed(actions, version)
 
     def routed(self, experts: Sequence[np.ndarray]) -> None:
         """Adds the experts of what was just read of the last rows, [T, L, k] of each."""
@@ -159,6 +168,7 @@ class _Rows:
         ):
             column[to] = column[source]
         self.waiting = [self.waiting[i] for i in order.tolist()]
+        self.sampled_by = [self.sampled_by[i] for i in order.tolist()]
         self.routing = [self.routing[i] for i in order.tolist()]
         self.count = len(order)
 
@@ -620,6 +630,7 @@ class TorchGenerator:
                 }
                 | _grid(rows.waiting[i])
                 | _experts(rows.routing[i])
+                | rows.sampled_by[i].columns(actions, self.version)
             )
         return [
             {**record, **_behind(rows.waiting[i].begun, record)}
@@ -725,6 +736,7 @@ class TorchGenerator:
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
         self._stale = self._rows.count > 0
+        self._rows.pushed(self.version)
         self._inbox.commit(plan.version)
 
     def _open_again(self) -> dict[str, torch.Tensor]:
@@ -869,15 +881,20 @@ def _waiting(
 def _behind(begun: np.ndarray, record: Columns) -> dict[str, np.ndarray]:
     """Returns the columns of a record that change where it continues ``begun``, int32[K].
 
-    These actions are not drawn again: they have mask and log-prob 0.
+    These actions are not drawn again: they have mask and log-prob 0, and the version of the first
+    action that is drawn.
     """
     if not len(begun):
         return {}
-    return {
+    columns = {
         "action_ids": np.concatenate([begun, record["action_ids"]]),
         "logp": np.concatenate([np.zeros(len(begun), np.float32), record["logp"]]),
         "action_mask": np.concatenate([np.zeros(len(begun), np.uint8), record["action_mask"]]),
     }
+    if VERSION in record:
+        versions = record[VERSION]
+        columns[VERSION] = np.concatenate([np.repeat(versions[:1], len(begun)), versions])
+    return columns
 
 
 def _empty(waiting: _Waiting) -> Columns:

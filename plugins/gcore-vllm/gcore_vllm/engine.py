@@ -7,7 +7,7 @@ own, with its own seed. Samples of one prompt share its blocks in the prefix cac
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import decode, end_tokens, load_tokenizer
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished, SampleRequest
@@ -45,12 +45,12 @@ class _Running:
 
     ready: its request and its encoded prompt.
     engine_id: vLLM's name of it.
-    first_version: the weights version that sampled its first action; None: the present one.
+    sampled_by: the versions that sampled its actions.
     """
 
     ready: Ready
     engine_id: str
-    first_version: int | None = None
+    sampled_by: SampledBy = field(default_factory=SampledBy)
 
 
 class VllmGenerator:
@@ -188,13 +188,12 @@ class VllmGenerator:
 
     def _record(self, running: _Running, output: Any, text: str) -> Finished:
         """Makes the result of one request from vLLM's CompletionOutput and its decoded text."""
-        first = self.version if running.first_version is None else running.first_version
         status, reason = _status(output.finish_reason, output.stop_reason)
         columns = self._columns(running, output, text) if status != FAILED else {}
         return Finished(
             request=running.ready.request,
             status=status,
-            versions=(first, self.version),
+            versions=(running.sampled_by.first(self.version), self.version),
             columns=columns,
             reason=reason,
             media=image_media(running.ready.images) if status != FAILED else {},
@@ -203,6 +202,7 @@ class VllmGenerator:
     def _columns(self, running: _Running, output: Any, text: str) -> Columns:
         """Returns a record's columns."""
         ids = output.token_ids
+        versions = running.sampled_by.columns(len(ids), self.version)
         greedy = running.ready.request.greedy or self._config.temperature == 0
         return {
             "prompt_ids": running.ready.prompt,
@@ -211,6 +211,7 @@ class VllmGenerator:
             "action_mask": np.ones(len(ids), np.uint8),
             "temperature": np.array(1.0 if greedy else self._config.temperature, np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
+            **versions,
         } | image_columns(running.ready.images)
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
@@ -358,8 +359,7 @@ class VllmGenerator:
                 raise self._inbox.mismatch("vLLM did not load the adapter.")
         self._forget_cache()
         for running in self._running.values():
-            if running.first_version is None and self._has_actions(running):
-                running.first_version = self.version
+            running.sampled_by.pushed(self._actions(running), self.version)
         self._inbox.commit(plan.version)
 
     def _commit_whole(self) -> None:
@@ -400,10 +400,10 @@ class VllmGenerator:
         if self._reader is not None:
             self._engine.reset_encoder_cache()
 
-    def _has_actions(self, running: _Running) -> bool:
-        """Returns whether vLLM has sampled an action of this sample."""
+    def _actions(self, running: _Running) -> int:
+        """Returns how many actions of this sample vLLM has sampled."""
         state = self._engine.output_processor.request_states[running.engine_id]
-        return bool(state.detokenizer.num_output_tokens())
+        return int(state.detokenizer.num_output_tokens())
 
     def _workers(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of ``WorkerExtension`` on every device and returns each one's result."""

@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 import xxhash
 
+from gcore_core.contract.columns import VERSION, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import Finished, Piece, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, OPEN, TensorSpec, WeightPlan
 from gcore_core.testing import GeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, log_softmax
+
+#: It compares each log-prob with that of the version that the record names, so many faults fail it.
+_CUT = "test_a_record_that_was_cut_says_which_version_sampled_each_action"
 
 
 class Clean(GeneratorContract):
@@ -87,6 +91,7 @@ class DropsALogprob(Clean):
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
+        _CUT,
     )
 
     class Backend(FakeGenerator):
@@ -114,6 +119,7 @@ class ForgetsTheSoftmax(Clean):
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
+        _CUT,
     )
 
     class Backend(FakeGenerator):
@@ -132,6 +138,7 @@ class LogprobsOfAnotherTemperature(Clean):
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
+        _CUT,
     )
 
     class Backend(FakeGenerator):
@@ -467,6 +474,7 @@ class ReportsAStaleVersion(Clean):
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
+        _CUT,
     )
 
     class Backend(FakeGenerator):
@@ -489,6 +497,7 @@ class RunsThroughAPushUnnoticed(Clean):
         "test_samples_that_run_through_a_push_say_so",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_two_pushes_cut_a_sample_twice",
+        _CUT,
     )
 
     class Backend(FakeGenerator):
@@ -504,6 +513,7 @@ class ScoresAgainUnderNewWeights(Clean):
         "test_samples_that_run_through_a_push_say_so",
         "test_a_piece_goes_on_from_what_is_begun",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        _CUT,
     )
 
     class Backend(FakeGenerator):
@@ -741,6 +751,7 @@ class KeepsItsTable(Clean):
     caught_by = (
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_a_piece_goes_on_from_what_is_begun",
+        _CUT,
     )
 
     class Backend(FakeGenerator):
@@ -759,7 +770,7 @@ class KeepsItsTable(Clean):
 class ForgetsTheSecondPush(Clean):
     """From the second version of a sample on, its log-probs stay those of that version."""
 
-    caught_by = ("test_two_pushes_cut_a_sample_twice",)
+    caught_by = ("test_two_pushes_cut_a_sample_twice", _CUT)
 
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
@@ -800,3 +811,56 @@ class ReadsThePromptUnderOldWeights(Clean):
             logp = ended.columns["logp"].copy()
             logp[0] = self._at_first[request.ordinal, request.sample][letters[0]]
             return with_columns(ended, logp=logp)
+
+
+class NamesNoVersions(Clean):
+    """Nothing in a record that was cut says which version sampled which action."""
+
+    caught_by = (_CUT,)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            columns = {name: array for name, array in ended.columns.items() if name != VERSION}
+            return replace(ended, columns=columns)
+
+
+class NamesVersionsOfEveryRecord(Clean):
+    """A record of one version has the column of versions, too."""
+
+    caught_by = (_CUT,)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            column = action_versions(ended.columns, len(letters), ended.versions[0])
+            return with_columns(ended, version=column)
+
+
+class NamesVersionsAnActionLate(Clean):
+    """The first action behind a cut counts as one of the older weights."""
+
+    caught_by = (_CUT,)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            column = ended.columns.get(VERSION)
+            if column is None or column[-2] != column[-1]:  # the last action would say it, too
+                return ended
+            return with_columns(ended, version=np.concatenate([column[:1], column[:-1]]))
+
+
+class ForgetsTheVersionBetween(Clean):
+    """Of three versions the one in the middle is left out: it keeps but the first and the last."""
+
+    caught_by = (_CUT,)
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            if VERSION not in ended.columns:
+                return ended
+            first, last = ended.versions
+            column = ended.columns[VERSION]
+            return with_columns(ended, version=np.where(column == first, first, last).astype("i4"))
