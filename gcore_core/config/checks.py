@@ -38,7 +38,7 @@ from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvi
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
-    {"old_logp", "ref_logp", "entropy", "rollout_logp", "group", "sample"}
+    {"age", "old_logp", "ref_logp", "entropy", "rollout_logp", "group", "sample"}
     | {"kl_k1", "kl_k2", "kl_k3"}
 )
 #: What a model with a value head supplies to the objective that trains it, with an advantage of

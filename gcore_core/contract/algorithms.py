@@ -67,6 +67,8 @@ class Objective(Protocol):
     and what ``requires`` names; a column that is not required may be absent:
         old_logp float32[A]: log-prob under the weights before this step's first update
         ref_logp float32[A]: log-prob under the reference
+        age int64[A]: how many versions older the weights that sampled the action are than those
+            that the step begins with; 0 for an action that nobody sampled
         any column of a role: float32 or int64, [A] or [A, k]
         group int64[A]: the group of each action, 0..G-1. Whoever requires it gets whole groups: all
             records of a prompt are in one micro-batch, on one rank

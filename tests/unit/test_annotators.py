@@ -248,7 +248,7 @@ def gcore_objectives():
         (
             ["roles.teacher.use=fake", "objective.config.names=[scores]"],
             "objective: requires 'scores', which nothing supplies: no installed role gives it "
-            "(known: entropy, group, kl_k1, kl_k2, kl_k3, old_logp, ref_logp, rollout_logp, "
+            "(known: age, entropy, group, kl_k1, kl_k2, kl_k3, old_logp, ref_logp, rollout_logp, "
             "sample, teacher_logp).",
         ),
         (

@@ -543,7 +543,7 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
         ),
         (
             "advantage.config.scalars=[kl]",
-            "advantage: requires 'kl', which nothing supplies (known: entropy, group, kl_k1,",
+            "advantage: requires 'kl', which nothing supplies (known: age, entropy, group, kl_k1,",
         ),
     ],
 )

@@ -29,6 +29,8 @@ Batch = Mapping[str, "Tensor"]
 CURRENT = ("logp", "entropy", "values")
 #: Columns by which an objective joins the records of a group.
 JOINS = frozenset({"group", "sample"})
+#: The age of a masked action, which no other action has.
+_OLDEST = 99
 #: Columns that every objective gets.
 GIVEN = frozenset({"record", "mask", "advantage", "rollout_logp"})
 #: (columns, current) -> (value of the update, weight_sum)
@@ -147,6 +149,8 @@ class ObjectiveContract(Contract):
     def test_masked_actions_have_no_influence(self, objective: Any, batch: Batch) -> None:
         """Other numbers at masked places change nothing, and get no gradient."""
         wild = {name: _wild(column, ~batch["mask"]) for name, column in batch.items()}
+        if "age" in wild:
+            wild["age"] = wild["age"].masked_fill(~batch["mask"], _OLDEST)
         result = update(objective, wild)
         self._assert_same(result, update(objective, batch))
         for gradient in result[1]:
@@ -391,7 +395,7 @@ def make_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> dict[str, Any
     logp = noise(0.8) - 3.0
     rollout = logp + noise(0.3)
     values = noise(1.0)
-    return {
+    columns = {
         "record": record,
         "mask": mask,
         "advantage": noise(1.0, len(lengths))[record],
@@ -408,6 +412,7 @@ def make_batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> dict[str, Any
         "entropy": noise(0.1).abs() + 1.0,
         "values": values,
     }
+    return {**columns, "age": torch.randint(0, 5, (actions,), generator=draw)}
 
 
 def _padded(batch: Batch) -> dict[str, Any]:
@@ -432,7 +437,7 @@ def _padded(batch: Batch) -> dict[str, Any]:
     padded["end"] &= is_original
     padded["group"][-3:] = int(batch["group"].max()) + 1
     for name in set(padded) - {"record", "mask", "end", "group", "sample"}:
-        padded[name][~is_original] = 1.5
+        padded[name][~is_original] = _OLDEST if name == "age" else 1.5
     # The original actions keep their order, because records are numbered in the order they lie in.
     return {**padded, "original": is_original}
 

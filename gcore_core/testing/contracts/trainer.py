@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.algorithms import LOGP_OF, ActionScalars
+from gcore_core.contract.columns import column_of_versions
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import NonFiniteLoss
+from gcore_core.contract.errors import ConfigError, NonFiniteLoss
 from gcore_core.contract.generator import ScoresLogprobs
-from gcore_core.contract.records import TensorSpec
+from gcore_core.contract.records import UNSAMPLED, TensorSpec
 from gcore_core.contract.trainer import EvaluatesLoss, SavesInBackground, Trainer, TrainRecord
 from gcore_core.contract.weight_transfer import SendsDevice
 from gcore_core.contract.weights_hash import WeightsHash
@@ -98,6 +99,26 @@ class TokenGradient(PolicyGradient):
         self.seen.append((columns[self.IDS], current["logp"], tokens))
         loss, weight, metrics = super().loss(columns, current)
         return loss - 0.1 * tokens[columns["mask"]].sum(), weight, metrics
+
+
+class SeesAges(PolicyGradient):
+    """Keeps the age of each action that it was given, by the action's log-prob.
+
+    seen: (log-prob under the weights that sampled the action, age).
+    """
+
+    requires: frozenset[str] = frozenset({"age"})
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[float, int]] = set()
+
+    def loss(
+        self, columns: Mapping[str, Any], current: Mapping[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        self.seen |= set(
+            zip(columns["rollout_logp"].tolist(), columns["age"].tolist(), strict=True)
+        )
+        return super().loss(columns, current)
 
 
 class SquaredError:
@@ -518,6 +539,48 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
             assert not np.allclose(own, other, atol=1e-7), "the ids are not looked at"
             assert (np.exp(own) + np.exp(other) <= 1 + self.tolerance).all(), "no distribution"
 
+    def test_an_objective_that_requires_ages_gets_that_of_each_action(
+        self, trainer_context: WorkerContext, records: list[TrainRecord], advantages: np.ndarray
+    ) -> None:
+        """It is by how many versions the step's weights are newer than those that sampled it.
+
+        Some records have one version, some were cut, some nobody has sampled.
+        """
+        objective = SeesAges()
+        step = 5
+        versions = _some_versions(records, step)
+        asked = [
+            replace(
+                record,
+                version=int(own[0]),
+                fresh=int(own[0]) == step,
+                columns={**record.columns, **column_of_versions(own)},
+            )
+            for record, own in zip(records, versions, strict=True)
+        ]
+        context = replace(trainer_context, parts={"objective": objective})
+        try:
+            made = self.build(context)
+        except ConfigError:
+            self.not_claimed("the column age (an objective that requires it is refused)")
+        for trainer in closing(made):
+            trainer.skip(step - 1)
+            train(trainer, asked, advantages, step=step)
+        if not objective.seen:
+            self.not_claimed("an objective whose loss is asked for")
+        expected = {
+            (float(logp), step - int(version) if version >= 0 else 0)
+            for record, own in zip(records, versions, strict=True)
+            for logp, version in zip(record.columns["logp"], own, strict=True)
+        }
+        assert objective.seen <= expected, "an action has another age"
+        of_trained = {
+            float(logp)
+            for record in records
+            for logp in record.columns["logp"][record.columns["action_mask"] > 0]
+        }
+        assert of_trained <= {logp for logp, _ in objective.seen}, "an action has no age"
+
     @claims("logprobs")
     def test_log_probs_of_given_actions_are_those_of_the_weights_it_holds(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
@@ -706,6 +769,20 @@ def make_records(vocabulary: int, groups: int = 4, samples: int = 3) -> list[Tra
                 TrainRecord(ordinal=ordinal, sample=sample, minibatch=0, columns=columns)
             )
     return records
+
+
+def _some_versions(records: Sequence[TrainRecord], step: int) -> list[np.ndarray]:
+    """Returns which version sampled each action of the records, int32[A]; -1: none did.
+
+    In turn, records are of the step's version, of an older one, of several, and of none.
+    """
+    versions = []
+    for place, record in enumerate(records):
+        actions = len(record.columns["logp"])
+        rising = step - 4 + np.arange(actions) // 2
+        of_kind = (step, step - 3, np.minimum(rising, step - 1), UNSAMPLED)[place % 4]
+        versions.append(np.broadcast_to(np.asarray(of_kind, np.int32), (actions,)).copy())
+    return versions
 
 
 def _other_masked_actions(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

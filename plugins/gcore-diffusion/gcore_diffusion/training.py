@@ -39,7 +39,7 @@ from gcore_diffusion.kernel import Kernel
 from gcore_diffusion.rows import Rows, chunks, forward_process, transitions
 from gcore_diffusion.watch import RealImages, coverage, diversity
 
-_SUPPLIED = frozenset({"old_logp", "ref_logp", FORWARD})
+_SUPPLIED = frozenset({"age", "old_logp", "ref_logp", FORWARD})
 _REPLAYED_RECORDS = 8
 
 

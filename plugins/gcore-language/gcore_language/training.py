@@ -25,6 +25,8 @@ added when they are known:
     ref_logp    log-probs of the reference      ``prepare``, unless another role has given them
     advantage   what ``train`` gets             ``train``
     fresh       sampled under these weights?    ``train``
+    age         by how many versions older      ``train``, where the objective requires it
+                weights sampled it
     old_logp    log-probs before the step's     where scalars need them: ``prepare``. Else ``train``
                 first update                    before its first update, for all minibatches but the
                                                 first: that one has no need of a pass of its own,
@@ -55,7 +57,7 @@ from gcore_core.contract.algorithms import (
     MakesAdvantages,
     ids_column,
 )
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import Columns, action_ages
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, NonFiniteLoss, TrainingError
 from gcore_core.contract.plugin_code import PluginCode
@@ -77,6 +79,7 @@ from gcore_language.packing import (
     Sample,
     build,
     cheapest_layout,
+    counts_of,
     micro_batches,
     rows_of,
     steady_batches,
@@ -123,7 +126,7 @@ def loss_of_columns(loss: LossOfTokens) -> LossOf:
 
 
 #: What an objective may require.
-_SUPPLIED = frozenset({"old_logp", "ref_logp", "entropy", "group", "sample"})
+_SUPPLIED = frozenset({"age", "old_logp", "ref_logp", "entropy", "group", "sample"})
 
 
 def _k3(difference: Tensor) -> Tensor:
@@ -599,6 +602,7 @@ class LanguageTrainer:
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
         self._give_fresh(prepared)
+        self._give_ages(prepared, step)
         if "old_logp" in self._objective.requires:
             self._give_old_logprobs(prepared, progress)
         # All ranks make as many updates, also those that have no record in some of them.
@@ -628,6 +632,22 @@ class LanguageTrainer:
                 [prepared.records[i].fresh for i in batch.index], device=self._engine.device
             )
             batch.columns["fresh"] = by_record[batch.columns["record"]]
+
+    def _give_ages(self, prepared: _Prepared, step: int) -> None:
+        """Adds the column ``age`` where the objective requires it.
+
+        step: the version of the weights that the step begins with.
+        """
+        if "age" not in self._objective.requires:
+            return
+        for batch in filter(None, prepared.all()):
+            records = [prepared.records[place] for place in batch.index.tolist()]
+            terms = counts_of(batch.columns["record"], len(records)).tolist()
+            ages = [
+                action_ages(record.columns, count, record.version, step)
+                for record, count in zip(records, terms, strict=True)
+            ]
+            batch.columns["age"] = torch.from_numpy(np.concatenate(ages)).to(self._engine.device)
 
     def _give_old_logprobs(self, prepared: _Prepared, progress: Progress) -> None:
         """Adds the column ``old_logp`` to all minibatches but the first, and compares it.
@@ -724,6 +744,7 @@ class LanguageTrainer:
             [replace(record, minibatch=0, tile=0) for record in records]
         )
         self._give_by_record(prepared, advantages)
+        self._give_ages(prepared, self.version)
         batches = prepared.all()
         outputs = self._engine.logprobs(batches, "policy")
         for batch, output in zip(batches, outputs, strict=True):

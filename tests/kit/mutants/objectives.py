@@ -83,6 +83,40 @@ class LearnsFromLosses(CleanAdapting):
             self.asked = state["asked"]
 
 
+class CleanByAge(Clean):
+    """A record counts less, the older its oldest trained action is."""
+
+    class Backend(FakeObjective):
+        requires = frozenset({"age"})
+
+        def counted(self, columns: Mapping[str, Any]) -> Any:
+            return columns["mask"]
+
+        def loss(self, columns: Mapping[str, Any], current: Mapping[str, Any]) -> Result:
+            trained = columns["mask"]
+            loss = -(columns["advantage"] * current["logp"]).masked_fill(~trained, 0.0)
+            weight = self.weight(columns)
+            total = loss.sum() * 0
+            for record in columns["record"].unique():
+                own = columns["record"] == record
+                counted = columns["age"][own & self.counted(columns)]
+                oldest = int(counted.max()) if len(counted) else 0
+                total = total + loss[own].sum() / (1 + oldest)
+            return total, weight, {}
+
+    @pytest.fixture
+    def reference(self) -> Any:
+        return None
+
+
+class CountsAgesOfMaskedActions(CleanByAge):
+    caught_by = ("test_masked_actions_have_no_influence", "test_padding_does_not_matter")
+
+    class Backend(CleanByAge.Backend):
+        def counted(self, columns: Mapping[str, Any]) -> Any:
+            return columns["mask"] | True
+
+
 class MeanOfMeans(Clean):
     caught_by = (
         "test_micro_batches_do_not_matter",

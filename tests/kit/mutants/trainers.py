@@ -12,14 +12,14 @@ import pytest
 import xxhash
 
 from gcore_core.contract.algorithms import ActionScalars
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import Columns, action_ages
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.contract.weight_transfer import Offers
 from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
-from gcore_core.testing.contracts.trainer import SeesSteps
+from gcore_core.testing.contracts.trainer import SeesAges, SeesSteps
 from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
 from gcore_core.testing.safetensors_files import write_safetensors
 
@@ -597,6 +597,55 @@ class GivesTokensWithoutAGradient(CleanTokens):
     class Backend(CleanTokens.Backend):
         def tokens(self, table: Any, ids: Any) -> Any:
             return table.detach()[ids]
+
+
+class CleanAges(Clean):
+    """Shows its objective the columns of every record, ages among them."""
+
+    class Backend(FakeTrainer):
+        def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
+            super().__init__(config, context)
+            self._objective = context.parts.get("objective")
+
+        def ages(self, record: TrainRecord, step: int) -> np.ndarray:
+            actions = len(record.columns["action_ids"])
+            return action_ages(record.columns, actions, record.version, step)
+
+        def train(
+            self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
+        ) -> dict[str, float]:
+            import torch
+
+            for record in self._records if isinstance(self._objective, SeesAges) else ():
+                logp = torch.from_numpy(record.columns["logp"].copy())
+                mask = torch.from_numpy(record.columns["action_mask"] > 0)
+                columns = {"mask": mask, "advantage": logp, "rollout_logp": logp}
+                columns["age"] = torch.from_numpy(self.ages(record, step))
+                self._objective.loss(columns, {"logp": logp})
+            return super().train(step, advantages, minibatches, epochs)
+
+
+_AGES = "test_an_objective_that_requires_ages_gets_that_of_each_action"
+
+
+class AgesByTheFirstAction(CleanAges):
+    """All actions of a record are as old as its first one."""
+
+    caught_by = (_AGES,)
+
+    class Backend(CleanAges.Backend):
+        def ages(self, record: TrainRecord, step: int) -> np.ndarray:
+            return np.full_like(super().ages(record, step), step - record.version)
+
+
+class AgesByTheNextVersion(CleanAges):
+    """Ages are counted from the weights that the step makes."""
+
+    caught_by = (_AGES,)
+
+    class Backend(CleanAges.Backend):
+        def ages(self, record: TrainRecord, step: int) -> np.ndarray:
+            return super().ages(record, step + 1)
 
 
 class SavesTheFirstWeights(Clean):
