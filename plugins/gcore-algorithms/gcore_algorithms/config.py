@@ -256,7 +256,8 @@ class LossKlConfig:
 @dataclass(frozen=True, kw_only=True)
 class CorrectionConfig:
     """Importance weights exp(old_logp - rollout_logp), for generators whose log-probs differ from
-    the trainer's.
+    the trainer's, and for actions that older weights sampled. With ``old_logprobs: interpolate``
+    old_logp is what is interpolated.
     """
 
     kind: Literal["none", "truncate", "mask"] = "none"
@@ -291,6 +292,42 @@ class CorrectionConfig:
             floor if self.floor is None else self.floor,
             cap if self.cap is None else self.cap,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleMaskConfig:
+    """A mask of whole records that are old and that the policy has moved away from.
+
+    Their actions have weight 0 in the surrogate, and still count in ``normalise``.
+    """
+
+    older_than: int | None = None
+    """A record may be masked if one of its actions was sampled by weights that are more than so
+    many versions older than the step's, 0 or more. None: no record is masked.
+    """
+    floor: float = 0.5
+    """It is masked if the geometric mean of policy / rollout over its actions is below this, 0 to
+    1. The policy is old_logp with ``old_logprobs: recompute``, else the one that is trained.
+    """
+    cap: float = 2.0
+    """Or if the mean is above this, at least 1."""
+
+    def __post_init__(self) -> None:
+        where = "objective.config.stale_mask"
+        if self.older_than is not None and self.older_than < 0:
+            raise ConfigError(
+                f"{self.older_than} is not a number of versions",
+                where=f"{where}.older_than",
+                why="weights are 0 or more versions older than the step's",
+                todo="set older_than to 0 or more, or leave it out",
+            )
+        if not 0.0 <= self.floor <= 1.0 <= self.cap:
+            raise ConfigError(
+                f"the ratios [{self.floor}, {self.cap}] do not contain 1",
+                where=where,
+                why="the ratio is 1 where the policy has not moved",
+                todo="set floor between 0 and 1, and cap to 1 or more",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,12 +391,16 @@ class ObjectiveConfig:
     """The loss loses entropy_coefficient x entropy of each action, in nats."""
     entropy: EntropyTargetConfig = field(default_factory=EntropyTargetConfig)
     """With a target, ``entropy_coefficient`` is where the coefficient begins."""
-    old_logprobs: Literal["rollout", "recompute"] = "rollout"
-    """Behaviour log-probs of the ratio. rollout: the generator's, which saves a forward pass.
-    recompute: the trainer's own, under the weights before the step's first update.
+    old_logprobs: Literal["rollout", "recompute", "interpolate"] = "rollout"
+    """Log-probs that the ratio is taken against. rollout: the generator's, which saves a forward
+    pass. recompute: the trainer's own, under the weights before the step's first update.
+    interpolate: between the generator's and the policy's by the age of each action, which saves the
+    pass too; needs a correction.
     """
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    """Off-policy correction; needs ``old_logprobs: recompute``."""
+    """Off-policy correction; needs ``old_logprobs: recompute`` or ``interpolate``."""
+    stale_mask: StaleMaskConfig = field(default_factory=StaleMaskConfig)
+    """Which records are too old to teach."""
 
     def __post_init__(self) -> None:
         if self.normalise == "constant" and (
@@ -374,7 +415,17 @@ class ObjectiveConfig:
                 why="the loss is divided by records x constant_length",
                 todo="set constant_length, usually to the longest completion allowed",
             )
-        if self.correction.kind != "none" and self.old_logprobs != "recompute":
+        if self.old_logprobs == "interpolate" and self.correction.kind == "none":
+            raise ConfigError(
+                "old_logprobs: interpolate needs a correction",
+                where="objective.config.correction.kind",
+                why=(
+                    "its ratio is policy / proximal policy, which leaves out how far that one is "
+                    "from the weights that sampled: the correction's weight is the rest"
+                ),
+                todo="set correction.kind: truncate or mask, or old_logprobs: rollout",
+            )
+        if self.correction.kind != "none" and self.old_logprobs == "rollout":
             raise ConfigError(
                 f"correction {self.correction.kind!r} needs the trainer's own log-probs",
                 where="objective.config.old_logprobs",
@@ -408,7 +459,9 @@ class ObjectiveConfig:
 
     def requires(self) -> frozenset[str]:
         """Returns the columns and outputs beyond those that every objective gets."""
+        masks_stale = self.stale_mask.older_than is not None
         needed = {
+            "age": self.old_logprobs == "interpolate" or masks_stale,
             "old_logp": self.old_logprobs == "recompute",
             "ref_logp": self.kl.coefficient != 0,
             "entropy": self.entropy_coefficient != 0 or self.adapts(),

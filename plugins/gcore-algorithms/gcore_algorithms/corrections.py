@@ -1,9 +1,13 @@
-"""Importance weights for actions that another engine sampled.
+"""Importance weights for actions that another engine or older weights sampled, and a mask of old
+records.
 
 A generator computes the log-probs of the same weights a little differently from the trainer
 (kernels, precision, routing), so its samples are slightly off policy before the first update.
 Weights exp(old_logp - rollout_logp) correct that. Unbounded, they have a large variance, so they
 are truncated (clipped to the bounds) or masked (set to 0 outside the bounds).
+
+A mask of old records takes out whole records: those with an action that is older than a bound, if
+the policy has also moved away from what sampled them. Old records that it still agrees with teach.
 
 Sources:
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gcore_algorithms.config import CorrectionConfig
+from gcore_algorithms.config import CorrectionConfig, StaleMaskConfig
 from gcore_algorithms.layout import Records
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 
@@ -31,7 +35,8 @@ def correction_weights(
 
     config: ``level`` says of what the ratio is taken: "token" of each action; "geometric" of the
         record, as the geometric mean over its actions; otherwise of the whole record, the product.
-    old_logp: float[A], by the trainer, before the first update of the step.
+    old_logp: float[A], of the policy that ratios are taken against: by the trainer, before the
+        first update of the step, or interpolated.
     rollout_logp: float[A], by the generator.
     records: to which record each action belongs.
 
@@ -50,3 +55,23 @@ def correction_weights(
     if config.kind == "mask":
         return weight.masked_fill(bounded, 0.0), bounded
     return within, bounded
+
+
+@torch.no_grad()
+def stale_records(
+    config: StaleMaskConfig, age: Tensor, log_ratio: Tensor, records: Records
+) -> Tensor:
+    """Returns bool[A], which marks all actions of records that are old and far from the policy.
+
+    config: ``older_than`` is set.
+    age: int64[A], how many versions older the weights are that sampled the action.
+    log_ratio: float[A], log-prob under the trainer's policy minus the generator's.
+    records: to which record each action belongs.
+
+    A marked action still counts in the loss's normaliser, as an action of loss 0.
+    """
+    is_old = records.sums((age > config.older_than).to(log_ratio.dtype)) > 0
+    mean = records.sums(log_ratio) / records.lengths
+    ratio = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    is_near = (ratio >= config.floor) & (ratio <= config.cap)
+    return records.spread(is_old & ~is_near)

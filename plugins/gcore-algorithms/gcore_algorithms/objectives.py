@@ -1,15 +1,16 @@
-"""Losses: surrogate x correction + KL - entropy, summed under a normalisation.
+"""Losses: surrogate x correction x mask + KL - entropy, summed under a normalisation.
 
 Every objective returns sums that add up over micro-batches and ranks, so that the gradient of an
 update does not depend on how its records were split. A record's actions must all be in one
-micro-batch. The correction multiplies the surrogate alone; KL and entropy are those of the current
-policy.
+micro-batch. The correction, and the mask of records that are too old, multiply the surrogate alone;
+KL and entropy are those of the current policy.
 
 Notation, for action t of record i:
 
     A     its advantage
-    r     exp(logp - behaviour_logp), the ratio of the current policy to the one that is taken to
-          have sampled it: ``old_logp`` with ``old_logprobs: recompute``, else ``rollout_logp``
+    r     exp(logp - before), the ratio of the current policy to one before it: ``rollout_logp``;
+          ``old_logp`` with ``old_logprobs: recompute``; with ``interpolate`` what is between
+          ``rollout_logp`` and logp (``gcore_algorithms.proximal``)
     [x]   x clipped to [1 - clip_low, 1 + clip_high]
     sg    no gradient flows through it
 
@@ -39,10 +40,11 @@ from gcore_algorithms.config import (
     PpoClipConfig,
     SapoConfig,
 )
-from gcore_algorithms.corrections import correction_weights
+from gcore_algorithms.corrections import correction_weights, stale_records
 from gcore_algorithms.entropy import EntropyCoefficient
 from gcore_algorithms.kl import kl
 from gcore_algorithms.layout import Records, keep_trained
+from gcore_algorithms.proximal import interpolated_logp
 from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 
 
@@ -87,20 +89,23 @@ class PolicyObjective(ABC):
     clip_share: share of actions at which the clip was active.
     gate: 1 where a gate lets all of the gradient through; only under SAPO.
     log_ratio_clamped: share of actions with a log-ratio beyond +-LOG_RATIO_LIMIT.
-    kl_behaviour: k3 estimate of KL(behaviour policy || current policy).
+    kl_behaviour: k3 estimate of KL(policy that r is taken against || current policy).
     kl_reference: k3 estimate of KL(current policy || reference); only with ``ref_logp``.
     entropy: only if ``current`` has it.
     entropy_coefficient: what the entropy is multiplied by; only with ``entropy.target``.
     correction_weight: only with a correction.
     correction_share: share of actions whose weight was truncated or masked; only with a correction.
+    stale_masked_share: share of actions whose record was masked; only with ``stale_mask``.
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
         self.requires = config.requires()
         self._entropy = EntropyCoefficient(config.entropy_coefficient, config.entropy)
         self._config = config
-        self._behaviour = "old_logp" if config.old_logprobs == "recompute" else "rollout_logp"
+        self._before = "old_logp" if config.old_logprobs == "recompute" else "rollout_logp"
+        self._interpolates = config.old_logprobs == "interpolate"
         self._corrects = config.correction.kind != "none"
+        self._masks_stale = config.stale_mask.older_than is not None
 
     @abstractmethod
     def surrogate(self, actions: Actions) -> Surrogate:
@@ -119,21 +124,30 @@ class PolicyObjective(ABC):
         config = self._config
         columns, current = self._trained(columns, current)
         logp = current["logp"]
-        log_ratio = logp - columns[self._behaviour]
+        before = columns[self._before]
+        if self._interpolates:
+            before = interpolated_logp(columns["age"], before, logp)
+        log_ratio = logp - before
         records = Records(columns["record"], like=logp)
         surrogate = self.surrogate(
             Actions(logp=logp, log_ratio=log_ratio, advantage=columns["advantage"], records=records)
         )
         loss = surrogate.loss
         metrics = _metrics(surrogate, log_ratio, columns, current)
-        metrics["log_ratio_clamped"] = self._beyond_limit(log_ratio, columns, logp)
+        metrics["log_ratio_clamped"] = self._beyond_limit(log_ratio, before, columns, logp)
         if self._corrects:
             weight, bounded = correction_weights(
-                config.correction, columns["old_logp"], columns["rollout_logp"], records
+                config.correction, before, columns["rollout_logp"], records
             )
             loss = loss * weight
             metrics["correction_weight"] = weight.sum()
             metrics["correction_share"] = bounded.sum(dtype=logp.dtype)
+        if self._masks_stale:
+            policy = before if self._before == "old_logp" else logp.detach()
+            apart = policy - columns["rollout_logp"]
+            masked = stale_records(config.stale_mask, columns["age"], apart, records)
+            loss = loss.masked_fill(masked, 0.0)
+            metrics["stale_masked_share"] = masked.sum(dtype=logp.dtype)
         if config.kl.coefficient:
             loss = loss + config.kl.coefficient * kl(config.kl.estimator, logp, columns["ref_logp"])
         if self._entropy.applied:
@@ -164,8 +178,8 @@ class PolicyObjective(ABC):
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Returns ``columns`` and ``current`` without masked actions and unused columns."""
-        names = {"record", "advantage", self._behaviour}
-        if self._corrects:
+        names = {"record", "advantage", self._before} | (self.requires & {"age"})
+        if self._corrects or self._masks_stale:
             names.add("rollout_logp")
         if "ref_logp" in columns:
             names.add("ref_logp")
@@ -176,17 +190,19 @@ class PolicyObjective(ABC):
 
     @torch.no_grad()
     def _beyond_limit(
-        self, log_ratio: Tensor, columns: Mapping[str, Tensor], logp: Tensor
+        self, log_ratio: Tensor, before: Tensor, columns: Mapping[str, Tensor], logp: Tensor
     ) -> Tensor:
         """Returns how many actions have a log-ratio that is clamped before it is exponentiated.
 
         Those of actions are looked at; what GSPO or a correction sums over a record is not.
+
+        before: log-probs that the ratio is taken against.
         """
         beyond = log_ratio.abs() > LOG_RATIO_LIMIT
         if "ref_logp" in columns:  # k3 exponentiates the negative of it, and clamps that side alone
             beyond |= columns["ref_logp"] - logp > LOG_RATIO_LIMIT
         if self._corrects:
-            beyond |= (columns["old_logp"] - columns["rollout_logp"]).abs() > LOG_RATIO_LIMIT
+            beyond |= (before - columns["rollout_logp"]).abs() > LOG_RATIO_LIMIT
         return beyond.sum(dtype=logp.dtype)
 
     def _total(self, loss: Tensor, records: Records) -> Tensor:

@@ -50,6 +50,36 @@ class TestSapoTerms(Terms):
     provider = "algorithms/sapo"
 
 
+class ByAge(ObjectiveContract):
+    """Ratios against an interpolated policy, and records that are masked for their age."""
+
+    @pytest.fixture(params=["token", "sequence", "constant"])
+    def objective(self, request):
+        return self.build(
+            normalise=request.param,
+            constant_length=5,
+            old_logprobs="interpolate",
+            correction={"kind": "truncate", "cap": 1.1, "floor": 0.9},
+            stale_mask={"older_than": 3, "floor": 0.9, "cap": 1.1},
+        )
+
+
+class TestPpoClipByAge(ByAge):
+    provider = "algorithms/ppo_clip"
+
+
+class TestGspoByAge(ByAge):
+    provider = "algorithms/gspo"
+
+
+class TestCispoByAge(ByAge):
+    provider = "algorithms/cispo"
+
+
+class TestSapoByAge(ByAge):
+    provider = "algorithms/sapo"
+
+
 class TestPpoClipWithATarget(ObjectiveContract):
     """A coefficient that follows the entropy is kept like any other term."""
 

@@ -182,6 +182,24 @@ BAD = [
         "objective.config.correction: the weights [0.0, 0.5]",
         "cap to 1",
     ),
+    (
+        "ppo_clip",
+        {"old_logprobs": "interpolate"},
+        "objective.config.correction.kind: old_logprobs: interpolate needs a correction",
+        "truncate or mask",
+    ),
+    (
+        "ppo_clip",
+        {"stale_mask": {"older_than": -1}},
+        "objective.config.stale_mask.older_than: -1 is not a number of versions",
+        "0 or more",
+    ),
+    (
+        "gspo",
+        {"stale_mask": {"older_than": 2, "floor": 1.5}},
+        "objective.config.stale_mask: the ratios [1.5, 2.0] do not contain 1",
+        "floor between 0 and 1",
+    ),
 ]
 
 

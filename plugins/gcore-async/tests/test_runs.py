@@ -259,8 +259,13 @@ def test_check_refuses_what_the_program_cannot_run(
     assert not answer.startswith("0 ") and told in answer, answer
 
 
-def test_check_accepts_recomputed_log_probs_with_a_correction(tmp_path: Path) -> None:
-    corrected = {"old_logprobs": "recompute", "correction": {"kind": "truncate"}}
+@pytest.mark.parametrize("old_logprobs", ["recompute", "interpolate"])
+def test_check_accepts_log_probs_with_a_correction(old_logprobs: str, tmp_path: Path) -> None:
+    corrected = {
+        "old_logprobs": old_logprobs,
+        "correction": {"kind": "truncate"},
+        "stale_mask": {"older_than": 2},
+    }
     answer = runs.checked(tmp_path, config(1, 4, objective={"config": corrected}))
     assert answer.startswith("0 "), answer
 
