@@ -270,6 +270,38 @@ def test_samples_running_during_a_push_continue_with_the_new_weights(
         old, new = (reference_logp(d, record) for d in (model_dirs["llama"], tmp_path))
         np.testing.assert_allclose(record.columns["logp"][:2], old[:2], atol=5e-5)
         np.testing.assert_allclose(record.columns["logp"][2:], new[2:], atol=5e-5)
+        assert record.columns["version"].tolist() == [0, 0] + [7] * (len(old) - 2)
+
+
+def test_each_sample_keeps_its_own_versions_when_others_join_and_leave(
+    open_generator: Any,
+) -> None:
+    """Actions that are continued have the version of the first one that is drawn behind them."""
+    generator = open_generator(max_new_tokens=12)
+    weights = weights_of(generator)
+    requests = tiny.make_requests(groups=2, samples=4)
+    generator.submit(requests[:4])
+    finished = [*generator.step(), *generator.step()]
+    push(generator, weights, 7)
+    begun = np.array([5, 6, 5], np.int32)
+    later = [replace(request, piece=Piece(begun=begun)) for request in requests[4:]]
+    generator.submit(later)
+    finished += generator.step()
+    finished += generator.abort([(requests[0].ordinal, requests[0].sample)])
+    push(generator, weights, 9)
+    finished += tiny.drain(generator)
+    cut = 0
+    for record in finished:
+        count = len(record.columns["action_ids"])
+        first = [7] * 4 if record.request.piece is not None else [0, 0, 7]
+        expected = (first + [9] * count)[:count]
+        is_cut = len(set(expected)) > 1
+        assert ("version" in record.columns) == is_cut
+        cut += is_cut
+        if is_cut:
+            assert record.columns["version"].tolist() == expected
+            assert record.columns["version"].dtype == np.int32
+    assert cut >= 6
 
 
 def test_a_push_of_another_model_is_refused_by_name(open_generator: Any) -> None:
