@@ -169,6 +169,18 @@ async def test_after_an_update_a_new_generator_gets_newer_weights_unless_the_run
     assert backend.version == 1
 
 
+async def test_a_new_generator_gets_the_weights_that_the_trainer_holds_however_far_it_has_gone_on(
+    tmp_path: Path,
+) -> None:
+    """Where generation runs ahead, samples that weights of long ago began are asked of it."""
+    site = Site(tmp_path)
+    for step in range(3):
+        await asyncio.wait_for(site.take_step(step), LATE_S)
+    backend, follower = site.generator(1)
+    await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
+    assert backend.version == 3
+
+
 @pytest.mark.parametrize("after_buckets", [0, 1, 2])
 async def test_the_next_generator_gets_weights_when_one_is_lost_in_its_push(
     after_buckets: int, tmp_path: Path

@@ -143,7 +143,7 @@ class WeightsFollower:
 
         Where another generator's push, or an update, takes the place of this one's, it is begun
         anew. The trainer is idle in a rollout, and holds ``version``; where generation runs ahead
-        it trains meanwhile, and then holds the next one.
+        it trains meanwhile, and then holds a later one.
 
         exact: newer weights do not do; then WeightsGone is raised where the trainer holds those.
         progress: called all the time. A trainer that hangs is found by its own deadline; this
@@ -163,14 +163,15 @@ class WeightsFollower:
                         await insist(source, PUSH_BEGIN, begun)
                     await self.pull(pulled, progress)
                 except (ContractError, WeightMismatch) as error:
-                    held = int(error.facts.get("held", version))
+                    held = int(error.facts.get("held", version_to_ask))
                     if exact and held > version:
                         raise weights_gone(version, "the trainer", held) from error
                     if attempt == PATIENT.tries - 1:
                         raise
                     if not exact:
-                        # By turns: meanwhile the trainer may have gone on to the next version.
-                        version_to_ask = version + 1 if version_to_ask == version else version
+                        # Meanwhile the trainer may have gone on, by several versions where samples
+                        # run through pushes. It has said then which one it holds.
+                        version_to_ask = max(version, held)
                     await asyncio.sleep(PATIENT.pause_s(attempt))
 
 
