@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol_mutants import Mutant
 
 from gcore_core.controllers.window.deadlines import Deadlines
+from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.controllers.window.lanes import Lanes
 from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.controllers.window.subsets import SubsetLedger
@@ -41,7 +42,7 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "oldest=deadlines.oldest",
         "oldest=taken.step + 1",
     ),
-    "old weights may begin a sample": (RunningWindow, "_begin", "least=version", "least=0"),
+    "old weights may begin a sample": (RunningWindow, "_draw", "least=version", "least=0"),
     "due groups are not waited for": (
         Deadlines,
         "take",
@@ -114,6 +115,18 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "_draw_part",
         "exact=facts.run.deterministic",
         "exact=False",
+    ),
+    "what is given back for a checkpoint is forgotten": (
+        Lanes,
+        "_draw_part",
+        "waiting.appendleft(unfinished)",
+        "pass",
+    ),
+    "samples do not go on behind a checkpoint": (
+        Drawing,
+        "go_on",
+        "self._gate.open()",
+        "pass",
     ),
     "an ordinal has two owners": (
         SubsetLedger,

@@ -176,7 +176,7 @@ class ControllerProvider(Provider):
         sleep before the trainer goes on. Without it such a job is refused.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
-    ``cuts_samples``, ``pushes_nearby``, ``push_bytes``.
+    ``cuts_samples``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]

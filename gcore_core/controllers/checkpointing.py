@@ -6,7 +6,7 @@ The lead has the ranks begin a save, and has them finish it at a later boundary 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,24 +48,31 @@ class Checkpointing:
         self._saved = facts.start_step if facts.state else -1  # step of the latest save; -1: none
         self._begun: CommitCheckpoint | None = None  # the save that runs
 
-    async def carry(self, step: int, headers: list[Header]) -> None:
+    async def carry(
+        self, step: int, headers: list[Header], unfinished: Sequence[Header] = ()
+    ) -> None:
         """Sends the records that this shard carries to the next step to the supervisor.
 
         Every shard calls it. The records go into the checkpoint of ``step``, whenever that is made.
+
+        unfinished: what it has of groups that are not whole, see ``Taken.unfinished``.
         """
-        if headers:
-            await self._send_to_supervisor(
-                CARRIED, Carried(step, self._context.facts.shard, headers)
-            )
+        if headers or unfinished:
+            shard = self._context.facts.shard
+            carried = Carried(step, shard, headers, list(unfinished))
+            await self._send_to_supervisor(CARRIED, carried)
 
     def is_due(self, step: int, last: bool) -> bool:
-        """Returns whether ``at`` is to begin a save at the end of a step, if nothing changes."""
+        """Returns whether ``at`` begins a save at the end of this step, as far as is known now.
+
+        Only the lead knows what somebody asks for meanwhile.
+
+        step, last: as of ``at``.
+        """
         every = self._context.facts.checkpoint.every
-        if self._context.saving.is_set():
-            return True
-        if last and (every or self._context.stopping.is_set()):
-            return True
-        return every > 0 and step % every == 0
+        stopping = self._context.stopping.is_set()
+        saving = self._context.saving.is_set()
+        return saving or (last and bool(every or stopping)) or (every > 0 and step % every == 0)
 
     async def at(
         self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], last: bool

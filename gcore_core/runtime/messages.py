@@ -639,12 +639,14 @@ class Carried(Message):
 
     step: how many steps have ended.
     shard: whose records these are.
-    headers: the records.
+    headers: the records of whole groups.
+    unfinished: of other groups: finished records, and what unfinished samples have (``BegunRef``).
     """
 
     step: int
     shard: int
     headers: list[Header]
+    unfinished: list[Header] = []
 
 
 class CheckpointPlace(Message):

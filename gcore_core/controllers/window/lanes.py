@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WeightsGone, WorkerDied
 from gcore_core.contract.launching import Peer
@@ -44,6 +44,62 @@ class Round:
     least: int
 
 
+@dataclass
+class Gate:
+    """Keeps lanes from asking replicas while it is closed.
+
+    Then what replicas give back, and what they lose, waits in the lanes' queues.
+
+    is_quiet: set while no replica is being asked.
+    """
+
+    is_quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    _opened: asyncio.Event = field(default_factory=asyncio.Event)
+    _asked: Counter[str] = field(default_factory=Counter)  # replica -> requests to it
+    _peers: dict[str, Peer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.is_quiet.set()
+        self._opened.set()
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._opened.is_set()
+
+    def close(self) -> None:
+        """Lets nobody ask from here on; requests that run go on."""
+        self._opened.clear()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def opened(self) -> None:
+        """Returns when it has been opened; it may be closed again by then."""
+        await self._opened.wait()
+
+    @contextlib.contextmanager
+    def asking(self, replica: Peer) -> Iterator[None]:
+        """Counts a request to a replica while the block runs."""
+        self._asked[replica.name] += 1
+        self._peers[replica.name] = replica
+        self.is_quiet.clear()
+        try:
+            yield
+        finally:
+            self._asked[replica.name] -= 1
+            if not self._asked[replica.name]:
+                del self._asked[replica.name], self._peers[replica.name]
+            if not self._asked:
+                self.is_quiet.set()
+
+    def asked(self) -> list[Peer]:
+        """Returns the replicas that are being asked."""
+        return list(self._peers.values())
+
+    def is_asked(self, replica: Peer) -> bool:
+        return replica.name in self._peers
+
+
 @dataclass(frozen=True, eq=False)
 class _Lane:
     """Holds one lane: it gives parts from a queue to one replica.
@@ -62,9 +118,10 @@ class Lanes:
     """Works off one wave's lanes.
 
     scoring: gets every finished record.
+    gate: while it is closed, no replica is asked.
     fixed: a replica waits for a part from every shard, so it gets its part even where its machine
         is about to leave.
-    gave_back: samples that replicas have given back.
+    gave_back: samples that replicas have given back while the gate was open.
     """
 
     def __init__(
@@ -74,6 +131,7 @@ class Lanes:
         ledger: Ledger,
         round_: Round,
         scoring: Scoring,
+        gate: Gate,
         fixed: bool,
     ) -> None:
         self._context = context
@@ -81,6 +139,7 @@ class Lanes:
         self._ledger = ledger
         self._round = round_
         self._scoring = scoring
+        self._gate = gate
         self._fixed = fixed
         self._pace = Pace(0)
         self._tasks = set[asyncio.Task[None]]()
@@ -148,6 +207,9 @@ class Lanes:
         lost = 0
         newer = set[str]()  # replicas that hold newer weights than those of the round
         while waiting:
+            if self._gate.is_closed:
+                await self._gate.opened()
+                continue  # another lane may have taken the part
             replica = self._replica_of(lane, newer)
             if not self._placement.may_ask(replica):
                 # It sleeps again. Another takes over what is left, also where no other lane does.
@@ -156,7 +218,8 @@ class Lanes:
                 return
             leases = waiting.popleft()
             try:
-                await self._draw_part(replica, leases)
+                with self._gate.asking(replica):
+                    await self._draw_part(replica, leases, waiting)
             except WeightsGone as error:
                 error.where = replica.name
                 newer.add(replica.name)
@@ -202,10 +265,13 @@ class Lanes:
         is_lost = self._context.lost.has
         return [one for one in replicas if one.name not in newer and not is_lost(one.name)]
 
-    async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:
+    async def _draw_part(
+        self, replica: Peer, leases: list[Lease], waiting: deque[list[Lease]]
+    ) -> None:
         """Draws one part.
 
-        Samples that the replica gives back go on elsewhere, and are taken out of ``leases``.
+        Samples that the replica gives back are taken out of ``leases``. They go on elsewhere at
+        once; while the gate is closed they become the first part of ``waiting``.
 
         Raises WorkerDied or DeadlineExceeded when the replica is lost on the way, or has been lost
         with what it drew; in a deterministic run WeightsGone when it holds newer weights than those
@@ -241,8 +307,12 @@ class Lanes:
                 self._pace.left -= len(fresh)
                 if given_back:
                     leases[:] = without(leases, {header.key for header in given_back})
-                    self.gave_back += len(given_back)
-                    self._go_on(ledger.give_back(given_back), replica.name)
+                    unfinished = ledger.give_back(given_back)
+                    if not self._gate.is_closed:
+                        self.gave_back += len(given_back)
+                        self._go_on(unfinished, replica.name)
+                    elif unfinished:
+                        waiting.appendleft(unfinished)
 
 
 def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:

@@ -100,9 +100,11 @@ class ReplayedDeadlines(Deadlines):
             ordinal=ordinal,
         )
 
-    def restore(self, state: Mapping[str, Any], carried: Set[int]) -> list[int]:
+    def restore(
+        self, state: Mapping[str, Any], carried: Set[int], unfinished: Set[int] = frozenset()
+    ) -> list[int]:
         """Goes on with a ``state``, as ``Deadlines`` do."""
-        taken_over = super().restore(state, carried)
+        taken_over = super().restore(state, carried, unfinished)
         known = {*self._begun, *self._again}
         ahead = list(self._ahead)
         self._ahead.clear()

@@ -19,6 +19,8 @@ class AsyncConfig(SyncConfig):
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
         version. "recompute": they pause, the generator reads again what they have so far under the
         new weights, and they go on; a sample may have several versions.
+    unfinished: what a checkpoint holds of samples that run. "redraw": nothing, so a resumed run
+        draws them again. "keep": what they have so far, and a resumed run goes on from there.
     order: which groups a step of a deterministic run takes. "auto": in order, so that the run
         repeats itself. "clock": those that are complete, as in other runs; engines still give the
         same records for the same weights, so that a replay repeats the run.
@@ -29,6 +31,7 @@ class AsyncConfig(SyncConfig):
     ahead: int = 1
     age: int = 4
     midway: Literal["wait", "recompute"] = "wait"
+    unfinished: Literal["redraw", "keep"] = "redraw"
     order: Literal["auto", "clock"] = "auto"
     replay: str | None = None
 
@@ -41,6 +44,16 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
+        if self.keeps_unfinished() and self.replay is not None:
+            raise ValueError(
+                "unfinished: keep and replay do not go together, since the clock decides how far "
+                "samples are when a checkpoint is made; leave one of them out"
+            )
+        if self.keeps_unfinished() and self.midway == "wait":
+            raise ValueError(
+                "unfinished: keep needs midway: recompute; with midway: wait no sample runs when a "
+                "checkpoint is made, so leave unfinished out"
+            )
         if self.replay is not None and self.midway != "wait":
             raise ValueError(
                 "replay needs midway: wait, since the clock decides where a push cuts samples in "
@@ -50,3 +63,7 @@ class AsyncConfig(SyncConfig):
     def cuts_samples(self) -> bool:
         """Returns whether a push comes while samples run."""
         return self.midway == "recompute"
+
+    def keeps_unfinished(self) -> bool:
+        """Returns whether a resumed run goes on with unfinished samples."""
+        return self.unfinished == "keep"

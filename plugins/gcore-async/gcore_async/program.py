@@ -47,9 +47,16 @@ class AsynchronousController(StepProgram):
         trained = await self.train(step, taken, watch)
         if self._config.midway == "wait":
             await self.window.drain()
+        if self._config.keeps_unfinished():
+            await self.window.give_back(self._saves(step, taken))
         watch.lap("drain")
         taken = self.window.seal(taken)
         return await self.end(step, taken, trained | self.window.metrics, watch)
+
+    def _saves(self, step: int, taken: Taken) -> bool:
+        """Whether this step ends with a checkpoint, as far as this shard knows."""
+        ends = self.is_last(step, taken) or self.context.stopping.is_set()
+        return self.checkpointing.is_due(step + 1, ends)
 
     def is_last(self, step: int, taken: Taken) -> bool:
         """Whether the run ends with this step; one that is replayed ends where its journal does."""

@@ -20,7 +20,8 @@ _FREE = (
     *("launcher", "cluster", "placement"),
     *("plugins", "local", "observers"),
     *("checkpoint", "evaluation"),
-    *("controller.shards", "controller.replicas", "controller.config.replay"),
+    *("controller.shards", "controller.replicas"),
+    *("controller.config.replay", "controller.config.unfinished"),
     *("roles.rollout.slots", "roles.rollout.least", "roles.rollout.lent"),
 )
 _MISSING = "nothing"

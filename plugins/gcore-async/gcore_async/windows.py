@@ -22,4 +22,5 @@ def running_window(
         age=config.age,
         replay=None if config.replay is None else os.path.expanduser(config.replay),
         by_clock=config.order == "clock",
+        keeps=config.keeps_unfinished(),
     )

@@ -21,7 +21,8 @@ from gcore_async.program import AsynchronousController
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED
-from gcore_core.contract.records import TRAINED
+from gcore_core.contract.records import GIVEN_BACK, TRAINED, Header
+from gcore_core.controllers.checkpointing import Checkpointing
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.lending import Lending
@@ -48,10 +49,10 @@ JOB = SimulatedJob(
 WINDOWS = [(1, 1, "wait"), (1, 4, "recompute"), (2, 4, "recompute"), (2, 2, "wait")]
 
 
-def program(ahead: int, age: int, midway: str) -> Program:
+def program(ahead: int, age: int, midway: str, unfinished: str = "redraw") -> Program:
     def made(config: SyncConfig, context: ControllerContext) -> AsynchronousController:
-        settings = asdict(config) | {"ahead": ahead, "age": age, "midway": midway}
-        return AsynchronousController(AsyncConfig(**settings), context)
+        bounds = {"ahead": ahead, "age": age, "midway": midway, "unfinished": unfinished}
+        return AsynchronousController(AsyncConfig(**(asdict(config) | bounds)), context)
 
     return made
 
@@ -237,6 +238,88 @@ def test_the_rules_hold_where_processes_are_killed_while_devices_are_lent(
         hit |= {fault for _, _, fault in weather.hits}
     assert loans > 0
     assert len(hit) >= len(FAULTS) - 1
+
+
+#: A checkpoint of each second step. Most samples need several steps.
+KEEPING = replace(
+    JOB, judges=0, steps=8, max_new_tokens=120, late_end=100, checkpoint_every=2, evaluate_every=4
+)
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, set[tuple[int, int]]]]:
+    """Notes for each step which records its checkpoint is to hold: whole, finished, begun."""
+    noted: dict[int, dict[str, set[tuple[int, int]]]] = {}
+
+    async def carry(
+        self: Checkpointing, step: int, headers: list[Header], unfinished: list[Header]
+    ) -> None:
+        kinds = noted.setdefault(step, {"whole": set(), "finished": set(), "begun": set()})
+        kinds["whole"] |= {header.key for header in headers}
+        for header in unfinished:
+            kind = "begun" if header.status == GIVEN_BACK else "finished"
+            kinds[kind].add(header.key)
+
+    monkeypatch.setattr(Checkpointing, "carry", carry)
+    return noted
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_checkpoint_holds_whatever_has_been_sampled_and_is_not_trained_on(
+    shards: int,
+    saved: dict[int, dict[str, set[tuple[int, int]]]],
+    given_back: Counter[int],
+    tmp_path: Path,
+) -> None:
+    job = replace(KEEPING, shards=shards, filter="gcore_core.builtin.filters:KeepAll")
+    made = program(2, 4, "recompute", "keep")
+    outcome = run_virtual(simulate(job, tmp_path / "store", CALM, made))
+    assert not broken_rules(outcome, job, 4)
+    for step in (2, 4, 6):
+        held = set().union(*saved[step].values())
+        later = itertools.chain(*(records.items() for records in outcome.begun[step:]))
+        old = {key for key, version in later if version < step}
+        assert old and old <= held
+        assert saved[step]["begun"]
+    assert given_back.total() >= sum(len(saved[step]["begun"]) for step in (2, 4, 6))
+
+
+@pytest.mark.parametrize(("every", "is_given_back"), [(0, False), (2, True)])
+def test_samples_are_given_back_for_a_checkpoint_alone(
+    every: int, is_given_back: bool, given_back: Counter[int], tmp_path: Path
+) -> None:
+    job = replace(KEEPING, checkpoint_every=every)
+    made = program(2, 4, "recompute", "keep")
+    outcome = run_virtual(simulate(job, tmp_path / "store", CALM, made))
+    assert not broken_rules(outcome, job, 4)
+    assert (given_back.total() > 0) == is_given_back
+
+
+def test_the_rules_hold_where_processes_are_killed_while_samples_are_given_back(
+    given_back: Counter[int], tmp_path: Path
+) -> None:
+    """Also with lost and doubled messages: nothing is lost, nothing is trained on twice."""
+    hit = set()
+    for seed in range(50_000, 50_006):
+        job = replace(KEEPING, shards=1 + seed % 3, checkpoint_every=1, steps=5)
+        weather = Faults(seed)
+        made = program(1 + seed % 2, 4, "recompute", "keep")
+        outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
+        assert not broken_rules(outcome, job, 4), f"seed {seed}"
+        hit |= {fault for _, _, fault in weather.hits}
+    assert given_back.total() > 0
+    assert len(hit) >= len(FAULTS) - 1
+
+
+def test_a_run_that_lends_keeps_unfinished_samples_too(
+    lends_always: None, given_back: Counter[int], tmp_path: Path
+) -> None:
+    for seed in range(60_000, 60_003):
+        job = replace(LENDING, shards=1 + seed % 3, checkpoint_every=1)
+        made = program(1, 4, "recompute", "keep")
+        outcome = run_virtual(simulate(job, tmp_path / str(seed), Faults(seed), made))
+        assert not broken_rules(outcome, job, 4), f"seed {seed}"
+    assert given_back.total() > 0
 
 
 @pytest.mark.usefixtures("lends_always")

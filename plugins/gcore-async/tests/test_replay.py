@@ -170,6 +170,7 @@ def run_of(directory: Path, lines: list[dict[str, Any]] = LINES, end: str = "\n"
         ("filter.use", "z", "filter.use was 'nothing' in that run and is 'z' here."),
         ("controller.shards", 2, ""),
         ("controller.config.replay", "/c", ""),
+        ("controller.config.unfinished", "redraw", ""),
         ("roles.rollout.slots", 4, ""),
         ("roles.rollout.least", 2, ""),
         ("run.name", "b", ""),
