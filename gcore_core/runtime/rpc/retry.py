@@ -72,8 +72,9 @@ LOST = (WorkerDied, DeadlineExceeded)
 #: a process that never comes is given up after most of an hour.
 PATIENT = RetryPolicy(tries=100)
 #: For a push that failed and begins anew: what disturbs one, such as a generator that is started
-#: again, is over soon. What fails five times has a lasting cause.
-PUSHES = RetryPolicy(tries=5)
+#: again, is over soon. Where every hundredth message ends a process, five tries in a row have been
+#: seen to fail. What fails ten times has a lasting cause.
+PUSHES = RetryPolicy(tries=10)
 
 
 class Insist(Protocol):
