@@ -142,6 +142,20 @@ BENCHMARKS = (
         minutes=15,
     ),
     Benchmark(
+        name="asynchronous_canaries",
+        of="asynchronous",
+        measures=(
+            *CORE,
+            "benchmarks/asynchronous_canaries.py",
+            "tests/support/stale_replicas.py",
+            "plugins/gcore-async/gcore_async",
+            "plugins/gcore-sentinel/gcore_sentinel",
+        ),
+        commands=(f"{SCRIPT} --parts canaries",),
+        minutes=3,
+        timed=False,
+    ),
+    Benchmark(
         name="asynchronous_quickstart",
         of="asynchronous",
         measures=(
