@@ -3,8 +3,10 @@
 stale_replica_found_share      of the runs in which one of two replicas keeps all or half of the old
                                weights at a push, the share that ends in the step in question with
                                an error that names this replica
+stale_replica_planted          how many such runs there were
 stale_replica_false_alarms     runs without such a replica that end with an error
-stale_replica_found_without    the same share without canaries: what finds them
+stale_replica_found_without    of runs without canaries in which replica 0 keeps half of the
+                               weights, the share that ends with any error
 
 Generators are fakes that cannot hash what they hold, in real processes. Every seed has all eight
 cases: all or half of the weights, either replica, both ways through a push.

@@ -9,14 +9,16 @@ step_time_over_bound     seconds a step of (1, 4) over the larger of generation 
                          the run of ``core/sync`` with one slot a role, where the two take turns
 seconds_to_95_over_sync  seconds until the records of five steps have a mean reward of .95, over
                          those of the faster synchronous run; from the end of the first step
-cpu_seconds_to_95_..     the same for the processor seconds of all processes
+cpu_seconds_to_95_over_sync
+                         the same for the processor seconds of all processes
 accuracy_after_min       held-out greedy accuracy after the run, of the worst seed and the worst of
                          (1, 1), (1, 4) and (2, 4)
-age_max_over_promised    the largest age of any record over what its run promises; of runs with
-                         samples that go on through pushes
+age_max_over_promised    the largest age of any record over what its run promises, of (1, 1), (1, 4)
+                         and (2, 4)
 dropped_for_age          groups that were begun for a step that is over and have neither been
                          trained on, nor filtered, nor been unusable
-drawn_again_..           records of the asynchronous runs, in which nothing dies, whose sample was
+drawn_again_without_a_death
+                         records of the asynchronous runs, in which nothing dies, whose sample was
                          drawn before and lost
 
 (1, 1) waits for samples at a push; the others let them go on.
@@ -30,7 +32,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ TWO_SLOTS = ("roles.policy.slots=2", "roles.rollout.slots=2", "cluster.devices=4
 #: A mean reward of so many steps in a row counts as learned.
 SMOOTHED = 5
 ENOUGH = 0.95
-#: Name of a run -> what it sets, its steps of lead, and the age that it promises.
+#: Name of a run -> its steps of lead, the age that it promises, and what a push does.
 WINDOWS = {"1_1": (1, 1, "wait"), "1_4": (1, 4, "recompute"), "2_4": (2, 4, "recompute")}
 
 
@@ -70,16 +72,18 @@ def layouts() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a seed's run of (1, 4) has over its synchronous runs, as ratios.
+    """Holds ratios of a seed's run of (1, 4).
 
-    step, seconds_to_95, cpu_s_to_95: over the faster of the two synchronous runs.
-    bound: seconds a step, over generation or training alone.
+    step: seconds a step, over those of the faster synchronous run.
+    bound: seconds a step, over those of generation or of training alone, whichever is longer.
+    seconds_to_95, cpu_s_to_95: over the synchronous run that is there first; None where runs are
+        too short to get there.
     """
 
     step: float
     bound: float
-    seconds_to_95: float
-    cpu_s_to_95: float
+    seconds_to_95: float | None = None
+    cpu_s_to_95: float | None = None
 
 
 def measure(args: argparse.Namespace) -> list[Claim]:
@@ -92,7 +96,7 @@ def measure(args: argparse.Namespace) -> list[Claim]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as room:
         for seed in args.seeds:
             rows_of = {name: train(name, seed, args, Path(room)) for name in layouts()}
-            rounds.append(compared(rows_of))
+            rounds.append(compared(rows_of, is_short=bool(args.async_steps)))
             for name, (_, age, _) in WINDOWS.items():
                 rows = rows_of[name]
                 accuracies.append(rows[-1]["evaluation"]["greedy/exact"])
@@ -112,6 +116,8 @@ def measure(args: argparse.Namespace) -> list[Claim]:
     claims = []
     for name, (of, bar) in bars.items():
         ratios = [getattr(one, of) for one in rounds]
+        if None in ratios:
+            continue
         middle = statistics.median(ratios)
         claims.append(Claim(name, middle, "ratio", bar, "<=", interval(ratios, statistics.median)))
     return [
@@ -123,10 +129,11 @@ def measure(args: argparse.Namespace) -> list[Claim]:
     ]
 
 
-def compared(rows_of: Mapping[str, list[dict[str, Any]]]) -> Compared:
+def compared(rows_of: Mapping[str, list[dict[str, Any]]], is_short: bool) -> Compared:
     """Compares a seed's run of (1, 4) with its synchronous ones.
 
     rows_of: name of a layout -> the metrics of its run, by step.
+    is_short: the runs are too short to learn the task.
     """
     ours = rows_of["1_4"]
     alone = rows_of["sync_1"]
@@ -134,11 +141,16 @@ def compared(rows_of: Mapping[str, list[dict[str, Any]]]) -> Compared:
     # Stages of core/sync do not overlap: what is not generation is training.
     generation_s = statistics.fmean(row["metrics"]["seconds/rollout"] for row in alone[2:])
     training_s = seconds_a_step(alone) - generation_s
-    seconds, cpu_s = until_95(ours)
-    theirs = [until_95(rows) for rows in synchronous]
-    return Compared(
+    found = Compared(
         step=seconds_a_step(ours) / min(map(seconds_a_step, synchronous)),
         bound=seconds_a_step(ours) / max(generation_s, training_s),
+    )
+    if is_short:
+        return found
+    seconds, cpu_s = until_95(ours)
+    theirs = [until_95(rows) for rows in synchronous]
+    return replace(
+        found,
         seconds_to_95=seconds / min(one[0] for one in theirs),
         cpu_s_to_95=cpu_s / min(one[1] for one in theirs),
     )

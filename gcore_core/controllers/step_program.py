@@ -18,6 +18,7 @@ from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
 from gcore_core.controllers.training import Training
+from gcore_core.controllers.watching import with_canaries
 from gcore_core.controllers.window import Taken, Window
 
 
@@ -86,7 +87,8 @@ class StepProgram(ABC):
             await self.publishing.save()
         except Stopped:
             await self.checkpointing.flush()
-        self.training.watching.end_canaries()
+        finally:
+            self.training.watching.end_canaries()
         self.context.trace.flush()
 
     async def take(self, step: int) -> Taken:
@@ -154,7 +156,8 @@ class StepProgram(ABC):
         }
         metrics = trained | ordinals | watch.metrics() | self.placement.metrics
         if last or stops or self.checkpointing.is_due(version, last or stops):
-            metrics |= await self._canaries()  # what has been judged is a part of the state
+            # What has been judged is a part of the state.
+            metrics = with_canaries(metrics, await self._canaries())
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         if not last and not stops:
             metrics |= await rest_trainers(self.context)
@@ -173,7 +176,10 @@ class StepProgram(ABC):
         return last
 
     async def _canaries(self) -> dict[str, float]:
-        """Judges the canaries of the latest push, where they are not judged yet."""
+        """Judges the canaries of the latest push, where they are not judged yet.
+
+        Raises WeightMismatch, in the lead, when there is an alarm.
+        """
         try:
             return await self.training.watching.canaries()
         except WeightMismatch:
@@ -209,7 +215,8 @@ class StepProgram(ABC):
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on with, besides the trainers' part; plain values.
 
-        What a program has drawn ahead is not in it, and is drawn again.
+        Records that a program has drawn ahead are not in it: ``Checkpointing.carry`` saves those
+        that a resumed run goes on with.
         """
         return {
             **self.window.state(),

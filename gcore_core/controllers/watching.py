@@ -41,6 +41,7 @@ from gcore_core.runtime.rpc.retry import insist
 Evidence = dict[Source, np.ndarray]  # (replica, version) -> what ``Sentinel.weigh`` gave, summed
 GAP_MAX = "logprob_gap_max"
 GAP_MEAN = "logprob_gap_mean"
+CANARY_ACTIONS = "sentinel/canary_actions"
 #: What a trainer says of the log-probs of generators beside its own.
 GAPS = (GAP_MAX, GAP_MEAN, "logprob_gap_share")
 #: A cause that explains less than this of what was seen is not named.
@@ -104,7 +105,10 @@ class Watching:
 
         Only the lead does it, and only where no record of the last step could be compared. Both
         sides score the records under the weights of this version, so that it does not matter which
-        weights have sampled them.
+        weights have sampled them. Generators that sleep, are lost or hold another version score
+        none.
+
+        Raises what a trainer's call raises.
         """
         facts = self._context.facts
         if self._sentinel is None or self._compares or not facts.canaries:
@@ -141,7 +145,7 @@ class Watching:
             [np.abs(one.rollout_logp - one.trainer_logp)[one.mask] for one in records]
         )
         return {
-            "sentinel/canary_actions": float(gaps.size),
+            CANARY_ACTIONS: float(gaps.size),
             GAP_MAX: float(gaps.max(initial=0.0)),
             GAP_MEAN: float(gaps.mean()) if gaps.size else 0.0,
         }
@@ -182,8 +186,15 @@ class Watching:
         peers = self._context.replicas
         names = ", ".join(peers[i].name for i in replicas) or "the generators together"
         versions = sorted({v for replica, v in evidence if not replicas or replica in replicas})
-        checkpoints = facts.checkpoint.every > 0
-        return mismatch(step, names, alarms, cause, versions=versions, checkpoints=checkpoints)
+        return mismatch(
+            step,
+            names,
+            alarms,
+            cause,
+            versions=versions,
+            of_canaries=bool(canaries),
+            checkpoints=facts.checkpoint.every > 0,
+        )
 
     async def _cause(
         self, step: int, alarm: Alarm, replicas: list[int], canaries: Sequence[Compared]
@@ -230,13 +241,16 @@ def mismatch(
     cause: tuple[str, str],
     *,
     versions: Sequence[int],
+    of_canaries: bool,
     checkpoints: bool,
 ) -> WeightMismatch:
     """Makes the error that ends a run after an alarm.
 
     names: of the generators that it is about.
     cause: a word and a sentence.
-    versions: of the weights that sampled what they gave to this step.
+    versions: of the weights that sampled what they gave to this step; of canaries, those under
+        which both sides scored them.
+    of_canaries: the alarm is about canaries, not about the step's own records.
     checkpoints: whether the run makes any.
     """
     first = alarms[0]
@@ -246,10 +260,15 @@ def mismatch(
     )
     unsaved = "nothing is saved: set checkpoint.every, so that such a run can be resumed"
     which = ", ".join(map(str, versions))
+    compared = (
+        f"both sides scored canaries under version {which}"
+        if of_canaries
+        else f"records of this step are of version {which}"
+    )
     return WeightMismatch(
         f"{names} and the trainer disagree about log-probs since step {first.since_step}",
         where=f"step {step}",
-        why=f"{first.text}; records of this step are of version {which}\n{cause[1]}",
+        why=f"{first.text}; {compared}\n{cause[1]}",
         todo=saved if checkpoints else unsaved,
         replicas=[alarm.replica for alarm in alarms],
         since_step=first.since_step,
@@ -276,6 +295,25 @@ def evidence_of(sentinel: Sentinel, code: PluginCode, groups: Iterable[GroupNumb
         key_of_source: Source = (source[0], source[1])
         evidence[key_of_source] = evidence.get(key_of_source, np.zeros(row.shape)) + row
     return evidence
+
+
+def with_canaries(metrics: dict[str, float], seen: dict[str, float]) -> dict[str, float]:
+    """Returns a step's metrics with those of a push's canaries; its row may have two pushes'.
+
+    metrics: of the step; those of another push's canaries may be among them.
+    seen: what ``Watching.canaries`` returned.
+    """
+    if not seen or CANARY_ACTIONS not in metrics:
+        return metrics | seen
+    counts = metrics[CANARY_ACTIONS], seen[CANARY_ACTIONS]
+    total = sum(counts)
+    means = metrics[GAP_MEAN] * counts[0] + seen[GAP_MEAN] * counts[1]
+    return {
+        **metrics,
+        CANARY_ACTIONS: total,
+        GAP_MAX: max(metrics[GAP_MAX], seen[GAP_MAX]),
+        GAP_MEAN: means / total if total else 0.0,
+    }
 
 
 def without_empty_gaps(metrics: dict[str, float]) -> dict[str, float]:

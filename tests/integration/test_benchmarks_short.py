@@ -313,6 +313,16 @@ SMALL = (
             slow=True,
         ),
         short(
+            "asynchronous_canaries",
+            *("--parts", "canaries", "--seeds", "0"),
+            fact=lambda values: (
+                values["stale_replica_found_share"] == 1
+                and values["stale_replica_false_alarms"] == 0
+                and values["stale_replica_found_without"] == 0
+            ),
+            slow=True,
+        ),
+        short(
             "asynchronous_quickstart",
             *("--parts", "quickstart", "--seeds", "0", "--async-steps", "3"),
             fact=lambda values: (

@@ -512,7 +512,15 @@ def alarmed() -> None:
     )
     held = HeldReply(4, 4, True, ["lm_head.weight"], 21, 0, 3)
     cause = held_otherwise("rollout.1", held)
-    raise mismatch(4, "rollout.1", [alarm], ("weights", cause), versions=[4], checkpoints=True)
+    raise mismatch(
+        4,
+        "rollout.1",
+        [alarm],
+        ("weights", cause),
+        versions=[4],
+        of_canaries=False,
+        checkpoints=True,
+    )
 
 
 def used_twice(directory: Path) -> None:

@@ -18,6 +18,7 @@ from gcore_core.controllers.watching import (
     held_otherwise,
     likeliest,
     summed,
+    with_canaries,
     without_empty_gaps,
 )
 from gcore_core.runtime.messages import CanaryRequest, DiagnoseRequest, GroupNumbers, HeldReply
@@ -194,3 +195,17 @@ def test_canaries_are_beginnings_of_records_one_of_each_prompt() -> None:
     assert len(kept.canaries(CanaryRequest(7, 1, 2))) == 1  # a rank's share of one
     kept.keep(7, [])  # a step without records: the last ones are asked about again
     assert len(kept.canaries(CanaryRequest(8, 4, 1))) == 2
+
+
+def test_the_canaries_of_two_pushes_in_one_step_are_told_together() -> None:
+    first = {"sentinel/canary_actions": 10.0, "logprob_gap_max": 0.5, "logprob_gap_mean": 0.1}
+    second = {"sentinel/canary_actions": 30.0, "logprob_gap_max": 0.2, "logprob_gap_mean": 0.02}
+    together = with_canaries({"loss": 1.0, **first}, second)
+    assert together == {
+        "loss": 1.0,
+        "sentinel/canary_actions": 40.0,
+        "logprob_gap_max": 0.5,
+        "logprob_gap_mean": pytest.approx(0.04),
+    }
+    assert with_canaries({"loss": 1.0}, second) == {"loss": 1.0, **second}
+    assert with_canaries(first, {}) == first

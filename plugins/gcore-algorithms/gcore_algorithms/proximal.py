@@ -1,10 +1,11 @@
 """The proximal policy of stale actions, without a forward pass of its own.
 
 Decoupled PPO has three policies: the one that sampled an action, the proximal one that the ratio
-and its clip are taken against, and the one that is trained. The proximal policy is that of the step
-before. ``old_logprobs: recompute`` asks the trainer for it, which costs a forward pass. Here its
-log-prob is interpolated instead, between the two that are known anyway. The weights of an action
-that is d versions old are d steps behind, and d - 1 of these lead to the proximal policy:
+and its clip are taken against, and the one that is trained. With ``old_logprobs: recompute`` the
+proximal policy is that of the weights that the step begins with, whose log-probs cost a forward
+pass. Here it is about that of one version before them, and its log-prob is interpolated between the
+two that are known anyway. The weights of an action that is d versions old are d versions behind the
+policy, and d - 1 of these lead to the proximal one:
 
     log prox = a log rollout + (1 - a) log policy,   a = 1 / d, and 1 where d is 0
 

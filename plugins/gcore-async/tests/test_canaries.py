@@ -36,6 +36,7 @@ def test_where_nothing_is_saved_no_step_is_trained_before_it_is_named(tmp_path: 
     code, run = finished(tmp_path, "all", 1, "recompute", every=0)
     assert code == 6, run.output
     assert named(run.output, 1), run.output
+    assert f"both sides scored canaries under version {WRONG}" in run.output
     assert len(run.metrics()) == WRONG + 1  # before the first step, and after each
 
 

@@ -42,9 +42,10 @@ class LoopCompute:
     What a call spends passes on the loop's clock before the call is answered. So hundreds of
     backends need no thread each, and time may be virtual.
 
-    A timer of the loop is about a millisecond late, and more where many backends share the loop.
-    Where emulated time is short, an engine would be slower by that for each of its steps. So what
-    one spending was late by is taken off the next one.
+    A timer of the loop is late: by up to a millisecond, which is how exactly the system waits, and
+    by more where many backends share the loop. Where emulated time is short, an engine would be
+    slower by that for each of its steps. So what a spending was late by is taken off the next ones,
+    until it is used up. It has no limit: a machine that stands still stops no emulated device.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class LoopCompute:
             return result
 
     async def _spend(self, seconds: float, progress: Progress) -> None:
-        """Lets the seconds pass that are left of ``seconds`` by what the last ones were late."""
+        """Lets ``seconds`` pass, less what earlier spendings were too long by."""
         clock = asyncio.get_running_loop().time
         caught_up_s = min(self._late_s, seconds)
         until_s = clock() + seconds - caught_up_s
