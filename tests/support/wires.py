@@ -59,11 +59,13 @@ class Wire:
 
     def cut(self) -> None:
         """Ends every connection and takes no other, as when the process at ``target`` dies."""
-        self.hold_after = None
-        self.go_on.set()
         for sock in list(self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        # Only now: what is held must not get through before the connection ends.
+        self.hold_after = None
+        self.go_on.set()
+        for sock in list(self._sockets):
             sock.close()
 
     def _start(self, work: object, *arguments: object) -> None:
