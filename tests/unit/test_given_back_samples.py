@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,6 +243,29 @@ async def test_a_share_of_the_samples_is_given_back_and_the_others_go_on(tmp_pat
     await one.shell.give_back(GiveBack(0.5), Call(lambda: None))
     headers = await one.finish(asked)
     assert [header.status == GIVEN_BACK for header in headers] == [False, True, False, True]
+
+
+async def test_samples_are_given_back_although_who_asked_for_it_goes_away(tmp_path: Path) -> None:
+    """Others wait for them, such as another controller, which is asked for its own."""
+    one = await replica(tmp_path)
+    asked = one.ask(LEASE)
+    await one.advance(3)
+    aborted = asyncio.Event()
+    compute = one.shell._compute
+
+    async def takes_a_while(work: Any, *args: Any) -> Any:
+        result = await compute(work, *args)
+        if work == one.generator.abort:
+            aborted.set()
+            await asyncio.sleep(0.01)
+        return result
+
+    one.shell._compute = takes_a_while
+    giving = asyncio.ensure_future(one.shell.give_back(GiveBack(1.0), Call(lambda: None)))
+    await asyncio.wait_for(aborted.wait(), SOON_S)  # the engine has them no more
+    giving.cancel()
+    headers = await asyncio.wait_for(asked, SOON_S)
+    assert [(h.status, h.n_actions) for h in headers] == [(GIVEN_BACK, 3)] * 4
 
 
 async def test_content_that_is_not_what_was_sealed_is_not_gone_on_from(tmp_path: Path) -> None:

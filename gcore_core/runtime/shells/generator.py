@@ -74,6 +74,7 @@ from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.sleep_note import SleepNote
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
 from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.runtime.store.mirrors import note_error
 from gcore_core.runtime.worker_settings import GeneratorSettings
 
 log = logging.getLogger(__name__)
@@ -297,6 +298,16 @@ class GeneratorShell:
         return Nothing()
 
     async def _give_back(self, share: float) -> None:
+        """Gives a share of the samples back, to its end even where who asked for it goes away.
+
+        They are other callers' samples, too. Left between the engine and the store, they would be
+        lost, and who waits for them would wait for ever.
+        """
+        giving = asyncio.ensure_future(self._give_back_now(share))
+        giving.add_done_callback(note_error)
+        await asyncio.shield(giving)
+
+    async def _give_back_now(self, share: float) -> None:
         async with self._engine.lock:
             keys = self._records.unfinished(share)
             aborted = await self._compute(self._backend.abort, keys) if keys else []
