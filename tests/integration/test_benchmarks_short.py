@@ -491,9 +491,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 
 #: benchmarks without a committed result
 NOT_MEASURED_YET = {
-    "asynchronous_quickstart",
     "large_context",
-    "protocol_async",
 }
 
 #: benchmarks whose short form is elsewhere, and where
