@@ -298,10 +298,13 @@ def evidence_of(sentinel: Sentinel, code: PluginCode, groups: Iterable[GroupNumb
 
 
 def with_canaries(metrics: dict[str, float], seen: dict[str, float]) -> dict[str, float]:
-    """Returns a step's metrics with those of a push's canaries; its row may have two pushes'.
+    """Returns a step's metrics with those of a push's canaries.
 
-    metrics: of the step; those of another push's canaries may be among them.
-    seen: what ``Watching.canaries`` returned.
+    A step that is saved judges the canaries of two pushes: of the one before it, and of its own.
+    Then their actions are summed, the largest gap is that of both, and the mean is over both.
+
+    metrics: of the step; those of the push before may be among them.
+    seen: what ``Watching.canaries`` returned; empty for none.
     """
     if not seen or CANARY_ACTIONS not in metrics:
         return metrics | seen

@@ -6,8 +6,12 @@ A generator computes the log-probs of the same weights a little differently from
 Weights exp(old_logp - rollout_logp) correct that. Unbounded, they have a large variance, so they
 are truncated (clipped to the bounds) or masked (set to 0 outside the bounds).
 
-A mask of old records takes out whole records: those with an action that is older than a bound, if
-the policy has also moved away from what sampled them. Old records that it still agrees with teach.
+A mask of old records has whole records teach nothing. A record is masked where both hold:
+
+    it is old     one of its actions is older than a bound
+    it is far     the policy has moved away from what sampled it
+
+So an old record that the policy still agrees with teaches.
 
 Sources:
 

@@ -70,11 +70,14 @@ class LoopCompute:
         """Lets ``seconds`` pass, less what earlier spendings were too long by."""
         clock = asyncio.get_running_loop().time
         caught_up_s = min(self._late_s, seconds)
-        until_s = clock() + seconds - caught_up_s
-        whole_slices, rest_s = divmod(seconds - caught_up_s, _SLICE_S)
+        self._late_s -= caught_up_s
+        left_s = seconds - caught_up_s
+        until_s = clock() + left_s
+        whole_slices, rest_s = divmod(left_s, _SLICE_S)
         for _ in range(int(whole_slices)):
             await asyncio.sleep(_SLICE_S)
             progress()
         await asyncio.sleep(rest_s)
         late_s = clock() - until_s
-        self._late_s += (late_s if late_s > _LATE_S else 0.0) - caught_up_s
+        if late_s > _LATE_S:
+            self._late_s += late_s
