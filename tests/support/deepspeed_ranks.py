@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from gcore_algorithms.config import CispoConfig, GspoConfig, PpoClipConfig
 from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
+from gcore_context.settings import ContextSettings
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
-from gcore_deepspeed.trainer import DeepSpeedTrainer
+from gcore_deepspeed.trainer import DeepSpeedTrainer, DeepSpeedValueTrainer, make_trainer
 
 from gcore_core.contract.errors import NonFiniteLoss
 from tests.support.deepspeed_trainers import (
@@ -30,10 +31,12 @@ from tests.support.deepspeed_trainers import (
     weights_of,
 )
 from tests.support.language_models import Reinforce, make_advantages, make_context
+from tests.support.value_ranks import Squares
 
 OBJECTIVES: dict[str, Callable[[], Any]] = {
     "reinforce": Reinforce,
     "root": Root,
+    "values": Squares,
     "ppo-clip": lambda: PpoClip(PpoClipConfig(clip_low=0.2, clip_high=0.28)),
     "gspo": lambda: Gspo(GspoConfig(clip_low=0.1, clip_high=0.1)),
     "cispo": lambda: Cispo(CispoConfig(clip_low=0.2, clip_high=0.2)),
@@ -46,6 +49,7 @@ class Case:
     def __init__(self, given: dict[str, Any], rank: int, ranks: int) -> None:
         self.given, self.rank, self.ranks = given, rank, ranks
         self.work = Path(given["work"])
+        self.context = ContextSettings(**given.get("context", {}))
 
     def open(self, name: str = "trainer") -> DeepSpeedTrainer:
         given = self.given
@@ -62,18 +66,23 @@ class Case:
             directory=str(self.work),
         )
         settings = {"dump_dir": str(self.work), "budget_tokens": 64}
-        return DeepSpeedTrainer(
-            DeepSpeedTrainerConfig(**{**settings, **SETTINGS, **given["config"]}), context
+        return make_trainer(
+            DeepSpeedTrainerConfig(
+                **{**settings, **SETTINGS, **given["config"]}, context=self.context
+            ),
+            context,
         )
 
     def mine(self, seed: int) -> tuple[list[Any], np.ndarray]:
-        """Uneven: the last rank has a quarter of the records, and so fewer micro-batches than the
-        first.
+        """Uneven: the last group of ranks has a quarter of the records, and so fewer micro-batches
+        than the first. Without ``context`` each rank is a group.
         """
+        group = self.rank // self.context.degree
+        groups = self.ranks // self.context.degree
         records = make_records(seed=seed)
         advantages = make_advantages(records, seed=seed)
-        places = np.flatnonzero((np.arange(len(records)) % 4 == 0) == (self.rank == self.ranks - 1))
-        places = np.arange(len(records)) if self.ranks == 1 else places
+        places = np.flatnonzero((np.arange(len(records)) % 4 == 0) == (group == groups - 1))
+        places = np.arange(len(records)) if groups == 1 else places
         return [records[i] for i in places], advantages[places]
 
     def leave(self, name: str, **found: Any) -> None:
@@ -102,6 +111,30 @@ def updates(case: Case) -> None:
     trainer.close()
     built = [str(path) for path in case.work.rglob("torch_extensions*")]
     case.leave("updates", metrics=metrics, logprobs=logprobs, built=built)
+
+
+def told(case: Case) -> None:
+    """Log-probs of rank 0's records, and what an update tells."""
+    trainer = case.open()
+    records, advantages = case.mine(0)
+    trainer.prepare(records, frozenset())
+    logprobs = [part.tolist() for part in logprobs_of(trainer, len(records))]
+    metrics = train(trainer, records, advantages)
+    trainer.close()
+    case.leave("told", metrics=metrics, logprobs=logprobs)
+
+
+def values(case: Case) -> None:
+    """Values of rank 0's records, then two updates of a model of values."""
+    trainer = case.open()
+    records, advantages = case.mine(0)
+    assert isinstance(trainer, DeepSpeedValueTrainer)
+    found = [own.tolist() for own in trainer.values(records)]
+    metrics = [train(trainer, records, advantages)]
+    metrics.append(train(trainer, *case.mine(1), step=1))
+    case.leave_weights("second", trainer)
+    trainer.close()
+    case.leave("values", metrics=metrics, values=found)
 
 
 def resume(case: Case) -> None:

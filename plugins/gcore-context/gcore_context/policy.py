@@ -187,11 +187,17 @@ class SharedValueModel(SharedPolicy, ValueModel):
         ValueModel.__init__(self, policy.model)
 
 
-def shared_policy(policy: Policy, groups: ContextGroups, split: Split) -> SharedPolicy:
+def shared_policy(
+    policy: Policy, groups: ContextGroups, split: Split, kind: type[SharedPolicy] | None = None
+) -> SharedPolicy:
     """Returns a policy of the same model, with the same heads, whose ranks share rows.
+
+    kind: the class to make, of a trainer that has its own; None: the one for the policy's heads.
 
     Raises ConfigError for a model whose attention cannot be changed.
     """
+    if kind is not None:
+        return kind(policy, groups, split)
     kind = SharedPolicy
     if isinstance(policy, PolicyWithValues):
         kind = SharedPolicyWithValues

@@ -32,8 +32,10 @@ class Sharing:
         self._role = role
         self._device = device
 
-    def share(self, policy: Policy) -> SharedPolicy:
+    def share(self, policy: Policy, kind: type[SharedPolicy] | None = None) -> SharedPolicy:
         """Returns a policy of the same model with shared rows; to be called before it is sharded.
+
+        kind: see ``shared_policy``.
 
         Raises ConfigError for a model of which ranks cannot share rows.
         """
@@ -50,7 +52,7 @@ class Sharing:
             raise ConfigError(
                 f"{problem}.", where=f"{where}.ulysses", todo="take more ring and less ulysses"
             )
-        return shared_policy(policy, self._groups, self._split(int(text.hidden_size)))
+        return shared_policy(policy, self._groups, self._split(int(text.hidden_size)), kind)
 
     def check(self, policy: Policy, *, tolerance: float) -> None:
         """Tries shared rows of a policy that ``share`` has returned; see ``check_shared``."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gcore_context.settings import problems as context_problems
 from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
@@ -44,11 +45,12 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields the problems with adapters and with names under ``engine:``."""
+    """Yields the problems with adapters, names under ``engine:`` and shared contexts."""
     for name, role in plan["roles"].items():
         if is_of(role, "deepspeed"):
             yield from problems(role, f"roles.{name}.config.lora")
             yield from arguments.problems(role.get("engine") or {}, name)
+            yield from context_problems(plan, name)
 
 
 @hookimpl

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import require
 
@@ -35,8 +36,19 @@ class DeepSpeedTrainerConfig(LoraTrainerSettings):
     flash_attention_2 needs ``packing: padded``.
     """
 
+    context: ContextSettings = field(default_factory=ContextSettings)
+    """Slots that share each micro-batch, for long contexts; ``context: {ulysses: 2, ring: 4}`` has
+    eight of them share it. ``budget_tokens`` is then the tokens of one slot.
+    """
+
+    def replica_slots(self) -> int:
+        """Returns how many slots get the same records."""
+        return self.context.degree
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.context.degree > 1:
+            _check_shared(self)
         require(self.stage in (1, 2, 3), "stage", f"must be 1, 2 or 3, is {self.stage}")
         require(
             self.stage == 3 or not self.offload_params,
@@ -58,3 +70,21 @@ class DeepSpeedTrainerConfig(LoraTrainerSettings):
             "attn_implementation",
             "flash_attention_2 takes no mask, so it needs packing: padded",
         )
+
+
+def _check_shared(config: DeepSpeedTrainerConfig) -> None:
+    """Raises ConfigError for what has not been tested with slots that share a micro-batch."""
+    for name, has in (
+        ("packing", config.packing),
+        ("attn_implementation", config.attn_implementation),
+    ):
+        require(
+            has == "auto",
+            name,
+            f"must be auto with context, whose rows and attention are its own, is {has}",
+        )
+    require(
+        not config.lora.on,
+        "lora",
+        "does not go with context: adapters of slots that share records are not tested here",
+    )

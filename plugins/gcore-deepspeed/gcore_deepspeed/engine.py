@@ -16,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_context.policy import SharedPolicy, SharedValueModel
+from gcore_context.sharing import make_sharing
 from gcore_language.device_clock import DeviceClock
 from gcore_language.experts import refuse_experts
 from gcore_language.lora import (
@@ -35,7 +37,7 @@ from gcore_language.models import (
     load_value_model,
     save_model,
 )
-from gcore_language.packing import Batch, stand_in
+from gcore_language.packing import Batch, Sample, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
@@ -65,11 +67,11 @@ class MixedPolicy(Policy):
 
     The autocast lies inside the policy, because DeepSpeed turns off one that is on when its engine
     is called.
+
+    mixed: whether it does.
     """
 
-    def __init__(self, model: Any, dtype: str) -> None:
-        super().__init__(model)
-        self._mixed = dtype == "bfloat16"
+    mixed = False
 
     @property
     def head(self) -> torch.nn.Module:
@@ -80,7 +82,7 @@ class MixedPolicy(Policy):
     def forward(
         self, batch: Batch, entropy: Entropy = "none", tokens: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self._mixed):
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=self.mixed):
             return super().forward(batch, entropy, tokens)
 
 
@@ -91,6 +93,14 @@ class MixedValues(MixedPolicy, ValueModel):
     def head(self) -> torch.nn.Module:
         head: torch.nn.Module = self.model.score
         return head
+
+
+class MixedSharedPolicy(MixedPolicy, SharedPolicy):
+    """The same of a policy whose ranks share rows."""
+
+
+class MixedSharedValues(MixedValues, SharedValueModel):
+    """The same of a model of values whose ranks share rows."""
 
 
 class DeepSpeedEngine:
@@ -106,7 +116,14 @@ class DeepSpeedEngine:
         self._settings = self._check_settings()
         # an engine that shares its process with another, as in tests, shares the process group too
         self._owns_group = not dist.is_initialized()
-        self.ranks = Ranks(context, self.device, always_meet=self._owns_group)
+        self.ranks = Ranks(
+            context,
+            self.device,
+            always_meet=self._owns_group,
+            # stage 3 tries shared rows while the model lies in host memory
+            host_too=config.stage == 3 and config.context.degree > 1,
+        )
+        self._sharing = make_sharing(config.context, context, self.ranks, self.device)
         self.clock = DeviceClock(self.device)
         self._deepspeed.init_distributed(dist_init_required=False)
         self._path = str(files.directory)
@@ -191,7 +208,7 @@ class DeepSpeedEngine:
         lora: of the policy; where it is on, adapters are added and the rest is frozen.
         """
         config = self._config
-        policy = self._load(path, lora)
+        policy = self._share_rows(self._load(path, lora))
         model = policy.model
         adapters = self._adapters if lora is not None else None
         if config.gradient_checkpointing:
@@ -216,6 +233,8 @@ class DeepSpeedEngine:
                 and config.packing != "padded",
                 tolerance=1e-4 if exact else 5e-2,
             )
+            if self._sharing is not None:
+                self._sharing.check(policy, tolerance=1e-4 if exact else 5e-2)
         return policy
 
     def _load(self, path: str, lora: LoraSettings | None) -> MixedPolicy:
@@ -236,14 +255,27 @@ class DeepSpeedEngine:
                 attn_implementation=attention,
                 trust_remote_code=trust,
             )
-            return MixedValues(model, config.dtype)
+            return self._mixed(MixedValues(model))
         model = load_model(
             path, dtype="float32", attn_implementation=attention, trust_remote_code=trust
         )
         if lora is not None and has_adapters:
             dtype, role = DTYPES[config.dtype], self._context.role
             self._adapters = add_adapters(model, lora, Path(path), role, dtype, narrow=False)
-        return MixedPolicy(model, config.dtype)
+        return self._mixed(MixedPolicy(model))
+
+    def _mixed(self, policy: MixedPolicy) -> MixedPolicy:
+        policy.mixed = self._config.dtype == "bfloat16"
+        return policy
+
+    def _share_rows(self, policy: MixedPolicy) -> MixedPolicy:
+        """Returns a policy whose ranks share rows, where the settings ask for it."""
+        if self._sharing is None:
+            return policy
+        is_values = isinstance(policy, MixedValues)
+        shared = self._sharing.share(policy, MixedSharedValues if is_values else MixedSharedPolicy)
+        assert isinstance(shared, MixedPolicy)
+        return self._mixed(shared)
 
     def _share_out(self, policy: MixedPolicy) -> None:
         """With stage 3, leaves each rank its part of each parameter.
@@ -288,6 +320,16 @@ class DeepSpeedEngine:
         config = self._config
         return torch.optim.AdamW(
             groups, lr=0.0, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True
+        )
+
+    def packed(
+        self, samples: Sequence[Sample], budget_tokens: int, *, whole_groups: bool
+    ) -> list[Batch] | None:
+        """See ``PacksRecords``."""
+        if self._sharing is None:
+            return None
+        return self._sharing.packed(
+            samples, budget_tokens, self.hidden_size, whole_groups=whole_groups
         )
 
     # -- a step ------------------------------------------------------------------------------------

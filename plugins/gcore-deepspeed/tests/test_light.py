@@ -9,11 +9,15 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from gcore_context.settings import ContextSettings
 from gcore_deepspeed.arguments import check_engine, deepspeed_config, problems
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
+from gcore_language.lora_settings import LoraSettings
 
 from gcore_core.contract.errors import CheckpointError, ConfigError
 
+#: Four slots share each micro-batch.
+SHARED: dict[str, Any] = {"context": ContextSettings(ring=2, ulysses=2)}
 ZERO = [
     "stage",
     "overlap_comm",
@@ -37,11 +41,18 @@ ZERO = [
             "attn_implementation: flash_attention_2 takes no mask",
         ),
         ({"budget_tokens": 0}, "budget_tokens: must be positive"),
+        ({**SHARED, "packing": "padded"}, "packing: must be auto with context"),
+        ({**SHARED, "attn_implementation": "eager"}, "attn_implementation: must be auto with"),
+        ({**SHARED, "lora": LoraSettings(rank=2)}, "lora: does not go with context"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DeepSpeedTrainerConfig(**setting)
+
+
+def test_slots_that_share_a_micro_batch_are_one_replica() -> None:
+    assert DeepSpeedTrainerConfig(**SHARED).replica_slots() == 4
 
 
 @pytest.mark.parametrize(
