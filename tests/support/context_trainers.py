@@ -22,6 +22,7 @@ from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.weights import from_bytes, full
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.offload_settings import OffloadSettings
+from gcore_torch.sharding_settings import ShardingSettings
 from gcore_torch.trainer import TorchTrainer, make_trainer
 
 from gcore_core.contract.trainer import TrainRecord
@@ -59,6 +60,18 @@ MORE_CASES: dict[str, dict[str, Any]] = {
     "ulysses 2, data 2": {"context": {"ulysses": 2}},
     "ring 2, ulysses 2": {"context": {"ring": 2, "ulysses": 2}},
     "ring 4, checkpointing": {"context": {"ring": 4}, "gradient_checkpointing": True},
+}
+#: With replicas of shards. Each in processes of its own, since torch keeps plans of a mesh's groups.
+REPLICAS: dict[str, dict[str, Any]] = {
+    "ring 2, replicas 2": {"context": {"ring": 2}, "sharding": ShardingSettings(replicas=2)},
+    "ring 4 over two replicas": {
+        "context": {"ring": 4, "whole": "never"},
+        "sharding": ShardingSettings(replicas=2),
+    },
+    "ulysses 2, four replicas": {
+        "context": {"ulysses": 2},
+        "sharding": ShardingSettings(replicas=4),
+    },
 }
 #: Other things that are trained, by two ranks.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -188,7 +201,7 @@ def _weights(trainer: TorchTrainer) -> dict[str, list[float]]:
 
 def main(rank: int, ranks: int, model: Path, work: Path, names: list[str]) -> None:
     for name in names:
-        settings = {**CASES, **MORE_CASES, **OTHERS, **ROUGH}[name]
+        settings = {**CASES, **MORE_CASES, **REPLICAS, **OTHERS, **ROUGH}[name]
         resume = work / settings.get("like", "alone") / "state"
         numbers = run(rank, ranks, model, work / name, resume=resume, **settings)
         if rank == 0:

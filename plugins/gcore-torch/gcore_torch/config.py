@@ -119,12 +119,12 @@ def _check_shared(config: TorchTrainerConfig) -> None:
         f"must be auto with context, which has an attention of its own, is "
         f"{config.attn_implementation}",
     )
-    require(
-        config.sharding == ShardingSettings(),
-        "sharding",
-        "does not go with context: slots that share records have not been tested with replicas, "
-        "tensor or experts",
-    )
+    for name in ("tensor", "experts"):
+        require(
+            getattr(config.sharding, name) == 1,
+            f"sharding.{name}",
+            "does not go with context: slots that share records have not been tested with it",
+        )
 
 
 def _check_split(config: TorchTrainerConfig) -> None:

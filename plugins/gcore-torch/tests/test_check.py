@@ -91,7 +91,7 @@ def test_a_deterministic_run_and_shared_contexts_are_refused_together() -> None:
         {"packing": "shared_prompt"},
         {"attn_implementation": "eager"},
         {"sharding": ShardingSettings(tensor=2)},
-        {"sharding": ShardingSettings(replicas=2)},
+        {"sharding": ShardingSettings(experts=2)},
     ],
     ids=lambda setting: next(iter(setting)),
 )

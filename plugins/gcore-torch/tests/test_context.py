@@ -100,6 +100,16 @@ def test_other_meshes_and_gradient_checkpointing_train_as_one_slot(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", context_trainers.REPLICAS)
+def test_replicas_of_shards_whose_slots_share_records_train_as_one_slot(
+    case: str, work: Path, model_dirs: dict[str, Path]
+) -> None:
+    run_cases(work, model_dirs, case)
+    assert_same_gradients(numbers_of(work, "alone"), numbers_of(work, case))
+    assert_same_training(numbers_of(work, "alone"), numbers_of(work, case))
+
+
+@pytest.mark.slow
 def test_adapters_values_and_offload_train_as_on_one_slot(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
