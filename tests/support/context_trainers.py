@@ -61,7 +61,7 @@ MORE_CASES: dict[str, dict[str, Any]] = {
     "ring 2, ulysses 2": {"context": {"ring": 2, "ulysses": 2}},
     "ring 4, checkpointing": {"context": {"ring": 4}, "gradient_checkpointing": True},
 }
-#: With replicas of shards. Each in processes of its own, since torch keeps plans of a mesh's groups.
+#: With replicas of shards. Each in processes of its own: torch keeps plans of groups of a mesh.
 REPLICAS: dict[str, dict[str, Any]] = {
     "ring 2, replicas 2": {"context": {"ring": 2}, "sharding": ShardingSettings(replicas=2)},
     "ring 4 over two replicas": {
