@@ -12,8 +12,11 @@ cp4_peak_memory_over_cp1_32k the most anonymous memory of the worst of four rank
 cp4_peak_memory_over_cp1_32k_ulysses
                              the same of Ulysses alone
 ring_step_time_over_ideal    processor seconds of forward and backward of the slowest of four ranks
-                             in a ring, over a quarter of one rank's. Processor seconds, since four
-                             ranks may share fewer cores: uneven work is part of them, waiting not
+                             in a ring, over a quarter of what the same record takes one rank by
+                             itself. Processor seconds, since four ranks may share fewer cores:
+                             uneven work is part of them, waiting not. In each round each of the
+                             four ranks also computes the whole record by itself, and the mean of
+                             these is one rank's: so both share cores and caches alike
 long_records_dynamic_degree_over_fixed
                              the same seconds of a row with a heavy tail of lengths, in which short
                              records stay whole, over those of the row with all records cut
@@ -28,6 +31,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -76,9 +80,10 @@ def _step_claims(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> list[Cla
     """Returns the claims on forward and backward passes of one long record."""
     gap = max(_apart(alone["gradient"], ranks[0][way]["gradient"]) for way in WAYS)
     memory = {way: max(rank[way]["memory"] for rank in ranks) / alone["memory"] for way in WAYS}
+    whole = zip(*(rank["ring"]["whole"] for rank in ranks), strict=True)
     times = [
-        (slowest, one / RANKS)
-        for slowest, one in zip(_slowest(ranks, "cpu_s"), alone["cpu_s"], strict=True)
+        (slowest, statistics.fmean(by_rank) / RANKS)
+        for slowest, by_rank in zip(_slowest(ranks, "shared"), whole, strict=True)
     ]
     name = "cp4_peak_memory_over_cp1_32k"
     return [
@@ -164,13 +169,32 @@ def _found(spec: dict[str, Any], way: str, rank: int) -> dict[str, Any]:
         with torch.no_grad():
             parts = [_logp(policy, b) for b in _batches(spec["packed"], whole_row=is_shared)]
         found[dtype] = torch.cat(parts).tolist()
-    rounds = spec["rounds"] if way in ("alone", "ring") else 0
     (batch,) = _batches([spec["tokens"]], whole_row=is_shared)
-    found |= _step(policy, batch, rounds)
+    found |= _step(policy, batch)
     if way == "ring":
+        alone = _policy("float32", spec["tokens"], "alone", rank)
+        found |= _seconds(policy, alone, spec["tokens"], spec["rounds"])
         (batch,) = _batches(_heavy_tail(spec["tokens"]), whole_row=True)
-        found |= _degrees(policy, batch, rounds)
+        found |= _degrees(policy, batch, spec["rounds"])
     return found
+
+
+def _seconds(policy: Any, alone: Any, tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Returns processor seconds by round, of a record that is shared, and of one that is whole.
+
+    All ranks compute the whole record at the same time, each by itself.
+    """
+    import torch.distributed as dist
+
+    (shared_row,) = _batches([tokens], whole_row=True)
+    (whole_row,) = _batches([tokens], whole_row=False)
+    seconds: dict[str, list[float]] = {"shared": [], "whole": []}
+    for _ in range(rounds):
+        seconds["shared"].append(_cpu_s(policy, shared_row))
+        dist.barrier()
+        seconds["whole"].append(_cpu_s(alone, whole_row))
+        dist.barrier()
+    return seconds
 
 
 def _heavy_tail(tokens: int) -> list[int]:
@@ -260,11 +284,8 @@ def _logp(policy: Any, batch: Any) -> Any:
     return logp.gather(1, batch.targets[:, None])[:, 0]
 
 
-def _step(policy: Any, batch: Any, rounds: int) -> dict[str, Any]:
-    """Runs forward and backward; returns memory in bytes, processor seconds and the gradient.
-
-    rounds: how often processor seconds are measured.
-    """
+def _step(policy: Any, batch: Any) -> dict[str, Any]:
+    """Runs forward and backward; returns memory in bytes and the gradient."""
     import torch
     import torch.distributed as dist
     from anonymous_memory import Peak, anonymous_bytes
@@ -277,8 +298,7 @@ def _step(policy: Any, batch: Any, rounds: int) -> dict[str, Any]:
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
     if dist.is_initialized():
         dist.all_reduce(gradient)  # over a context group gradients add up
-    cpu_s = [_cpu_s(policy, batch) for _ in range(rounds)]
-    return {"memory": peak.most - before, "cpu_s": cpu_s, "gradient": gradient.tolist()}
+    return {"memory": peak.most - before, "gradient": gradient.tolist()}
 
 
 def _pass(policy: Any, batch: Any) -> None:
