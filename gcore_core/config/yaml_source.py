@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gcore_core.config import venvs
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.job_settings import JobSettings
 from gcore_core.contract.run_files import LATEST
 
@@ -178,8 +178,12 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
+        folder = file.parent
+        beside = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
         raise ConfigError(
-            "no such file.", where=str(file), why=f"looked in {Path.cwd()}"
+            f"no such file{did_you_mean(file.name, beside)}.",
+            where=str(file),
+            why=f"looked in {Path.cwd()}",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read as text: {error}.", where=str(file)) from error

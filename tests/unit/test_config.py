@@ -219,6 +219,8 @@ def test_why_of_an_unknown_key_suggests_one(job: Job) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert message(tmp_path / "no.yaml").startswith(f"{tmp_path / 'no.yaml'}: no such file.")
+    (tmp_path / "another.yaml").touch()
+    assert "(did you mean 'another.yaml'?)" in message(tmp_path / "another.yml")
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "5\n"])
