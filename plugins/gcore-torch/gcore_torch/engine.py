@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from gcore_context.sharing import make_sharing
 from gcore_language.alignment import align
+from gcore_language.bed import Bed, held_bytes
 from gcore_language.cuts import cut_twice, rows_of_rank
 from gcore_language.device_clock import DeviceClock
 from gcore_language.experts import FAMILIES, CheckpointTensors, cut, expert_names
+from gcore_language.host_memory import return_free_pages, return_large_blocks
 from gcore_language.lora import (
     ADAPTER,
     NUMBERS,
@@ -61,7 +63,6 @@ from torch import Tensor
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import TensorSpec
-from gcore_torch.bed import Bed, held_bytes
 from gcore_torch.compiling import compile_layers
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.expert_parallel import experts_of, spread_experts
@@ -74,7 +75,6 @@ from gcore_torch.gradients import (
     SpreadGradients,
     by_mesh,
 )
-from gcore_torch.host_memory import return_free_pages, return_large_blocks
 from gcore_torch.mesh import make_mesh, refuse_images
 from gcore_torch.offload import check_head, offload_layers, offload_policy, refuse_exact_sums
 from gcore_torch.sharding import free_gathered, gathered_for_now, materialise, shard

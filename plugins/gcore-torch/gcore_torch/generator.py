@@ -24,6 +24,7 @@ from gcore_language.alignment import align
 from gcore_language.device_push import DeviceReader, offers_of
 from gcore_language.experts import checkpoint_tensors
 from gcore_language.explain import Score, explain
+from gcore_language.host_memory import return_free_pages, return_large_blocks
 from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
@@ -52,7 +53,6 @@ from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import Decoder, FusedDecoder, TransformersDecoder, make_decoder
 from gcore_torch.graph_decoder import GraphDecoder
-from gcore_torch.host_memory import return_free_pages, return_large_blocks
 from gcore_torch.other_heads import changed_head, heads
 from gcore_torch.sampling import GraphSampler, choose, uniforms
 from gcore_torch.sleeping import SleepingWeights

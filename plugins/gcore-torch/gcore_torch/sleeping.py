@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 import xxhash
+from gcore_language.bed import Bed, bytes_of
 from gcore_language.weights import to_bytes
 from torch import Tensor
 
 from gcore_core.contract.errors import ContractError, WeightMismatch
-from gcore_torch.bed import Bed, bytes_of
 
 #: Numbers of a row of ``sums_of``.
 _ROW = 4096

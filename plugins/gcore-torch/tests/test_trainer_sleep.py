@@ -1,22 +1,14 @@
-"""Trainers that sleep: where their weights go, and that nothing else changes."""
+"""Trainers that sleep: nothing else changes."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from gcore_torch.bed import Bed, held_bytes
 
-from gcore_core.contract.errors import ContractError, PlacementError
 from gcore_core.testing.runs import run_together
 from tests.support import sleeping_ranks
-
-MANY = 1 << 20
 
 
 @pytest.mark.slow
@@ -28,48 +20,3 @@ def test_ranks_that_share_a_model_have_the_bits_of_a_run_without_sleep(
     run_together([["-m", sleeping_ranks.__name__, str(rank), *given] for rank in range(2)])
     without, slept = json.loads((tmp_path / "numbers.json").read_text())
     assert slept == without
-
-
-def test_memory_is_given_back_and_every_view_is_whole_again(tmp_path: Path) -> None:
-    """Also of a tensor that numpy looks at, whose storage nobody could empty."""
-    bed = Bed("policy", 0, str(tmp_path))
-    tensor = torch.arange(MANY, dtype=torch.float32)
-    rows, array = tensor[100:200], tensor.numpy()
-    expected = tensor.clone()
-    awake = held_bytes([tensor])
-    bed.sleep([tensor, rows])
-    with pytest.raises(ContractError, match="sleeps"):
-        bed.check_awake()
-    assert awake > 4 * MANY
-    assert held_bytes([tensor]) <= 2 * 4096
-    assert [file.stat().st_size for file in tmp_path.iterdir()] == [4 * MANY]
-    bed.wake()
-    bed.check_awake()
-    assert torch.equal(tensor, expected)
-    assert torch.equal(rows, expected[100:200])
-    assert array[-1] == MANY - 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no file system in memory here")
-def test_files_in_memory_are_refused() -> None:
-    tensor = torch.ones(MANY)
-    with pytest.raises(PlacementError, match="whose files are memory too"):
-        Bed("policy", 0, "/dev/shm").sleep([tensor])
-    assert bool((tensor == 1).all())
-
-
-def test_a_disk_without_room_is_refused_before_anything_is_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    tensor = torch.ones(MANY)
-    bed = Bed("policy", 0, str(tmp_path))
-    with pytest.raises(PlacementError, match="No space left"):
-        bed.sleep([tensor])
-    bed.check_awake()
-    assert bool((tensor == 1).all())
-    assert not list(tmp_path.iterdir())

@@ -17,10 +17,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from gcore_language.pinned import pinned_bytes
 from torch import Tensor
 
 from gcore_core.contract.errors import ContractError, PlacementError
+from gcore_language.pinned import pinned_bytes
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 

@@ -1,4 +1,4 @@
-"""What a worker frees goes back to the system: see gcore_torch.host_memory."""
+"""What a worker frees goes back to the system: see gcore_language.host_memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCRIPT = """
 import sys, threading
 import torch
 from pathlib import Path
-from gcore_torch.host_memory import return_free_pages, return_large_blocks
+from gcore_language.host_memory import return_free_pages, return_large_blocks
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
