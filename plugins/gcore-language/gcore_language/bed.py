@@ -1,4 +1,4 @@
-"""Keeps a trainer's weights and optimizer elsewhere while it sleeps.
+"""Keeps a worker's weights and optimizer elsewhere while it sleeps.
 
 What is moved are storages, not tensors: every tensor that looks at one, sharded or tied, is whole
 again without being told.
@@ -40,6 +40,7 @@ class Bed:
         self._file = Path(directory) / f"asleep-{role}-{rank}.bin" if directory else None
         self._on_host: list[torch.UntypedStorage] = []
         self._on_device: list[tuple[torch.UntypedStorage, int]] = []  # and their bytes
+        self._scratch: list[tuple[torch.UntypedStorage, int]] = []  # likewise
         self._dropped = False
         self._pinned: dict[int, Tensor] = {}  # by place; kept, since pinning is slow
 
@@ -50,11 +51,15 @@ class Bed:
                 "this trainer sleeps.", where=f"roles.{self._role}", todo="Wake it first."
             )
 
-    def sleep(self, tensors: Iterable[Tensor], *, drop: bool = False) -> None:
+    def sleep(
+        self, tensors: Iterable[Tensor], *, drop: bool = False, scratch: Iterable[Tensor] = ()
+    ) -> None:
         """Moves the bytes of the tensors away and frees their memory.
 
         drop: whether the bytes of an accelerator are dropped instead; ``wake`` then gives memory
             with any bytes.
+        scratch: tensors whose bytes nobody needs again; ``wake`` makes zeros of them. What they
+            share with the tensors to keep is kept.
 
         Raises PlacementError where there is no room for them; nothing has been moved then.
         """
@@ -65,16 +70,24 @@ class Bed:
         self._on_device = [
             (storage, storage.nbytes()) for storage in storages if storage.device.type != "cpu"
         ]
+        kept = {storage.data_ptr() for storage in storages}
+        self._scratch = [
+            (storage, storage.nbytes())
+            for storage in storages_of(scratch)
+            if storage.data_ptr() not in kept
+        ]
         self._write(self._on_host)
         self._dropped = drop
         for place, (storage, _) in enumerate(self._on_device if not drop else ()):
             self._pin(place, storage)
         _wait_for_devices()
-        for storage in self._on_host:
-            _give_pages(storage)
-        for storage, _ in self._on_device:
-            storage.resize_(0)
-        if self._on_device:
+        scratch_storages = [storage for storage, _ in self._scratch]
+        for storage in (*storages, *scratch_storages):
+            if storage.device.type == "cpu":
+                _give_pages(storage)
+            else:
+                storage.resize_(0)
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self.asleep = True
 
@@ -87,6 +100,10 @@ class Bed:
             if self._dropped:
                 continue
             bytes_of(storage).copy_(self._pinned[place], non_blocking=True)
+        for storage, size in self._scratch:
+            if storage.nbytes() < size:  # on a CPU it never got smaller
+                storage.resize_(size)
+            bytes_of(storage).zero_()
         if self._on_host:
             path = self._path()
             with path.open("rb", buffering=0) as file:
@@ -208,7 +225,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    """Returns a device's storage as uint8[bytes]; the same memory."""
+    """Returns a storage as uint8[bytes]; the same memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 

@@ -59,3 +59,22 @@ def test_a_disk_without_room_is_refused_before_anything_is_moved(
     bed.check_awake()
     assert bool((tensor == 1).all())
     assert not list(tmp_path.iterdir())
+
+
+def test_bytes_that_nobody_needs_go_to_no_file_and_are_zeros_after_the_wake(tmp_path: Path) -> None:
+    """What a tensor to keep lies in is kept, although something to be written anew lies there
+    too.
+    """
+    bed = Bed("policy", 0, str(tmp_path))
+    kept, scratch = torch.ones(MANY), torch.ones(2 * MANY)
+    view = scratch[100:200]
+    address = scratch.data_ptr()
+    bed.sleep([kept], scratch=[scratch, kept[:10]])
+    assert held_bytes([kept, scratch]) <= 4 * 4096
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == [4 * MANY]
+    bed.wake()
+    assert bool((kept == 1).all())
+    assert not scratch.any()
+    view += 1
+    assert scratch.sum() == 100
+    assert scratch.data_ptr() == address
