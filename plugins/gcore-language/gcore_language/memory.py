@@ -9,7 +9,7 @@ heads, E head size, T tokens of a micro-batch, A its actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
@@ -329,3 +329,22 @@ def in_every_phase(
     """Yields the same need for each phase."""
     for phase in PHASES:
         yield MemoryNeed(phase=phase, what=what, nbytes=nbytes, setting=setting, note=note)
+
+
+def asleep_trainer(held: Iterable[MemoryNeed], worker: WorkerShape) -> MemoryNeed:
+    """Returns what a trainer's rank keeps in memory while it sleeps; see ``gcore_language.bed``.
+
+    held: what it holds awake. What it holds in a rollout is kept, without gradients.
+    """
+    if worker.device == "cpu":
+        return MemoryNeed(
+            phase=ASLEEP, what="state", nbytes=0, on="host", note="in a file of the run's directory"
+        )
+    kept = (need for need in held if need.phase == "rollout" and need.what != "gradients")
+    return MemoryNeed(
+        phase=ASLEEP,
+        what="state",
+        nbytes=sum(need.nbytes or 0 for need in kept),
+        on="host",
+        note="weights, optimizer and reference, in pinned memory",
+    )

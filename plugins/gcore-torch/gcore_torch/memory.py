@@ -16,6 +16,7 @@ from gcore_language.memory import (
     MOMENTS_BYTES,
     NBYTES,
     Pass,
+    asleep_trainer,
     cast_weights,
     forward_only,
     in_every_phase,
@@ -51,9 +52,10 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     if "values" in worker.requires:
         yield from unknown("of a model with a value head nobody has counted it yet")
         return
-    for need in held_by_rank(model, config, worker):
+    held = list(held_by_rank(model, config, worker))
+    for need in held:
         yield replace(need, on="host") if config.offload.state else need
-    yield _asleep(model, config, worker)
+    yield asleep_trainer(held, worker)
     yield from _computing(_of_slot(model, config.sharding), config, worker)
     yield push_buckets(model, config.dtype, worker.push_bytes)
     if worker.slots > 1:
@@ -92,22 +94,6 @@ def held_by_rank(
             nbytes=16 * own + _MASTER * own,
             note="two float64 for each gradient, and the gradients of one pass",
         )
-
-
-def _asleep(model: Architecture, config: TorchTrainerConfig, worker: WorkerShape) -> MemoryNeed:
-    """Returns what a rank keeps in memory while it sleeps in the rollout; see ``Bed``."""
-    if worker.device == "cpu":
-        return MemoryNeed(
-            phase=ASLEEP, what="state", nbytes=0, on="host", note="in a file of the run's directory"
-        )
-    kept = _MASTER + MOMENTS_BYTES + (_MASTER if keeps_reference(config, worker) else 0)
-    return MemoryNeed(
-        phase=ASLEEP,
-        what="state",
-        nbytes=kept * _own_numbers(model, config, worker.slots),
-        on="host",
-        note="weights, moments and reference in pinned memory",
-    )
 
 
 def _own_numbers(model: Architecture, config: TorchTrainerConfig, slots: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from gcore_language.adapter_push import PushesAdapter
 from gcore_language.device_push import PushesFromDevice
+from gcore_language.resting import RestsInRollout
 from gcore_language.routing import check_routing
 from gcore_language.saving import SavingTrainer
 from gcore_language.shared_values import SharedValues
@@ -19,7 +20,7 @@ from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.engine import TorchEngine
 
 
-class TorchTrainer(PushesAdapter, PushesFromDevice, SavingTrainer):
+class TorchTrainer(PushesAdapter, PushesFromDevice, RestsInRollout, SavingTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
     _engine: TorchEngine  # all bases have one, each with the methods that it calls
@@ -44,19 +45,6 @@ class TorchTrainer(PushesAdapter, PushesFromDevice, SavingTrainer):
         """See ``LanguageTrainer.train``; a mixture of experts adds the metrics of its routers."""
         metrics = super().train(step, advantages, minibatches, epochs)
         return {**metrics, **self._engine.router_metrics()}
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of weights, moments and reference, as they are held now."""
-        return self._engine.memory_bytes
-
-    def sleep(self) -> None:
-        """See ``gcore_core.contract.trainer.SleepsInRollout.sleep``."""
-        self._engine.sleep()
-
-    def wake(self) -> None:
-        """See ``gcore_core.contract.trainer.SleepsInRollout.wake``."""
-        self._engine.wake()
 
 
 class TorchValueTrainer(ValueTraining, TorchTrainer):
