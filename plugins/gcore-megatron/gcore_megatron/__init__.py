@@ -38,6 +38,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "objective.adapts",
                 "save.background",
                 "sharding",
+                "sleep",
                 "values",
             }
         ),

@@ -15,13 +15,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from gcore_language.bed import Bed, held_bytes
 from gcore_language.device_clock import DeviceClock
+from gcore_language.host_memory import return_free_pages
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device
 from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
 from gcore_language.prompts import LOAD_ERRORS, copy_tokenizer, load_tokenizer, unreadable
 from gcore_language.ranks import Ranks
+from gcore_language.state_files import MOMENTS
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
 from gcore_language.value_training import check_value_objective, refuse_reference_of_values
 from gcore_language.values import trains_values
@@ -130,6 +133,7 @@ class MegatronEngine:
         self._model.config.finalize_model_grads_func = self._finalize
         if config.overlap_grad_reduce:
             self._model.config.no_sync_func = self._replicated.no_sync
+        self.bed = Bed(context.role, context.rank, context.directory)
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -184,6 +188,7 @@ class MegatronEngine:
 
         The last pipeline stage computes the log-probs and sends them to the other stages.
         """
+        self.bed.check_awake()
         present = [batch for batch in batches if batch is not None]
         if not present:
             return [None] * len(batches)
@@ -241,6 +246,7 @@ class MegatronEngine:
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
     ) -> None:
+        self.bed.check_awake()
         present = [batch for batch in batches if batch is not None]
         if present:
             self._run(present, loss, entropy, ids)
@@ -353,6 +359,7 @@ class MegatronEngine:
 
     def update(self, rate: float, clip: float) -> float:
         """See ``TrainingEngine``."""
+        self.bed.check_awake()
         optimizer = self._optimizer
         # set in every update, because a loaded state brings its own settings
         for group in optimizer.param_groups:
@@ -370,7 +377,9 @@ class MegatronEngine:
         return norm
 
     def discard(self) -> None:
-        """See ``TrainingEngine``."""
+        """See ``TrainingEngine``; asleep there are no gradients."""
+        if self.bed.asleep:
+            return
         self._replicated.zero_grad_buffer()
         self._optimizer.zero_grad()
 
@@ -385,6 +394,7 @@ class MegatronEngine:
         ]
 
     def _gathered(self) -> Iterator[tuple[convert.Piece, Tensor | None]]:
+        self.bed.check_awake()
         like = next(iter(self._parameters.values()))
         pieces: Iterator[tuple[convert.Piece, Tensor | None]] = convert.gather(
             self._pieces, self._parameters.__getitem__, like
@@ -404,6 +414,7 @@ class MegatronEngine:
 
         Every rank calls this, and then ``wait`` of what it returns.
         """
+        self.bed.check_awake()
         if self._config.checkpoint == "whole":
             return save_whole(directory, self._pieces, self._state, numbers, self.ranks)
         return begin_save(
@@ -420,6 +431,7 @@ class MegatronEngine:
         self.begin_save(directory, numbers).wait()
 
     def load(self, directory: Path) -> dict[str, Any]:
+        self.bed.check_awake()
         if is_distributed(directory):
             return load_state(directory, self._model, self._optimizer)
         return load_whole(directory, self._pieces, self._state)
@@ -435,7 +447,48 @@ class MegatronEngine:
             copy_tokenizer(str(self._model_path), directory, self._tokenizer)
         self.ranks.wait()
 
+    # -- sleep -------------------------------------------------------------------------------------
+
+    def _kept(self) -> Iterator[Tensor]:
+        """Yields what this rank holds from step to step: weights, optimizer and the reference.
+
+        On an accelerator the reference is left out, since it waits in host memory anyway.
+        """
+        optimizer = self._optimizer
+        held = [*self._parameters.values(), *self._reference.values()]
+        for group in optimizer.param_groups:
+            held += group["params"]  # the optimizer's own float32 weights, where it has some
+        for _, state in optimizer.state.items():
+            held += [state[part] for part in MOMENTS if part in state]
+        yield from (tensor for tensor in held if tensor.device.type == self.device.type)
+
+    def _gradient_buffers(self) -> Iterator[Tensor]:
+        """Yields the buffers that gradients are added up in, which Megatron-Core keeps."""
+        replicated = self._replicated
+        for buffer in (*replicated.buffers, *replicated.expert_parallel_buffers):
+            yield buffer.grad_data
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of this rank's weights, gradients, optimizer and reference, as held now."""
+        return held_bytes([*self._kept(), *self._gradient_buffers()])
+
+    def sleep(self) -> None:
+        """See ``SleepsInRollout.sleep``.
+
+        A save in the background has copied what it needs when it began.
+        """
+        self.discard()
+        parallel_state.get_global_memory_buffer().buffer.clear()  # what only a pass needs
+        self.bed.sleep(self._kept(), scratch=self._gradient_buffers())
+        return_free_pages()
+
+    def wake(self) -> None:
+        """See ``SleepsInRollout.wake``."""
+        self.bed.wake()
+
     def close(self) -> None:
+        self.bed.close()
         # Megatron's hooks on gradients refer to this module from torch's C++ objects, where no
         # garbage collector sees it. What it holds, process groups with polling threads among them,
         # would stay as long as this process lives.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gcore_language.resting import RestsInRollout
 from gcore_language.saving import SavingTrainer
 from gcore_language.value_training import ValueTraining
 from gcore_language.values import trains_values
@@ -11,8 +12,10 @@ from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.engine import MegatronEngine
 
 
-class MegatronTrainer(SavingTrainer):
+class MegatronTrainer(RestsInRollout, SavingTrainer):
     """One rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
+
+    _engine: MegatronEngine  # both bases have one, each with the methods that it calls
 
     def __init__(self, config: MegatronTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, MegatronEngine(config, context))
