@@ -23,7 +23,7 @@ from gcore_torch.memory import trainer_memory as of_torch
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.memory import generator_memory as of_vllm
 
-from gcore_core.contract.memory import PUSH_BYTES, MemoryNeed, WorkerShape
+from gcore_core.contract.memory import ASLEEP, PUSH_BYTES, MemoryNeed, WorkerShape
 from gcore_core.contract.records import TensorSpec
 from gcore_core.runtime.messages import BeginPush
 from gcore_core.runtime.process.compute import DirectCompute
@@ -145,6 +145,27 @@ def test_megatrons_reference_waits_in_the_memory_of_the_host(worker: WorkerShape
     assert found(needs, "reference").on == "host"
     assert found(needs, "reference").nbytes == found(needs, "weights").nbytes
     assert found(needs, "weights").on == "device"
+
+
+@pytest.mark.parametrize(
+    "needs_of",
+    [
+        lambda worker: of_deepspeed(DeepSpeedTrainerConfig(stage=2), worker),
+        lambda worker: of_deepspeed(DeepSpeedTrainerConfig(stage=3, offload_params=True), worker),
+        lambda worker: of_megatron(MegatronTrainerConfig(dtype="bfloat16"), worker),
+    ],
+    ids=["deepspeed", "deepspeed, offloaded", "megatron"],
+)
+def test_a_trainer_that_sleeps_keeps_all_but_gradients_on_the_host_and_on_a_cpu_nothing(
+    worker: WorkerShape, needs_of: Any
+) -> None:
+    worker = replace(worker, requires=frozenset({"ref_logp"}))
+    needs = list(needs_of(worker))
+    kept = [found(needs, what).nbytes or 0 for what in ("weights", "optimizer", "reference")]
+    asleep = found(needs, "state", ASLEEP)
+    assert (asleep.on, asleep.nbytes) == ("host", sum(kept))
+    on_cpu = list(needs_of(replace(worker, device="cpu")))
+    assert found(on_cpu, "state", ASLEEP).nbytes == 0
 
 
 def test_a_cache_that_takes_what_is_free_is_unknown_and_one_that_is_set_is_counted(

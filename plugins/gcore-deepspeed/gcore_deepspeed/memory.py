@@ -14,6 +14,7 @@ from dataclasses import replace
 from gcore_language.architecture import Architecture, UnknownSizes, numbers, read_architecture
 from gcore_language.memory import (
     MOMENTS_BYTES,
+    asleep_trainer,
     cast_weights,
     in_every_phase,
     keeps_reference,
@@ -39,7 +40,9 @@ def trainer_memory(config: DeepSpeedTrainerConfig, worker: WorkerShape) -> Itera
     if config.lora.on:
         yield from unknown("of a trainer with adapters nobody has counted it yet")
         return
-    yield from _held(model, config, worker)
+    held = list(_held(model, config, worker))
+    yield from held
+    yield asleep_trainer(held, worker)
     yield from of_passes(model, config, worker)
     yield push_buckets(model, config.dtype, worker.push_bytes)
 

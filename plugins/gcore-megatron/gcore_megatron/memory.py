@@ -19,6 +19,7 @@ from gcore_language.architecture import Architecture, UnknownSizes, read_archite
 from gcore_language.memory import (
     MOMENTS_BYTES,
     NBYTES,
+    asleep_trainer,
     in_every_phase,
     keeps_reference,
     of_passes,
@@ -39,7 +40,9 @@ def trainer_memory(config: MegatronTrainerConfig, worker: WorkerShape) -> Iterat
     except UnknownSizes as error:
         yield from unknown(str(error))
         return
-    yield from _held(model, config, worker)
+    held = list(_held(model, config, worker))
+    yield from held
+    yield asleep_trainer(held, worker)
     stages = config.pipeline_parallel
     run = replace(worker, slots=1)  # no weights are gathered
     for need in of_passes(model, config, run):
