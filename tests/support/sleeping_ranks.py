@@ -1,6 +1,6 @@
 """Ranks of a plugin's trainer, with sleep and without.
 
-``found_by`` runs ``python -m tests.support.sleeping_ranks SPEC RANK`` for each rank. Three steps
+``found_by`` runs ``python -m tests.support.sleeping_ranks CASES RANK`` for each rank. Three steps
 are made from one state, first without a sleep. The second time every step begins after one, a state
 is saved beside a sleep, and the last step goes on from that state.
 """
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gcore_core.contract.factories import import_attribute
@@ -21,7 +23,7 @@ from gcore_core.testing.runs import run_together
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 from tests.support.lockstep_ranks import TRAINERS
 
-LIMIT_S = 240
+LIMIT_S = 300
 SETTINGS = {
     "learning_rate": 3e-3,
     "clip_grad_norm": 0.3,
@@ -30,44 +32,64 @@ SETTINGS = {
 }
 
 
-def found_by(
-    trainer: str, model: Path, work: Path, *, ranks: int = 2, slots: int = 1, **settings: Any
-) -> tuple[Any, Any]:
-    """Returns the metrics of the steps and the weights' hash, without sleep and with it.
+def case_of(
+    trainer: str,
+    model: Path,
+    *,
+    slots: int = 1,
+    engine: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Returns what ``found_by`` takes.
 
     trainer: a plugin's, such as ``torch``.
     slots: that hold a replica of the model together.
     """
-    (work / "meet").mkdir(parents=True)
-    spec = {
+    return {
         "trainer": trainer,
-        "settings": SETTINGS | settings,
         "model": str(model),
-        "ranks": ranks,
         "slots": slots,
-        "work": str(work),
+        "engine": dict(engine or {}),
+        "settings": SETTINGS | settings,
     }
-    (work / "spec.json").write_text(json.dumps(spec))
-    programs = [["-m", __name__, str(work / "spec.json"), str(rank)] for rank in range(ranks)]
+
+
+def found_by(cases: Sequence[dict[str, Any]], work: Path, ranks: int = 2) -> list[tuple[Any, Any]]:
+    """Returns of each case the metrics of the steps and the weights' hash, without sleep and with
+    it.
+
+    The same processes run one case after the other.
+    """
+    given = []
+    for place, case in enumerate(cases):
+        own = work / f"case{place}"
+        (own / "meet").mkdir(parents=True)
+        given.append({**case, "ranks": ranks, "work": str(own)})
+    (work / "cases.json").write_text(json.dumps(given))
+    programs = [["-m", __name__, str(work / "cases.json"), str(rank)] for rank in range(ranks)]
     run_together(programs, LIMIT_S)
-    without, slept = json.loads((work / "numbers.json").read_text())
-    return without, slept
+    found = []
+    for case in given:
+        without, slept = json.loads((Path(case["work"]) / "numbers.json").read_text())
+        found.append((without, slept))
+    return found
 
 
-def run(spec: dict[str, Any], rank: int) -> None:
+def run(case: dict[str, Any], rank: int) -> None:
     """Writes the metrics and the weights' hash of both ways; rank 0 only."""
-    work = Path(spec["work"])
-    factory, settings = map(import_attribute, TRAINERS[spec["trainer"]])
+    work = Path(case["work"])
+    factory, settings = map(import_attribute, TRAINERS[case["trainer"]])
     context = make_context(
-        Path(spec["model"]),
+        Path(case["model"]),
         Clip(beta=0.1),
         rank=rank,
-        ranks=spec["ranks"],
+        ranks=case["ranks"],
         rendezvous=str(work / "meet"),
         directory=str(work),
+        engine=case["engine"],
     )
-    trainer = factory(settings(**spec["settings"]), context)
-    replica, replicas = rank // spec["slots"], spec["ranks"] // spec["slots"]
+    trainer = factory(msgspec.convert(case["settings"], settings), context)
+    replica, replicas = rank // case["slots"], case["ranks"] // case["slots"]
     train(trainer, 0, replica, replicas)
     trainer.save(work / "state")
     found = []
@@ -121,5 +143,6 @@ def _digest(trainer: Any, rank: int) -> str:
 
 
 if __name__ == "__main__":
-    run(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))
+    for given_case in json.loads(Path(sys.argv[1]).read_text()):
+        run(given_case, int(sys.argv[2]))
     os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds

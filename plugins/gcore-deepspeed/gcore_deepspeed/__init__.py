@@ -35,6 +35,7 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
                 "logprobs.tokens",
                 "objective.adapts",
                 "sharding",
+                "sleep",
                 "values",
                 "weights.adapter",
             }

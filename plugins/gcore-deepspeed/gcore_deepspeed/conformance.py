@@ -5,6 +5,8 @@ real DeepSpeed, and where gcore-torch is installed that of a trainer together wi
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,10 @@ class OnLlama:
         directory = tmp_path_factory.mktemp(cls.family)
         save_model(directory, cls.family)
         return {"path": str(directory)}
+
+    @pytest.fixture
+    def memory_of(self) -> Callable[[Any], int]:
+        return lambda trainer: trainer.memory_bytes
 
 
 class OnQwen2(OnLlama):

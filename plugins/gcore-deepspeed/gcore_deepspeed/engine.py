@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 from gcore_context.policy import SharedPolicy, SharedValueModel
 from gcore_context.sharing import make_sharing
+from gcore_language.bed import Bed, held_bytes
 from gcore_language.device_clock import DeviceClock
 from gcore_language.experts import refuse_experts
+from gcore_language.host_memory import return_free_pages
 from gcore_language.lora import (
     ADAPTER,
     NUMBERS,
@@ -58,7 +60,7 @@ from gcore_core.contract.records import TensorSpec
 from gcore_deepspeed.arguments import check_engine, deepspeed_config
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.library import forget_groups, import_deepspeed
-from gcore_deepspeed.optimizer import OptimizerState, discard_gradient
+from gcore_deepspeed.optimizer import OptimizerState, discard_gradient, rows_of, scratch_of
 from gcore_deepspeed.state import load_state, save_universal, save_whole
 
 
@@ -157,6 +159,7 @@ class DeepSpeedEngine:
                 self._reference = self._open_reference()
             elif config.lora.path:
                 self._keep_start()
+        self.bed = Bed(context.role, context.rank, context.directory)
 
     def _check_settings(self) -> dict[str, Any]:
         """Returns DeepSpeed's configuration.
@@ -355,6 +358,7 @@ class DeepSpeedEngine:
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
+        self.bed.check_awake()
         if model == "reference" and self._adapters is not None and self._reference is None:
             with self._adapters.at_start():
                 start: Sequence[Tensor | None] = self.logprobs(batches, "policy")
@@ -376,6 +380,7 @@ class DeepSpeedEngine:
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
     ) -> None:
+        self.bed.check_awake()
         for batch in batches:
             logp, entropies = self._forward(self._engine, batch, entropy, ids)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
@@ -384,6 +389,7 @@ class DeepSpeedEngine:
                 self._engine.backward(value * self.ranks.count)
 
     def update(self, rate: float, clip: float) -> float:
+        self.bed.check_awake()
         zero = self._engine.optimizer
         zero.clip_grad = clip
         for group in zero.param_groups:
@@ -394,6 +400,9 @@ class DeepSpeedEngine:
         return norm if self._engine.was_step_applied() else math.inf
 
     def discard(self) -> None:
+        """See ``TrainingEngine.discard``; asleep there are no gradients."""
+        if self.bed.asleep:
+            return
         discard_gradient(self._engine.optimizer, self._config.stage)
 
     # -- weights -----------------------------------------------------------------------------------
@@ -410,6 +419,7 @@ class DeepSpeedEngine:
 
         With stage 3 a bucket of them is gathered at a time, and all ranks must iterate.
         """
+        self.bed.check_awake()
         pairs = list(zip(self._specs, self._exported.values(), strict=True))
         for bucket in buckets(pairs, self._config.bucket_elements):
             halves = [self._halves(spec.name) for spec, _ in bucket]
@@ -432,6 +442,7 @@ class DeepSpeedEngine:
 
     def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.adapter_push.AdapterEngine``."""
+        self.bed.check_awake()
         for spec, tensor in zip(self._adapter_specs, self._tensors.values(), strict=True):
             with self._gathered([tensor]):
                 yield spec, tensor
@@ -449,6 +460,7 @@ class DeepSpeedEngine:
             )
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
+        self.bed.check_awake()
         if self._adapters is not None and self.ranks.rank == 0:  # which writes them
             numbers = {**numbers, NUMBERS: self._adapters.numbers()}
         if self._config.checkpoint == "universal":
@@ -457,6 +469,7 @@ class DeepSpeedEngine:
             save_whole(self._optimizer, directory, numbers, self.ranks)
 
     def load(self, directory: Path) -> dict[str, Any]:
+        self.bed.check_awake()
         if self.ranks.rank == 0:
             check_numbers(read_numbers(directory)[1], self._adapters, directory)
         numbers = load_state(self._engine, self._optimizer, directory)
@@ -483,7 +496,39 @@ class DeepSpeedEngine:
             copy_tokenizer(self._path, directory, self._tokenizer)
         self.ranks.wait()
 
+    # -- sleep -------------------------------------------------------------------------------------
+
+    def _kept(self) -> Iterator[Tensor]:
+        """Yields what this rank holds from step to step: weights, optimizer and the reference."""
+        for model in (self._engine.module, self._reference):
+            for parameter in () if model is None else model.parameters():
+                yield from rows_of(parameter)
+        yield from self._optimizer.held()
+
+    def _here(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yields those on this rank's device; what is offloaded stays where it is."""
+        yield from (tensor for tensor in tensors if tensor.device.type == self.device.type)
+
+    def _scratch(self) -> Iterator[Tensor]:
+        yield from scratch_of(self._engine.optimizer, self._config.stage)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of this rank's weights, optimizer, reference and buffers, as held now."""
+        return held_bytes(self._here([*self._kept(), *self._scratch()]))
+
+    def sleep(self) -> None:
+        """See ``SleepsInRollout.sleep``."""
+        self.discard()
+        self.bed.sleep(self._here(self._kept()), scratch=self._here(self._scratch()))
+        return_free_pages()
+
+    def wake(self) -> None:
+        """See ``SleepsInRollout.wake``."""
+        self.bed.wake()
+
     def close(self) -> None:
+        self.bed.close()
         for engine in (self._reference, self._engine):
             if hasattr(engine, "destroy"):
                 engine.destroy()

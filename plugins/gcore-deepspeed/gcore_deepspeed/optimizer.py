@@ -1,6 +1,7 @@
 """Reaches into DeepSpeed's ZeRO optimizers where DeepSpeed has no function for it.
 
-That is how gradients are discarded, and how weights and moments are read and set.
+That is how gradients are discarded, how weights and moments are read and set, and what lies in
+memory from step to step.
 """
 
 from __future__ import annotations
@@ -32,6 +33,37 @@ def discard_gradient(zero: Any, stage: int) -> None:
     for gradients in (zero.averaged_gradients, zero.all_grad_tensors):
         for group in gradients:
             gradients[group] = None
+
+
+def rows_of(parameter: Tensor) -> Iterator[Tensor]:
+    """Yields what this rank holds of a parameter: as it is now, and its parts with stage 3."""
+    yield parameter
+    for part in ("ds_tensor", "ds_secondary_tensor"):
+        held = getattr(parameter, part, None)
+        if held is not None:
+            yield held
+
+
+def scratch_of(zero: Any, stage: int) -> Iterator[Tensor]:
+    """Yields the buffers of a ZeRO optimizer whose numbers no later backward pass needs."""
+    offloaded = zero.offload_optimizer if stage == 3 else zero.cpu_offload
+    if stage == 3:
+        yield zero.grad_partitions_flat_buffer
+        buckets = [bucket.buffer for bucket in zero.ipg_buckets.values()]
+        yield from (buffer for buffer in buckets if buffer is not None)
+    elif offloaded:
+        yield zero.temp_grad_buffer_for_cpu_offload
+        yield zero.temp_grad_buffer_for_gpu_offload
+        yield from zero.accumulated_grads_in_cpu.values()
+    if offloaded:
+        yield from (flat.grad for flat in partitions(zero, stage) if flat.grad is not None)
+
+
+def partitions(zero: Any, stage: int) -> list[Tensor]:
+    """Returns this rank's flat float32 partition of every parameter group."""
+    return list(
+        zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
+    )
 
 
 class OptimizerState:
@@ -120,7 +152,7 @@ class OptimizerState:
         """Makes moments of zeros that count this many steps; for 0 that is a new optimizer."""
         state = self._zero.optimizer.state
         state.clear()
-        for flat in self._partitions():
+        for flat in partitions(self._zero, self.stage):
             state[flat] = {name: torch.zeros_like(flat) for name in MOMENTS}
             state[flat]["step"] = torch.tensor(float(steps), device=flat.device)
         self._link()
@@ -135,11 +167,8 @@ class OptimizerState:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
 
-    def _partitions(self) -> list[Tensor]:
-        """Returns this rank's flat float32 partition of every parameter group."""
-        zero = self._zero
-        return list(
-            zero.fp32_partitioned_groups_flat
-            if self.stage == 3
-            else zero.single_partition_of_fp32_groups
-        )
+    def held(self) -> Iterator[Tensor]:
+        """Yields what this rank holds: its flat partitions of weights and moments."""
+        yield from partitions(self._zero, self.stage)
+        for state in self._zero.optimizer.state.values():
+            yield from (state[part] for part in MOMENTS if part in state)

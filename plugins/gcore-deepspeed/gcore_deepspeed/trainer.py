@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 from gcore_language.adapter_push import PushesAdapter
+from gcore_language.resting import RestsInRollout
 from gcore_language.training import LanguageTrainer
 from gcore_language.value_training import ValueTraining
 from gcore_language.values import trains_values
@@ -14,10 +15,10 @@ from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.engine import DeepSpeedEngine
 
 
-class DeepSpeedTrainer(PushesAdapter, LanguageTrainer):
+class DeepSpeedTrainer(PushesAdapter, RestsInRollout, LanguageTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
-    _engine: DeepSpeedEngine  # both bases have one, each with the methods that it calls
+    _engine: DeepSpeedEngine  # all bases have one, each with the methods that it calls
 
     def __init__(self, config: DeepSpeedTrainerConfig, context: WorkerContext) -> None:
         super().__init__(config, context, DeepSpeedEngine(config, context))

@@ -42,9 +42,8 @@ def test_ranks_have_the_bits_of_a_run_without_sleep(
 ) -> None:
     family, settings = LAYOUTS[layout]
     slots = settings.get("tensor_parallel", 1) * settings.get("pipeline_parallel", 1)
-    model = models[family][0]
-    found = sleeping_ranks.found_by("megatron", model, tmp_path / "work", slots=slots, **settings)
-    without, slept = found
+    case = sleeping_ranks.case_of("megatron", models[family][0], slots=slots, **settings)
+    ((without, slept),) = sleeping_ranks.found_by([case], tmp_path)
     assert slept == without
 
 

@@ -13,5 +13,6 @@ from tests.support import sleeping_ranks
 def test_ranks_that_share_a_model_have_the_bits_of_a_run_without_sleep(
     model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
-    without, slept = sleeping_ranks.found_by("torch", model_dirs["qwen2"], tmp_path / "work")
+    case = sleeping_ranks.case_of("torch", model_dirs["qwen2"])
+    ((without, slept),) = sleeping_ranks.found_by([case], tmp_path)
     assert slept == without
