@@ -25,6 +25,18 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_trainer_and_generator_agree_where_the_trainer_sleeps(tmp_path: Path) -> None:
+    from gcore_language.testing import assert_run_agrees_with_sleep
+
+    overrides = [
+        "roles.policy.use=deepspeed",
+        "roles.policy.slots=2",
+        "roles.policy.config.stage=3",
+    ]
+    assert_run_agrees_with_sleep(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=400)
+
+
+@pytest.mark.slow
 def test_deepspeed_continues_a_run_started_by_torch(tmp_path: Path) -> None:
     """Two ranks of DeepSpeed take over from one of torch, with its moments, in a run of real
     processes.

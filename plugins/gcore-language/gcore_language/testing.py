@@ -251,3 +251,16 @@ def assert_run_agrees(
     assert len(outcome.gaps) == steps
     assert max(outcome.gaps) < _MOST
     assert outcome.versions == list(range(steps + 1))
+
+
+def assert_run_agrees_with_sleep(
+    recipe: Path, directory: Path, steps: int, overrides: Sequence[str], timeout_s: float
+) -> None:
+    """Asserts the same of a run whose trainer sleeps while generators draw, and that it slept."""
+    settings = [*overrides, "placement.sleep_in_rollout=always"]
+    assert_run_agrees(recipe, directory, steps, settings, timeout_s)
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    told = [json.loads(line)["metrics"] for line in lines]
+    slept = [row for row in told if "trainer_sleep_s" in row]
+    assert len(slept) == steps - 1  # after the last step there is no rollout
+    assert all(row["trainer_sleep_s"] > 0 and row["trainer_wake_s"] > 0 for row in slept)

@@ -24,6 +24,19 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_trainer_and_generator_agree_where_the_trainer_sleeps(tmp_path: Path) -> None:
+    pytest.importorskip("gcore_torch")
+    from gcore_language.testing import assert_run_agrees_with_sleep
+
+    overrides = [
+        "roles.policy.use=megatron",
+        "roles.policy.slots=2",
+        "roles.policy.config.tensor_parallel=2",
+    ]
+    assert_run_agrees_with_sleep(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=400)
+
+
+@pytest.mark.slow
 def test_megatron_continues_a_run_started_by_torch(tmp_path: Path) -> None:
     """Two tensor-parallel slots take over from one rank of torch, with its moments, in a run of
     real processes.
