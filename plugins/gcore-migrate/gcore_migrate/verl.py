@@ -368,8 +368,6 @@ def _parallel(target: str) -> Any:
 
 def _offload(draft: Draft, value: Any) -> None:
     """A trainer whose weights leave the device between its phases sleeps, with all that it has."""
-    if draft.get(f"{ACTOR}.strategy") == "megatron":
-        raise NoCounterpart("Megatron-Core's trainer does not sleep")
     before = draft.job.get("placement", {}).get("sleep_in_rollout")
     draft.set("placement.sleep_in_rollout", "always" if value or before == "always" else "never")
 
@@ -787,9 +785,9 @@ _ALL: tuple[Rule, ...] = (
     by(f"{ACTOR}.fsdp_config.optimizer_offload", ("placement.sleep_in_rollout",), _offload),
     absent(f"{ACTOR}.fsdp_config.fsdp_size", "the ranks of a role shard its model together"),
     absent(f"{ACTOR}.fsdp_config.offload_policy", _STAYS),
-    absent(f"{ACTOR}.megatron.param_offload", _STAYS),
-    absent(f"{ACTOR}.megatron.optimizer_offload", _STAYS),
-    absent(f"{ACTOR}.megatron.grad_offload", _STAYS),
+    by(f"{ACTOR}.megatron.param_offload", ("placement.sleep_in_rollout",), _offload),
+    by(f"{ACTOR}.megatron.optimizer_offload", ("placement.sleep_in_rollout",), _offload),
+    by(f"{ACTOR}.megatron.grad_offload", ("placement.sleep_in_rollout",), _offload),
     by(
         f"{ACTOR}.megatron.tensor_model_parallel_size",
         (f"{_TO}.tensor_parallel",),
@@ -931,7 +929,7 @@ _ALL: tuple[Rule, ...] = (
         "the reference is sharded as the policy is",
     ),
     by(f"{REF}.fsdp_config.param_offload", ("placement.sleep_in_rollout",), _offload),
-    absent(f"{REF}.megatron.param_offload", _STAYS),
+    absent(f"{REF}.megatron.param_offload", "the reference waits in host memory anyway"),
     # The critic.
     by("critic.model.path", ("roles.critic.model.path",), _of_critic("model.path", str)),
     by(

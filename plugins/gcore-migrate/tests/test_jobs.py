@@ -207,6 +207,18 @@ def test_a_name_of_a_run_can_be_that_of_a_directory() -> None:
     assert job_of_trl("grpo", {"run_name": "qwen/4b"})[0].job["run"]["name"] == "qwen-4b"
 
 
+@pytest.mark.parametrize("offloads", [True, False])
+def test_a_trainer_on_megatron_that_verl_offloads_sleeps(offloads: bool) -> None:
+    actor = "actor_rollout_ref.actor"
+    given = {f"{actor}.strategy": "megatron", f"{actor}.megatron.param_offload": offloads}
+    given |= {f"{actor}.megatron.{what}_offload": False for what in ("grad", "optimizer")}
+    draft, outcomes = job_of_verl(given)
+    assert draft.job["roles"]["policy"]["use"] == "megatron"
+    expected = "always" if offloads else "never"
+    assert draft.job["placement"] == {"sleep_in_rollout": expected}
+    assert all(outcome.targets for outcome in outcomes)
+
+
 def test_vllm_sleeps_for_trl_whichever_of_its_keys_stands_first() -> None:
     given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
     for in_order in (given, dict(reversed(given.items()))):
