@@ -19,6 +19,7 @@ token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,6 +27,22 @@ from torch import Tensor
 from gcore_language.packing import Batch, counts_of
 from gcore_language.ranks import Ranks
 from gcore_language.routing import Routers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalars:
+    """Sums over the tokens and layers of a step.
+
+    entropy: of the routers' probabilities.
+    seen: how many tokens there were; each counts once, and not once a layer.
+    differ, compared: choices, one for each token and layer, that are not the record's, and those
+        that were compared with it.
+    """
+
+    entropy: float
+    seen: float
+    differ: float
+    compared: float
 
 
 class RouterBooks:
@@ -78,7 +95,7 @@ class RouterBooks:
                 forward(batch)
             if batch is not None:
                 taken = routers.taken() if unknown or batch.routing is None else batch.routing
-                counts += self._count(taken, _uses(batch))
+                counts += count_choices(taken.long(), _uses(batch), routers.experts).cpu()
                 tokens += float(_uses(batch).sum())
         *flat, self._tokens = self._ranks.sum([*counts.flatten().tolist(), tokens])
         choices = max(1.0, self._tokens * routers.top_k)
@@ -103,20 +120,6 @@ class RouterBooks:
         share = self._share.to(mean)
         return self._coefficient * routers.experts * (share * mean).sum(-1).mean()
 
-    def _count(self, taken: Tensor, uses: Tensor) -> Tensor:
-        """Returns how often each expert was taken, float64[L, E].
-
-        taken: [N, L, k].
-        uses: float32[N], how often each place counts.
-        """
-        routers = self._routers
-        number = (
-            taken.long() + routers.experts * torch.arange(routers.layers).to(taken.device)[:, None]
-        )
-        weights = uses.double()[:, None, None].expand(number.shape)
-        counts = counts_of(number.flatten(), routers.layers * routers.experts, weights.flatten())
-        return counts.view(routers.layers, routers.experts).cpu()
-
     # -- metrics -----------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -127,7 +130,7 @@ class RouterBooks:
         sums: float32[L, E], the probabilities summed over tokens.
         """
         uses = _uses(batch)
-        self._counts += self._count(self._routers.taken(), uses)
+        self._counts += count_choices(self._routers.taken(), uses, self._routers.experts).cpu()
         self._probabilities += sums.double().cpu()
         self._seen += float(uses.sum())
         for layer in layers:
@@ -153,17 +156,49 @@ class RouterBooks:
         )
         self._clear()
         entropy, seen, differ, compared = numbers[-4:]
-        if not seen:
-            return {}
-        both = torch.tensor(numbers[:-4], dtype=torch.float64).view(2, *shape)
-        share = both[0] / (seen * self._routers.top_k)
-        balance = self._routers.experts * (share * both[1] / seen).sum(-1).mean()
-        found = {
-            "router_busiest_share": float(share.max()),
-            "router_entropy": entropy / (seen * shape[0]),
-            "router_aux_loss": float(balance),
-        }
-        return found | ({"router_differ_share": differ / compared} if compared else {})
+        counts, probabilities = torch.tensor(numbers[:-4], dtype=torch.float64).view(2, *shape)
+        return metrics_of(
+            counts,
+            probabilities,
+            self._routers.top_k,
+            Scalars(entropy=entropy, seen=seen, differ=differ, compared=compared),
+        )
+
+
+def count_choices(taken: Tensor, uses: Tensor, experts: int) -> Tensor:
+    """Returns how often each expert was taken, float64[L, E].
+
+    taken: int64[N, L, k].
+    uses: float32[N], how often each place counts.
+    """
+    layers = taken.shape[1]
+    number = taken + experts * torch.arange(layers, device=taken.device)[:, None]
+    weights = uses.double()[:, None, None].expand(number.shape)
+    counts = counts_of(number.flatten(), layers * experts, weights.flatten())
+    return counts.view(layers, experts)
+
+
+def metrics_of(
+    counts: Tensor, probabilities: Tensor, top_k: int, scalars: Scalars
+) -> dict[str, float]:
+    """Returns the metrics of a step; none for a step without tokens.
+
+    counts, probabilities: float64[L, E], how often each expert was taken, and the sum of its
+        probabilities over tokens.
+    """
+    layers, experts = counts.shape
+    if not scalars.seen:
+        return {}
+    share = counts / (scalars.seen * top_k)
+    balance = experts * (share * probabilities / scalars.seen).sum(-1).mean()
+    found = {
+        "router_busiest_share": float(share.max()),
+        "router_entropy": scalars.entropy / (scalars.seen * layers),
+        "router_aux_loss": float(balance),
+    }
+    if scalars.compared:
+        found["router_differ_share"] = scalars.differ / scalars.compared
+    return found
 
 
 def _uses(batch: Batch) -> Tensor:
