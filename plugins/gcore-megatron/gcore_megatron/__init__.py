@@ -11,7 +11,7 @@ from gcore_language.lora_settings import is_of
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import TrainerProvider, VenvProvider
-from gcore_megatron import arguments
+from gcore_megatron import arguments, split_checks
 from gcore_megatron.config import MegatronTrainerConfig
 
 
@@ -19,8 +19,8 @@ from gcore_megatron.config import MegatronTrainerConfig
 def gcore_trainers() -> Iterable[TrainerProvider]:
     yield TrainerProvider(
         summary=(
-            "AdamW on Megatron-Core: tensor, pipeline, context and data parallel, for Llama, "
-            "Mistral and Qwen"
+            "AdamW on Megatron-Core: tensor, pipeline, context, expert and data parallel, for "
+            "Llama, Mistral, Mixtral and Qwen"
         ),
         factory="gcore_megatron.trainer:make_trainer",
         memory="gcore_megatron.memory:trainer_memory",
@@ -48,10 +48,11 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields the problems with names under ``engine:``."""
+    """Yields the problems with names under ``engine:``, and with experts that slots share."""
     for name, role in plan["roles"].items():
         if is_of(role, "megatron"):
             yield from arguments.problems(role.get("engine") or {}, name)
+            yield from split_checks.problems(plan, name)
 
 
 @hookimpl

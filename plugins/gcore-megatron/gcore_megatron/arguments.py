@@ -28,11 +28,14 @@ SETTINGS = {
     "context_parallel_size": "config.context_parallel",
     "deterministic_mode": "run.deterministic",
     "dist_ckpt_format": "config.checkpoint",
+    "expert_model_parallel_size": "config.expert_parallel",
     "load": "model.path",
     "lr": "config.learning_rate",
     "lr_decay_style": "config.schedule",
     "lr_warmup_iters": "config.warmup_updates",
     "min_lr": "config.final_fraction",
+    "moe_aux_loss_coeff": "config.router_aux_loss",
+    "moe_enable_routing_replay": "config.router_replay",
     "overlap_grad_reduce": "config.overlap_grad_reduce",
     "params_dtype": "config.dtype",
     "pipeline_dtype": "config.dtype",
@@ -54,7 +57,8 @@ SETTINGS |= {
     if setting.name != "lora"
 }
 _BATCH = "micro-batches follow from config.budget_tokens, and an update takes as many as it needs"
-_EXPERTS = "this trainer has no experts; models with experts train with `use: torch`"
+_BALANCE = "config.router_aux_loss balances the choices of a whole update"
+_DROPS = "no token is dropped, since its log-prob would be another than the generator's"
 _FUSED = "it needs Transformer Engine or Apex, which this plugin does without"
 _MODEL = "the model's config.json says it"
 _STAGES = "stages are not interleaved here"
@@ -62,6 +66,11 @@ _STAGES = "stages are not interleaved here"
 _FIXED = (
     {
         "attention_backend": "attention is torch's fused kernel",
+        "expert_tensor_parallel_size": "an expert is whole on its slot",
+        "moe_router_dtype": "routers compute as transformers' do: logits in the model's dtype, "
+        "probabilities in float32",
+        "moe_shared_expert_intermediate_size": "no model with shared experts is built here",
+        "moe_token_dispatcher_type": "tokens are sent from each slot to each (alltoall)",
         "data_parallel_size": "`slots` over the product of the parallel sizes gives it",
         "fp16": "gradients would need a loss scale; config.dtype may be bfloat16",
         "grad_reduce_in_fp32": "gradients are always summed in float32",
@@ -73,8 +82,14 @@ _FIXED = (
     | dict.fromkeys(
         ("global_batch_size", "micro_batch_size", "num_microbatches", "seq_length"), _BATCH
     )
+    | dict.fromkeys(("moe_router_load_balancing_type", "moe_z_loss_coeff"), _BALANCE)
     | dict.fromkeys(
-        ("expert_model_parallel_size", "expert_tensor_parallel_size", "num_moe_experts"), _EXPERTS
+        (
+            "moe_expert_capacity_factor",
+            "moe_pad_expert_input_to_capacity",
+            "moe_token_drop_policy",
+        ),
+        _DROPS,
     )
     | dict.fromkeys(
         (
@@ -84,6 +99,9 @@ _FIXED = (
             "fp8",
             "gradient_accumulation_fusion",
             "masked_softmax_fusion",
+            "moe_grouped_gemm",
+            "moe_permute_fusion",
+            "moe_router_fusion",
             "tp_comm_overlap",
             "transformer_impl",
         ),
@@ -93,8 +111,14 @@ _FIXED = (
         (
             "ffn_hidden_size",
             "hidden_size",
+            "moe_ffn_hidden_size",
+            "moe_layer_freq",
+            "moe_router_pre_softmax",
+            "moe_router_score_function",
+            "moe_router_topk",
             "num_attention_heads",
             "num_layers",
+            "num_moe_experts",
             "num_query_groups",
             "rotary_base",
         ),

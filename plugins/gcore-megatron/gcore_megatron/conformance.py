@@ -45,3 +45,9 @@ class TestQwen2Trainer(OnTinyModel):
     """Grouped heads, biases, tied embeddings."""
 
     family = "qwen2"
+
+
+class TestQwen3MoeTrainer(OnTinyModel):
+    """A mixture of experts."""
+
+    family = "qwen3_moe"

@@ -52,6 +52,7 @@ class Piece:
         whole tensor.
     window: the view of the parameter in which a rank's slice lies.
     filled: size of the split dimension with its padding; 0 without padding.
+    holder: expert-parallel rank that alone has the tensor; None when each has it.
     """
 
     name: str
@@ -60,6 +61,13 @@ class Piece:
     split: int | None = None
     window: Window = _whole
     filled: int = 0
+    holder: int | None = None
+
+    def parameter_here(self) -> str | None:
+        """Returns the name of the parameter on this rank; None where it has no part of it."""
+        if self.holder not in (None, parallel_state.get_expert_model_parallel_rank()):
+            return None
+        return self.parameters.get(parallel_state.get_pipeline_model_parallel_rank())
 
     def slice_shape(self, ranks: int) -> tuple[int, ...]:
         """Returns the shape of one rank's slice, padding included."""
@@ -69,7 +77,9 @@ class Piece:
         return (*self.shape[: self.split], slice_size, *self.shape[self.split + 1 :])
 
 
-def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece]:
+def pieces(
+    model: Architecture, tensor_parallel: int, stages: int, expert_parallel: int = 1
+) -> list[Piece]:
     """Lists all tensors of the model, in the same order on every rank."""
     last = stages - 1
     per_stage = model.layers // stages
@@ -89,7 +99,10 @@ def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece
         embedding[last] = "output_layer.weight"  # the last stage has a copy of its own
     all_pieces = [of_vocabulary("model.embed_tokens.weight", embedding)]
     for layer in range(model.layers):
-        all_pieces += _layer(model, layer, *divmod(layer, per_stage))
+        stage, stage_layer = divmod(layer, per_stage)
+        all_pieces += _layer(model, layer, stage, stage_layer)
+        if layer in model.sparse_layers():
+            all_pieces += _sparse(model, layer, stage, stage_layer, expert_parallel)
     final = {last: "decoder.final_layernorm.weight"}
     all_pieces.append(Piece(name="model.norm.weight", parameters=final, shape=(model.hidden,)))
     if model.values:
@@ -100,8 +113,45 @@ def pieces(model: Architecture, tensor_parallel: int, stages: int) -> list[Piece
     return all_pieces
 
 
+def _sparse(
+    model: Architecture, layer: int, stage: int, stage_layer: int, ranks: int
+) -> Iterator[Piece]:
+    """Yields router and experts of one layer.
+
+    stage_layer: number of the layer in its stage.
+    ranks: over how many ranks the experts are spread.
+    """
+    experts = model.experts
+    if experts is None:
+        raise RuntimeError(f"layer {layer} has no experts")
+    names = experts.names
+    block = f"decoder.layers.{stage_layer}.mlp"
+    stem = f"model.layers.{layer}.{names.block}"
+    yield Piece(
+        name=f"{stem}.gate.weight",
+        parameters={stage: f"{block}.router.weight"},
+        shape=(experts.count, model.hidden),
+    )
+    wide = (experts.channels, model.hidden)
+    own = experts.count // ranks
+    for expert in range(experts.count):
+        holder, place = divmod(expert, own)
+        for matrix, parameter, shape, window in (
+            (names.gate, "linear_fc1", wide, _half(0)),
+            (names.up, "linear_fc1", wide, _half(1)),
+            (names.down, "linear_fc2", wide[::-1], _whole),
+        ):
+            yield Piece(
+                name=f"{stem}.experts.{expert}.{matrix}.weight",
+                parameters={stage: f"{block}.experts.local_experts.{place}.{parameter}.weight"},
+                shape=shape,
+                window=window,
+                holder=holder,
+            )
+
+
 def _layer(model: Architecture, layer: int, stage: int, stage_layer: int) -> Iterator[Piece]:
-    """Yields the tensors of one layer.
+    """Yields the tensors of one layer, without those of experts.
 
     stage_layer: number of the layer in its stage.
     """
@@ -147,11 +197,11 @@ def _layer(model: Architecture, layer: int, stage: int, stage_layer: int) -> Ite
     if model.head_norm:
         yield piece("self_attn.q_norm.weight", "self_attention.q_layernorm.weight", (size,))
         yield piece("self_attn.k_norm.weight", "self_attention.k_layernorm.weight", (size,))
-    yield piece(
-        "mlp.gate_proj.weight", "mlp.linear_fc1.weight", (feed_forward, hidden), 0, _half(0)
-    )
-    yield piece("mlp.up_proj.weight", "mlp.linear_fc1.weight", (feed_forward, hidden), 0, _half(1))
-    yield piece("mlp.down_proj.weight", "mlp.linear_fc2.weight", (hidden, feed_forward), 1)
+    if layer not in model.sparse_layers():
+        wide = (feed_forward, hidden)
+        yield piece("mlp.gate_proj.weight", "mlp.linear_fc1.weight", wide, 0, _half(0))
+        yield piece("mlp.up_proj.weight", "mlp.linear_fc1.weight", wide, 0, _half(1))
+        yield piece("mlp.down_proj.weight", "mlp.linear_fc2.weight", (hidden, feed_forward), 1)
     yield piece("input_layernorm.weight", "input_layernorm.weight", (hidden,))
     yield piece("post_attention_layernorm.weight", "pre_mlp_layernorm.weight", (hidden,))
 
@@ -197,14 +247,14 @@ def load(directory: Path, model_pieces: Sequence[Piece], parameters: Mapping[str
     """
     rank = parallel_state.get_tensor_model_parallel_rank()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
-    stage = parallel_state.get_pipeline_model_parallel_rank()
     with contextlib.ExitStack() as stack:
         files = _open(directory, stack)
         for piece in model_pieces:
-            if stage not in piece.parameters:
+            name = piece.parameter_here()
+            if name is None:
                 continue
             stored = files[piece.name].get_slice(piece.name)
-            window = piece.window(parameters[piece.parameters[stage]])
+            window = piece.window(parameters[name])
             window.copy_(slice_of(stored, piece, rank, ranks).reshape(window.shape))
 
 
@@ -255,7 +305,7 @@ def gather(
 
     All ranks must iterate to the same point, because they send each other their slices. The ranks
     of the tensor's stage join their slices; the first of them sends the result to rank 0 unless it
-    is on rank 0's stage.
+    is on rank 0's stage. An expert comes from the first rank that holds it.
 
     parameter: parameter's name -> this rank's part; all replicas call it at once.
     like: a tensor with the dtype and device of the parts.
@@ -265,6 +315,9 @@ def gather(
     takes_part = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
     first_of_stage = parallel_state.get_tensor_model_parallel_rank() == 0
     for piece in model_pieces:
+        if piece.holder is not None:
+            yield piece, _expert(piece, piece.holder, parameter, like)
+            continue
         owner, name = next(iter(piece.parameters.items()))
         part = parameter(name) if stage == owner else None
         whole = None
@@ -278,6 +331,37 @@ def gather(
             source = parallel_state.get_pipeline_model_parallel_group()
             dist.recv(whole, dist.get_global_rank(source, owner), group=source)
         yield piece, whole if dist.get_rank() == 0 else None
+
+
+def _expert(
+    piece: Piece, holder: int, parameter: Callable[[str], Tensor], like: Tensor
+) -> Tensor | None:
+    """Returns a tensor of an expert on global rank 0, as ``gather`` does; it is whole on a rank."""
+    name = piece.parameter_here()
+    part = None if name is None else piece.window(parameter(name)).detach().contiguous()
+    if parallel_state.get_expert_data_parallel_rank() != 0:
+        return None  # the first replica of the experts is enough
+    rank = dist.get_rank()
+    group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    ranks = dist.get_process_group_ranks(group)
+    source = ranks[_place(next(iter(piece.parameters)), holder, len(ranks))]
+    if rank == source == 0:
+        return part
+    if rank == source and part is not None:
+        dist.send(part, 0, group=group)
+    if rank != 0:
+        return None
+    whole = like.new_empty(piece.shape)
+    dist.recv(whole, source, group=group)
+    return whole
+
+
+def _place(stage: int, holder: int, ranks: int) -> int:
+    """Returns where a stage's expert-parallel rank is among the ranks of one replica of the
+    experts: stages vary slowest.
+    """
+    stages: int = parallel_state.get_pipeline_model_parallel_world_size()
+    return holder + stage * (ranks // stages)
 
 
 def _join(piece: Piece, window: Tensor) -> Tensor:

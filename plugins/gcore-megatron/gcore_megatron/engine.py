@@ -3,12 +3,18 @@
 The ranks of one replica are neighbours: tensor-parallel ranks lie nearest to each other, then
 context-parallel ones, then pipeline stages. Replicas vary slowest. Megatron-Core's own buffers sum
 gradients over micro-batches, replicas and context-parallel ranks.
+
+The experts of a layer are spread over neighbouring ranks of its stage: over tensor-parallel ranks,
+then, where there is one stage, over replicas. Each expert is whole. The ranks that share experts
+send each other tokens in every layer, so they make the same passes, also where one has fewer
+micro-batches.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +59,9 @@ from gcore_megatron.library import (
 from gcore_megatron.logprobs import action_logp, in_chunks, sum_over
 from gcore_megatron.model import ValueModel, architecture, build, check_split
 from gcore_megatron.pretrained import write_pretrained
+from gcore_megatron.routers import StageBooks, Watch, install
 from gcore_megatron.rows import Rows
+from gcore_megatron.split_checks import problems_of_slots
 from gcore_megatron.whole import OptimizerState, load_whole, save_whole
 
 #: The most logits, counted in numbers, that a rank holds at once. The output layer is applied in
@@ -82,7 +90,9 @@ class MegatronEngine:
         self._architecture = model
         _check_ranks(config, context)
         check_split(model, config, context.role)
-        self._pieces = convert.pieces(model, config.tensor_parallel, config.pipeline_parallel)
+        self._pieces = convert.pieces(
+            model, config.tensor_parallel, config.pipeline_parallel, config.expert_parallel
+        )
         convert.check(files, self._pieces)
         reference = None
         if keeps_reference(config, context):
@@ -100,7 +110,9 @@ class MegatronEngine:
         )
         self.ranks = Ranks(context, self.device, always_meet=not dist.is_initialized())
         self.clock = DeviceClock(self.device)
-        self._owns_groups = _join_groups(config)
+        self._spreads = config.expert_parallel > 1
+        self._stand_in = _silent(self.device)
+        self._owns_groups = _join_groups(config, has_experts=model.experts is not None)
         last = parallel_state.is_pipeline_last_stage()
         first_of = (
             parallel_state.get_tensor_model_parallel_rank(),
@@ -111,6 +123,7 @@ class MegatronEngine:
         model_parallel_cuda_manual_seed(context.seed % 2**31 or 1)
         self._model = build(model, config, self.device, deterministic=context.deterministic)
         self._parameters = dict(self._model.named_parameters())
+        self._router_books = self._open_books()
         self._reference = self._load(None if reference is None else reference.directory)
         self._replicated = DistributedDataParallel(
             self._model.config,
@@ -121,11 +134,7 @@ class MegatronEngine:
             ),
             self._model,
         )
-        self._optimizer = self._make_optimizer()
-        self._state = OptimizerState(self._optimizer, self._parameters)
-        if isinstance(self._optimizer.optimizer, torch.optim.AdamW):
-            # make the moments now, so that a state can be saved and loaded before the first step
-            self._state.reset(0)
+        self._optimizer, self._state = self._make_optimizer()
         self._chunk_actions = max(
             1, _CHUNK_LOGITS * config.tensor_parallel // model.rows(config.tensor_parallel)
         )
@@ -157,7 +166,7 @@ class MegatronEngine:
                 }
         return shards
 
-    def _make_optimizer(self) -> Any:
+    def _make_optimizer(self) -> tuple[Any, OptimizerState]:
         config = self._config
         chained = get_megatron_optimizer(
             OptimizerConfig(
@@ -174,10 +183,32 @@ class MegatronEngine:
             ),
             [self._replicated],
         )
-        (optimizer,) = chained.chained_optimizers  # only a model with experts has a second one
-        if isinstance(optimizer.optimizer, torch.optim.AdamW):
-            shim.mend_optimizer(optimizer)
-        return optimizer
+        parts = chained.chained_optimizers  # of a model with experts there are two
+        state = OptimizerState(parts, self._parameters)
+        if isinstance(parts[0].optimizer, torch.optim.AdamW):
+            for part in parts:
+                shim.mend_optimizer(part)
+            # make the moments now, so that a state can be saved and loaded before the first step
+            state.reset(0)
+        return chained, state
+
+    def _open_books(self) -> StageBooks | None:
+        """Returns the books of the routers, and makes these known; None without experts."""
+        experts = self._architecture.experts
+        if experts is None:
+            return None
+        config = self._config
+        watch = Watch(len(experts.layers), experts.count, experts.top_k, self.device)
+        of_stage = self._architecture.layers // config.pipeline_parallel
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        places = [place for place, layer in enumerate(experts.layers) if layer // of_stage == stage]
+        install(self._model, places, experts.normalises, watch)
+        replays = config.router_replay != "never"
+        return StageBooks(watch, self.ranks, config.router_aux_loss, replays=replays)
+
+    def router_metrics(self) -> dict[str, float]:
+        """Returns the metrics of a step's routers, over all ranks; none without experts."""
+        return {} if self._router_books is None else self._router_books.metrics()
 
     # -- forward and backward ----------------------------------------------------------------------
 
@@ -189,7 +220,7 @@ class MegatronEngine:
         The last pipeline stage computes the log-probs and sends them to the other stages.
         """
         self.bed.check_awake()
-        present = [batch for batch in batches if batch is not None]
+        present = self._passes(batches)
         if not present:
             return [None] * len(batches)
         if model == "reference":
@@ -203,7 +234,19 @@ class MegatronEngine:
         if self._config.pipeline_parallel > 1:
             logps = self._tell_stages(present, logps)
         parts = iter(logps)
-        return [None if batch is None else next(parts) for batch in batches]
+        found: list[Tensor | None] = []
+        for batch in batches:
+            logp = None if batch is None and not self._spreads else next(parts)
+            found.append(None if batch is None else logp)
+        return found
+
+    def _passes(self, batches: Sequence[Batch | None]) -> list[Batch]:
+        """Returns the batches that this rank runs: a stand-in for each that other ranks alone have,
+        where they share experts.
+        """
+        if not self._spreads:
+            return [batch for batch in batches if batch is not None]
+        return [self._stand_in if batch is None else batch for batch in batches]
 
     def _tell_stages(self, batches: Sequence[Batch], logps: Sequence[Tensor]) -> Sequence[Tensor]:
         """Broadcasts the last stage's log-probs, joined into one tensor; returns them by batch.
@@ -247,11 +290,10 @@ class MegatronEngine:
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
     ) -> None:
         self.bed.check_awake()
-        present = [batch for batch in batches if batch is not None]
-        if present:
-            self._run(present, loss, entropy, ids)
-        else:
-            self._run([stand_in(self.device)], lambda _, logp, __: logp.sum() * 0.0, "metric")
+        passes = self._passes(batches) or [self._stand_in]
+        if self._router_books is not None:
+            self._router_books.begin(batches, lambda: self._run(passes, None, "metric"))
+        self._run(passes, loss, entropy, ids)
 
     def _run(
         self, batches: Sequence[Batch], loss: LossOf | None, entropy: Entropy, ids: str = ""
@@ -266,13 +308,16 @@ class MegatronEngine:
         def forward(turns: Iterator[Rows], model: Any) -> tuple[Tensor, Any]:
             self._context.progress()
             turn = next(turns)
-            hidden = model(turn.ids, turn.positions, turn.mask)
+            hidden = model(turn.ids, turn.positions, turn.mask, turn.uses, turn.routing)
 
             def loss_of(output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 logp, entropies = self._outputs(turn, output, ids)
                 if entropy == "metric" and entropies is not None:
                     entropies = entropies.detach()
-                value = logp.sum() if loss is None else loss(turn.batch, logp, entropies)
+                if loss is None or turn.batch is self._stand_in:
+                    value = logp.sum() * 0.0
+                else:
+                    value = loss(turn.batch, logp, entropies)
                 return value, torch.zeros((), dtype=torch.int, device=self.device), logp.detach()
 
             return hidden, loss_of
@@ -282,7 +327,10 @@ class MegatronEngine:
         with self.clock.running():  # ``_finalize`` stops it before replicas meet
             logps: list[Tensor] = self._schedule(
                 forward_step_func=forward,
-                data_iterator=(Rows(batch, self._config) for batch in batches),
+                data_iterator=(
+                    Rows(batch, self._config, has_experts=self._router_books is not None)
+                    for batch in batches
+                ),
                 model=self._replicated,
                 num_microbatches=len(batches),
                 seq_length=width,
@@ -371,7 +419,8 @@ class MegatronEngine:
         norm = float(optimizer.get_grad_norm())
         if math.isfinite(norm):
             if clip > 0:
-                clip_grad_by_total_norm_fp32(optimizer.get_parameters(), clip, norm)
+                for part in optimizer.chained_optimizers:
+                    clip_grad_by_total_norm_fp32(part.get_parameters(), clip, norm)
             optimizer.step_with_ready_grads()
         self.discard()
         return norm
@@ -498,6 +547,12 @@ class MegatronEngine:
         self.ranks.close()
 
 
+def _silent(device: torch.device) -> Batch:
+    """Returns a batch that stands in for none: it serves no record."""
+    batch = stand_in(device)
+    return replace(batch, uses=torch.zeros(batch.ids.numel(), device=device))
+
+
 def _hf_config(directory: Path) -> Any:
     from transformers import AutoConfig
 
@@ -514,9 +569,11 @@ def _check_ranks(config: MegatronTrainerConfig, context: WorkerContext) -> None:
             where=f"roles.{context.role}.slots",
             why="A replica takes tensor_parallel x pipeline_parallel x context_parallel slots.",
         )
+    for setting, why in problems_of_slots(config, context.ranks):
+        raise ConfigError(f"{why}.", where=f"roles.{context.role}.config.{setting}")
 
 
-def _join_groups(config: MegatronTrainerConfig) -> bool:
+def _join_groups(config: MegatronTrainerConfig, *, has_experts: bool = False) -> bool:
     """Makes Megatron-Core's process groups unless they exist; returns whether this call made them.
 
     Raises RuntimeError when groups of other sizes exist.
@@ -525,12 +582,16 @@ def _join_groups(config: MegatronTrainerConfig) -> bool:
         "tensor": config.tensor_parallel,
         "pipeline": config.pipeline_parallel,
         "context": config.context_parallel,
+        "expert": config.expert_parallel,
+        "tensor of experts": 1 if has_experts else config.tensor_parallel * config.context_parallel,
     }
     if parallel_state.model_parallel_is_initialized():
         existing = {
             "tensor": parallel_state.get_tensor_model_parallel_world_size(),
             "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
             "context": parallel_state.get_context_parallel_world_size(),
+            "expert": parallel_state.get_expert_model_parallel_world_size(),
+            "tensor of experts": parallel_state.get_expert_tensor_parallel_world_size(),
         }
         if existing != sizes:
             raise RuntimeError(
@@ -541,9 +602,10 @@ def _join_groups(config: MegatronTrainerConfig) -> bool:
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
         context_parallel_size=config.context_parallel,
-        # There are no experts, but Megatron-Core makes their groups too, and requires their
-        # pipelines to be those of the other groups.
-        expert_tensor_parallel_size=config.tensor_parallel * config.context_parallel,
+        expert_model_parallel_size=config.expert_parallel,
+        # Without experts Megatron-Core makes their groups too, and requires their pipelines to be
+        # those of the other groups.
+        expert_tensor_parallel_size=sizes["tensor of experts"],
         order="tp-cp-ep-pp-dp",
     )
     return True

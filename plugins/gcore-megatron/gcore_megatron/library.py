@@ -30,11 +30,14 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
 
 __all__ = [
     "CheckpointingException",
@@ -42,12 +45,15 @@ __all__ = [
     "DistributedDataParallelConfig",
     "FileSystemWriterAsync",
     "GPTModel",
+    "MoELayer",
     "OptimizerConfig",
+    "TopKRouter",
     "TorchCommonSaveStrategy",
     "TorchDistLoadShardedStrategy",
     "TorchDistSaveShardedStrategy",
     "TransformerBlockSubmodules",
     "TransformerConfig",
+    "TransformerLayer",
     "clip_grad_by_total_norm_fp32",
     "dist_checkpointing",
     "filesystem_async",

@@ -1,4 +1,4 @@
-"""Builds Llama, Mistral, Qwen2 and Qwen3 from Megatron-Core's own layers.
+"""Builds Llama, Mistral, Qwen2, Qwen3 and mixtures of experts from Megatron-Core's own layers.
 
 Legend of shapes:
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from gcore_language.experts import ExpertNames, expert_names
 from torch import Tensor
 
 from gcore_core.contract.errors import ConfigError, DataError
@@ -32,16 +33,38 @@ from gcore_megatron.library import (
     parallel_state,
     tensor_parallel,
 )
+from gcore_megatron.routers import ExpertLayer, Router
+from gcore_megatron.split_checks import problems_of_model, sparse_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 #: Rotary embeddings whose angles are positions times constants.
 _ROTARY = ("default", "linear", "llama3")
 #: The rows of embedding and output layer are padded to a multiple of this and of tensor_parallel.
 #: So a checkpoint has the same shape for every tensor_parallel that is a power of two up to this.
 _VOCABULARY_MULTIPLE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The layers of experts of a model.
+
+    count: experts of a layer.
+    top_k: how many of them compute a token.
+    channels: feed-forward channels of an expert.
+    normalises: whether the weights of a token's experts add up to 1.
+    layers: numbers of the layers that have experts, in order.
+    names: how the family's checkpoints name their matrices.
+    """
+
+    count: int
+    top_k: int
+    channels: int
+    normalises: bool
+    layers: tuple[int, ...]
+    names: ExpertNames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +75,7 @@ class Architecture:
     qkv_bias: whether query, key and value projections have biases.
     head_norm: whether queries and keys are normalised (Qwen3).
     tied: whether the output layer has the embedding's weights.
+    experts: None for a model without experts.
     values: whether there is a value head in the place of the output layer.
     """
 
@@ -68,12 +92,17 @@ class Architecture:
     qkv_bias: bool
     head_norm: bool
     tied: bool
+    experts: Experts | None = None
     values: bool = False
 
     def rows(self, tensor_parallel_size: int) -> int:
         """Returns the vocabulary's size with the padding that makes it divisible over ranks."""
         multiple = math.lcm(_VOCABULARY_MULTIPLE, tensor_parallel_size)
         return -(-self.vocabulary // multiple) * multiple
+
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Returns the numbers of the layers that have experts."""
+        return () if self.experts is None else self.experts.layers
 
 
 def architecture(config: PreTrainedConfig, path: str) -> Architecture:
@@ -123,8 +152,39 @@ def architecture(config: PreTrainedConfig, path: str) -> Architecture:
         norm_eps=config.rms_norm_eps,
         rotary=_rotary(config, size, refuse),
         qkv_bias=kind == "qwen2",
-        head_norm=kind == "qwen3",
+        head_norm=kind in ("qwen3", "qwen3_moe"),
         tied=bool(config.tie_word_embeddings),
+        experts=_experts(config, refuse),
+    )
+
+
+def _experts(config: PreTrainedConfig, refuse: Callable[[bool, str, str], None]) -> Experts | None:
+    """Returns the layers of experts of a Mixtral or Qwen3-MoE; None for another family."""
+    names = expert_names(config)
+    if names is None:
+        return None
+    layers = sparse_layers(config)
+    why = "Its config says mlp_only_layers and decoder_sparse_step."
+    refuse(not layers, "this mixture of experts has no layer with experts.", why)
+    jitter = getattr(config, "router_jitter_noise", 0.0)
+    why = "Log-probs must repeat, and noise is drawn in every pass."
+    refuse(bool(jitter), f"megatron's routers have no noise here, this model's is {jitter}.", why)
+    if config.model_type == "mixtral":
+        return Experts(
+            count=config.num_local_experts,
+            top_k=config.num_experts_per_tok,
+            channels=config.intermediate_size,
+            normalises=True,
+            layers=layers,
+            names=names,
+        )
+    return Experts(
+        count=config.num_experts,
+        top_k=config.num_experts_per_tok,
+        channels=config.moe_intermediate_size,
+        normalises=bool(config.norm_topk_prob),
+        layers=layers,
+        names=names,
     )
 
 
@@ -152,12 +212,14 @@ def _rotary(
 
 def check_split(model: Architecture, config: MegatronTrainerConfig, role: str) -> None:
     """Raises ConfigError when Megatron-Core cannot split the model over these parallel sizes."""
-    for name, count, what in (
+    counted = [
         ("tensor_parallel", model.query_heads, "attention heads"),
         ("tensor_parallel", model.kv_heads, "key-value heads"),
-        ("tensor_parallel", model.feed_forward, "feed-forward channels"),
         ("pipeline_parallel", model.layers, "layers"),
-    ):
+    ]
+    if len(model.sparse_layers()) < model.layers:
+        counted.append(("tensor_parallel", model.feed_forward, "feed-forward channels"))
+    for name, count, what in counted:
         size = getattr(config, name)
         if count % size:
             raise ConfigError(
@@ -165,6 +227,9 @@ def check_split(model: Architecture, config: MegatronTrainerConfig, role: str) -
                 where=f"roles.{role}.config.{name}",
                 todo=f"Choose a divisor of {count}.",
             )
+    experts = 0 if model.experts is None else model.experts.count
+    for name, why in problems_of_model(config, experts, model.sparse_layers(), model.layers):
+        raise ConfigError(f"{why}.", where=f"roles.{role}.config.{name}")
 
 
 class Norm(torch.nn.RMSNorm):
@@ -260,18 +325,32 @@ class PolicyModel(GPTModel):
         )
         self._rotary = model.rotary
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        uses: Tensor | None = None,
+        routing: Tensor | None = None,
+    ) -> Tensor:
         """Returns hidden states [S, B, D]; with sequence parallelism this rank's part of S.
 
         ids: int64[B, S].
         positions: int64[B or 1, S].
         mask: as in ``FusedAttention``.
+        uses, routing: as in ``gcore_megatron.routers.ExpertLayer``.
         """
         hidden = self.embedding(input_ids=ids, position_ids=positions) if self.pre_process else None
         self._rotary = self._rotary.to(ids.device)
         angles = positions.t()[..., None].float() * self._rotary
         angles = torch.cat([angles, angles], -1)[:, :, None]
-        return self.decoder(hidden_states=hidden, attention_mask=mask, rotary_pos_emb=angles)
+        return self.decoder(
+            hidden_states=hidden,
+            attention_mask=mask,
+            context=routing,
+            context_mask=uses,
+            rotary_pos_emb=angles,
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns this rank's part of the logits, [A, V / tensor_parallel].
@@ -336,15 +415,14 @@ def build(
     deterministic: whether Megatron-Core chooses operations that repeat bit for bit.
     """
     transformer = _transformer_config(model, config, device, deterministic)
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=model.head_norm)
-    parts = layer.submodules
-    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
-    attention = parts.self_attention.submodules
-    attention.core_attention = FusedAttention
-    if model.head_norm:
-        attention.q_layernorm = attention.k_layernorm = HeadNorm
+    of_stage = get_num_layers_to_build(transformer)
+    first = parallel_state.get_pipeline_model_parallel_rank() * of_stage
+    own = range(first, first + of_stage)
+    dense = _layer_spec(model, 0)
+    sparse = dense if model.experts is None else _layer_spec(model, model.experts.count)
     spec = TransformerBlockSubmodules(
-        layer_specs=[layer] * get_num_layers_to_build(transformer), layer_norm=Norm
+        layer_specs=[sparse if layer in model.sparse_layers() else dense for layer in own],
+        layer_norm=Norm,
     )
     kind = ValueModel if model.values else PolicyModel
     built = kind(transformer, spec, model)
@@ -354,8 +432,40 @@ def build(
         built.output_layer.sequence_parallel = False
         built.output_layer.allreduce_dgrad = config.tensor_parallel > 1
     _mark_shards(built)
+    if model.experts is not None:
+        for name, parameter in built.named_parameters():
+            if is_of_expert(name):
+                # Also where each slot has all experts: then a saved state has one form, and there
+                # may be other replicas of an expert than of the rest.
+                parameter.allreduce = False
     built.train()  # recomputation requires it; there is no dropout
     return built
+
+
+def _layer_spec(model: Architecture, experts: int) -> Any:
+    """Returns how Megatron-Core builds a layer.
+
+    experts: how many it has; 0 for a dense layer.
+    """
+    layer = get_gpt_layer_local_spec(
+        num_experts=experts or None, normalization="RMSNorm", qk_layernorm=model.head_norm
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    attention = parts.self_attention.submodules
+    attention.core_attention = FusedAttention
+    if model.head_norm:
+        attention.q_layernorm = attention.k_layernorm = HeadNorm
+    if model.experts is not None:
+        layer.module = ExpertLayer
+    if experts:
+        parts.mlp.submodules.router = Router
+    return layer
+
+
+def is_of_expert(name: str) -> bool:
+    """Returns whether this is the name of a parameter of an expert."""
+    return ".local_experts." in name
 
 
 class HeadNorm(Norm):
@@ -396,6 +506,20 @@ def _transformer_config(
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
+    experts: dict[str, Any] = {}
+    if model.experts is not None:
+        mixed = len(model.experts.layers) < model.layers
+        frequency = [int(layer in model.experts.layers) for layer in range(model.layers)]
+        experts = {
+            "num_moe_experts": model.experts.count,
+            "moe_router_topk": model.experts.top_k,
+            "moe_ffn_hidden_size": model.experts.channels,
+            "moe_layer_freq": frequency if mixed else 1,
+            "moe_router_load_balancing_type": "none",
+            "moe_router_pre_softmax": True,  # ``Router`` has a rule of its own
+            "expert_model_parallel_size": config.expert_parallel,
+            "expert_tensor_parallel_size": 1,
+        }
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -417,7 +541,7 @@ def _transformer_config(
         context_parallel_size=config.context_parallel,
         sequence_parallel=config.sequence_parallel,
         variable_seq_lengths=config.pipeline_parallel > 1,
-        # there are no experts, but the default dispatcher refuses variable lengths
+        # also without experts, since the default dispatcher refuses variable lengths
         moe_token_dispatcher_type="alltoall",
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -435,4 +559,5 @@ def _transformer_config(
         apply_rope_fusion=False,
         persist_layer_norm=False,
         **recompute,
+        **experts,
     )

@@ -36,9 +36,15 @@ class Rows:
     own_actions: int64, which of the batch's actions this rank predicts; None when it predicts all.
     predict: int64, the places in the hidden states, flattened to [S B, D], that predict those
         actions.
+    uses: float32[S, B], how many records each position serves; None for a model without experts.
+        With sequence parallelism only this rank's part of S.
+    routing: int16[S, B, L, k] of the same positions, the experts that are taken; None where routers
+        choose.
     """
 
-    def __init__(self, batch: Batch, config: MegatronTrainerConfig) -> None:
+    def __init__(
+        self, batch: Batch, config: MegatronTrainerConfig, *, has_experts: bool = False
+    ) -> None:
         self.batch = batch
         rows, batch_width = batch.ids.shape
         ranks = config.context_parallel
@@ -79,3 +85,31 @@ class Rows:
             row = row[self.own_actions]
             position = position[self.own_actions]
         self.predict = position * rows + row
+        self.uses: Tensor | None = None
+        self.routing: Tensor | None = None
+        if has_experts:
+            self._lay_experts(config, width)
+
+    def _lay_experts(self, config: MegatronTrainerConfig, width: int) -> None:
+        """Sets ``uses`` and ``routing``.
+
+        Padding serves no record, and gets the experts 0 .. k - 1.
+        """
+        batch = self.batch
+        rows, batch_width = batch.ids.shape
+        if batch.uses is None:
+            raise RuntimeError("a flat batch does not go through experts")
+        start, stop = 0, width
+        if config.sequence_parallel:
+            part = width // config.tensor_parallel
+            start = part * parallel_state.get_tensor_model_parallel_rank()
+            stop = start + part
+        uses = F.pad(batch.uses.view(rows, batch_width), (0, width - batch_width))
+        self.uses = uses.t()[start:stop].contiguous()
+        if batch.routing is None or config.router_replay == "never":
+            return
+        experts = batch.routing.view(rows, batch_width, *batch.routing.shape[1:])
+        filled = torch.arange(experts.shape[3], device=experts.device, dtype=experts.dtype)
+        whole = filled.expand(rows, width, *experts.shape[2:]).clone()
+        whole[:, :batch_width] = experts
+        self.routing = whole.transpose(0, 1)[start:stop].contiguous()

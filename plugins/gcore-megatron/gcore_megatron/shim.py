@@ -1,7 +1,7 @@
 """Makes Megatron-Core 0.16 run without CUDA by rewriting its sources while they are imported.
 
 Megatron-Core places tensors on "the current CUDA device" by name. Nothing in its arithmetic needs
-CUDA. So on a CPU eight rules rewrite where tensors lie. They change ``megatron.core`` alone, and
+CUDA. So on a CPU nine rules rewrite where tensors lie. They change ``megatron.core`` alone, and
 only in memory: no file changes. Upstream has no CPU device; these rules can go when it has one.
 
     R1   torch.cuda.current_device()                   the CPU       rotary embedding, gradient buffers
@@ -13,6 +13,7 @@ only in memory: no file changes. Upstream has no CPU device; these rules can go 
     R7   the tracker of random streams                 works on torch's CPU generator. Without it ``fork`` does nothing,
                                                        and tensor-parallel ranks diverge without a word
     R10  pin_memory=True                               False         context-parallel rotary embedding
+    R12  torch.cuda.Stream(), and the copy on it       nothing       counts of tokens that are sent to experts
 
 Three rules have nothing to do with CUDA. They mend how torch's AdamW is loaded from a checkpoint;
 Megatron-Core uses that AdamW when neither Transformer Engine nor Apex is installed. These rules are
@@ -41,7 +42,7 @@ _CPU_TYPES = {
     f"torch.cuda.{name}": f"torch.{name}"
     for name in ("FloatTensor", "HalfTensor", "BFloat16Tensor")
 }
-_NOTHING = frozenset({"torch.cuda.synchronize", "torch.cuda.empty_cache"})
+_NOTHING = frozenset({"torch.cuda.synchronize", "torch.cuda.empty_cache", "torch.cuda.Stream"})
 _RANDOM = {
     "torch.cuda.get_rng_state": "get_rng_state",
     "torch.cuda.random.get_rng_state": "get_rng_state",
@@ -98,10 +99,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
         if module.__name__ == "megatron.core.tensor_parallel.random":
             _track_cpu_generator(module)
+        if module.__name__ == "megatron.core.transformer.moe.token_dispatcher":
+            _keep_counts(module.MoEAlltoAllTokenDispatcher)
 
 
 class _Rewrite(ast.NodeTransformer):
-    """Applies the rules R1 to R6 and R10 to a module's syntax tree."""
+    """Applies the rules R1 to R6, R10, and half of R12 to a module's syntax tree."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
@@ -150,6 +153,23 @@ def _call(function: str, arguments: list[ast.expr]) -> ast.Call:
     return ast.Call(
         ast.Attribute(ast.Name("torch", ast.Load()), function, ast.Load()), arguments, []
     )
+
+
+def _keep_counts(dispatcher: Any) -> None:
+    """Applies the other half of R12: counts of tokens lie in host memory already.
+
+    Upstream copies them from the device on a stream of their own, and waits for it.
+    """
+
+    def keep(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
+        if point == self.cuda_dtoh_point:
+            for name in ("input_splits", "output_splits", "output_splits_tp"):
+                counts = getattr(self, name)
+                if hasattr(counts, "numpy"):  # a collective takes an array, and no tensor
+                    setattr(self, name, counts.numpy())
+        return tokens_per_expert
+
+    dispatcher._maybe_dtoh_and_synchronize = keep
 
 
 def _track_cpu_generator(module: Any) -> None:

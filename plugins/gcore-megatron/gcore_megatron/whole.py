@@ -23,56 +23,66 @@ from gcore_core.contract.errors import CheckpointError
 from gcore_megatron import convert
 from gcore_megatron.checkpoint import PendingSave
 from gcore_megatron.library import parallel_state
+from gcore_megatron.model import is_of_expert
 
 
 class OptimizerState:
-    """Float32 weights and AdamW's moments of one of Megatron-Core's optimizers.
+    """Float32 weights and AdamW's moments of Megatron-Core's optimizers.
 
     They are addressed by the names of the model's parameters.
 
+    optimizers: of the model; where there are two, the second is that of the experts.
     like: an empty float32 tensor on the parameters' device.
     """
 
-    def __init__(self, optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
-        self._inner = optimizer.optimizer
+    def __init__(self, optimizers: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
+        self._inner = [optimizer.optimizer for optimizer in optimizers]
         self._parameters = parameters
-        # the replicas that the state is distributed over; None when each replica has all of it
-        self._replicas = getattr(optimizer, "data_parallel_group", None)
+        # name -> the replicas that the state is distributed over; None when each has all of it
+        self._replicas: dict[str, Any] = {}
         self.like = next(iter(parameters.values())).new_empty(0, dtype=torch.float32)
-        # name -> (this rank's span of the flattened parameter, the float32 weights of that span)
-        self._shards: dict[str, tuple[slice, Tensor]] = {}
+        # name -> (this rank's span of the flattened parameter, the float32 weights of that span,
+        # the optimizer that updates them)
+        self._shards: dict[str, tuple[slice, Tensor, Any]] = {}
         for name, parameter in parameters.items():
-            if self._replicas is None:
+            optimizer = optimizers[-1 if is_of_expert(name) else 0]
+            inner = optimizer.optimizer
+            self._replicas[name] = getattr(optimizer, "data_parallel_group", None)
+            if self._replicas[name] is None:
                 # with a model in bfloat16 the optimizer updates a float32 copy
                 main = getattr(parameter, "main_param", parameter)
-                self._shards[name] = slice(0, parameter.numel()), main
+                self._shards[name] = slice(0, parameter.numel()), main, inner
             elif parameter in optimizer.model_param_group_index_map:
                 group, place = optimizer.model_param_group_index_map[parameter]
                 span = optimizer._get_model_param_range_map(parameter)["param"]
                 self._shards[name] = (
                     slice(span.start, span.end),
-                    self._inner.param_groups[group]["params"][place],
+                    inner.param_groups[group]["params"][place],
+                    inner,
                 )
 
     @property
     def steps(self) -> int:
         """How many steps AdamW has made; 0 on a replica that holds none of the state."""
-        counts = [state["step"] for state in self._inner.state.values() if "step" in state]
-        # fused optimizers count once for each parameter group
-        counts += [group["step"] for group in self._inner.param_groups if "step" in group]
+        counts = []
+        for inner in self._inner:
+            counts += [state["step"] for state in inner.state.values() if "step" in state]
+            # fused optimizers count once for each parameter group
+            counts += [group["step"] for group in inner.param_groups if "step" in group]
         return max(map(int, counts), default=0)
 
     def reset(self, steps: int) -> None:
         """Makes moments of zeros that count this many steps; for 0 that is a new optimizer."""
-        counts_apart = isinstance(self._inner, torch.optim.AdamW)
-        for group in self._inner.param_groups:
-            if not counts_apart:
-                group["step"] = steps
-            for main in group["params"]:
-                state = {moment: torch.zeros_like(main) for moment in MOMENTS}
-                self._inner.state[main] = state | (
-                    {"step": torch.tensor(float(steps))} if counts_apart else {}
-                )
+        for inner in self._inner:
+            counts_apart = isinstance(inner, torch.optim.AdamW)
+            for group in inner.param_groups:
+                if not counts_apart:
+                    group["step"] = steps
+                for main in group["params"]:
+                    state = {moment: torch.zeros_like(main) for moment in MOMENTS}
+                    inner.state[main] = state | (
+                        {"step": torch.tensor(float(steps))} if counts_apart else {}
+                    )
 
     @torch.no_grad()
     def whole(self, part: str, name: str) -> Tensor:
@@ -87,8 +97,8 @@ class OptimizerState:
         if name in self._shards:
             span, values = self._part(part, name)
             joined.view(-1)[span] = values
-        if self._replicas is not None:
-            dist.all_reduce(joined, group=self._replicas)
+        if self._replicas[name] is not None:
+            dist.all_reduce(joined, group=self._replicas[name])
         return joined
 
     @torch.no_grad()
@@ -115,8 +125,8 @@ class OptimizerState:
             window(parameter).copy_(values)
 
     def _part(self, part: str, name: str) -> tuple[slice, Tensor]:
-        span, main = self._shards[name]
-        values: Tensor = main if part == "weight" else self._inner.state[main][part]
+        span, main, inner = self._shards[name]
+        values: Tensor = main if part == "weight" else inner.state[main][part]
         return span, values.detach().view(-1)
 
 
@@ -179,10 +189,10 @@ def load_whole(
     places = {piece.name: piece for piece in pieces}
     rank = parallel_state.get_tensor_model_parallel_rank()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
-    stage = parallel_state.get_pipeline_model_parallel_rank()
     for part, name, whole in load_parts(directory, {piece.name: piece.shape for piece in pieces}):
         piece = places[name]
-        if stage in piece.parameters:
+        parameter = piece.parameter_here()
+        if parameter is not None:
             values = convert.slice_of(whole, piece, rank, ranks)
-            state.set(part, piece.parameters[stage], piece.window, values)
+            state.set(part, parameter, piece.window, values)
     return numbers

@@ -24,6 +24,12 @@ class TestQwen2Trainer(conformance.TestQwen2Trainer):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
+class TestQwen3MoeTrainer(conformance.TestQwen3MoeTrainer):
+    pass
+
+
+@pytest.mark.engine
 class TestWholeOptimizer(conformance.TestLlamaTrainer):
     """Every replica has all of AdamW's state."""
 
