@@ -131,6 +131,32 @@ def test_megatrons_slots_hold_the_model_together(
     assert 2 * MODEL.parameters / 8 <= own <= 2 * (MODEL.parameters / 8 + embedding)
 
 
+@pytest.mark.parametrize(("spread", "tensor"), [(1, 1), (4, 1), (8, 1), (4, 4)])
+def test_megatrons_slots_hold_their_own_experts_whole(
+    worker: WorkerShape, spread: int, tensor: int
+) -> None:
+    """Eight slots: those of a replica split the rest, and others hold the same experts."""
+    mixtral = next(model for model in KNOWN if model.name == "Mixtral-8x7B")
+    settings = MegatronTrainerConfig(
+        dtype="bfloat16",
+        expert_parallel=spread,
+        tensor_parallel=tensor,
+        sequence_parallel=tensor > 1,
+    )
+    (Path(worker.model["path"]) / "config.json").write_text(json.dumps(mixtral.config))
+    needs = list(of_megatron(settings, worker))
+    of_layer = 3 * mixtral.config["hidden_size"] * mixtral.config["intermediate_size"]
+    experts = mixtral.config["num_hidden_layers"] * mixtral.config["num_local_experts"] * of_layer
+    dense = (mixtral.parameters - experts) / tensor
+    # norms and routers are whole
+    assert found(needs, "weights").nbytes == pytest.approx(2 * (dense + experts / spread), rel=1e-3)
+    replicas, alike = 8 // tensor, 8 // spread
+    optimizer = 12 * (dense / replicas + experts / spread / alike)
+    assert found(needs, "optimizer").nbytes == pytest.approx(optimizer, rel=1e-3)
+    sent = [need for need in needs if need.what == "tokens under way"]
+    assert bool(sent) == (spread > 1)
+
+
 @pytest.mark.parametrize(("offload", "place"), [(False, "device"), (True, "host")])
 def test_a_reference_of_deepspeed_lies_where_the_weights_do(
     offload: bool, place: str, worker: WorkerShape
