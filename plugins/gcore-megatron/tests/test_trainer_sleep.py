@@ -12,7 +12,7 @@ from gcore_megatron.memory import trainer_memory
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.memory import WorkerShape
-from tests.support import sleeping_ranks
+from tests.support import expert_trainers, sleeping_ranks
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 
 pytestmark = pytest.mark.engine
@@ -43,6 +43,14 @@ def test_ranks_have_the_bits_of_a_run_without_sleep(
     family, settings = LAYOUTS[layout]
     slots = settings.get("tensor_parallel", 1) * settings.get("pipeline_parallel", 1)
     case = sleeping_ranks.case_of("megatron", models[family][0], slots=slots, **settings)
+    ((without, slept),) = sleeping_ranks.found_by([case], tmp_path)
+    assert slept == without
+
+
+def test_ranks_that_spread_experts_have_the_bits_of_a_run_without_sleep(tmp_path: Path) -> None:
+    """Experts have gradients and an optimizer of their own."""
+    model = expert_trainers.save_models(tmp_path, ("mixed",))["mixed"]
+    case = sleeping_ranks.case_of("megatron", model, slots=1, expert_parallel=2)
     ((without, slept),) = sleeping_ranks.found_by([case], tmp_path)
     assert slept == without
 
