@@ -202,6 +202,19 @@ class CutsSamples(Protocol):
 
 
 @runtime_checkable
+class KeepsCaches(Protocol):
+    """Says that samples go on through a push over what older weights have cached of them."""
+
+    def keeps_caches(self) -> bool:
+        """Returns whether generators keep the caches of samples at a push, under these settings.
+
+        It is asked only where ``cuts_samples`` says yes. The policy's generators must then claim
+        the capability "weights.midway.keep". Without the method: False. Samples that a push cuts
+        are then read again under the new weights.
+        """
+
+
+@runtime_checkable
 class KeepsUnfinished(Protocol):
     """Says that a step program saves what unfinished samples have, and goes on with it."""
 
@@ -373,6 +386,11 @@ def cuts_samples(config: Any) -> bool:
     return isinstance(config, CutsSamples) and config.cuts_samples()
 
 
+def keeps_caches(config: Any) -> bool:
+    """Returns whether samples go on through a push over what older weights have cached of them."""
+    return cuts_samples(config) and isinstance(config, KeepsCaches) and config.keeps_caches()
+
+
 def keeps_unfinished(config: Any) -> bool:
     """Returns whether a step program goes on with unfinished samples when a run is resumed."""
     return isinstance(config, KeepsUnfinished) and config.keeps_unfinished()
@@ -465,6 +483,7 @@ ABILITIES = (
     _ability(CountsGroups, "controller"),
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
+    _ability(KeepsCaches, "controller"),
     _ability(KeepsUnfinished, "controller"),
     _ability(PushesNearby, "controller"),
     _ability(SizesPushes, "controller"),

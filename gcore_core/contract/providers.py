@@ -78,6 +78,8 @@ CAPABILITIES = frozenset(
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
         # a generator whose samples go on through a push, read again under the new weights
         "weights.midway",
+        # one that can also go on over what it has cached of its samples, read by older weights
+        "weights.midway.keep",  # (WeightPlan.keeps)
         "weights.push",  # follows the policy's weights (ReceivesWeights)
     }
 )
@@ -176,7 +178,7 @@ class ControllerProvider(Provider):
         sleep before the trainer goes on. Without it such a job is refused.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
-    ``cuts_samples``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
+    ``cuts_samples``, ``keeps_caches``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]

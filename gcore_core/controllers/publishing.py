@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from gcore_core.contract.abilities import keeps_caches
 from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.weight_transfer import SHM
@@ -38,7 +39,8 @@ class Publishing:
 
     No sample may be in flight meanwhile, unless it may have several versions. So a program that
     generates ahead first calls ``Window.drain``, or has generators that go on with samples through
-    a push (capability "weights.midway").
+    a push (capability "weights.midway"). Where the settings say so (``keeps_caches``), these go on
+    over what they have cached.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Publishing:
         self._context = context
         self._config = config
         self._placement = placement
+        self._keeps_caches = keeps_caches(config)
         self._stamp = 0
 
     def digests(self) -> dict[str, int]:
@@ -112,7 +115,9 @@ class Publishing:
         )
 
         async def pull(receiver: int, replica: Peer) -> PushConfirmed:
-            ask = PullWeights(version, receiver, ranks[0].name, attempt, release_before)
+            ask = PullWeights(
+                version, receiver, ranks[0].name, attempt, release_before, self._keeps_caches
+            )
             with _naming(replica):
                 return await insist(replica, PUSH_PULL, ask)
 

@@ -545,6 +545,7 @@ class PullWeights(Message):
     source: peer name of trainer rank 0.
     attempt: as of ``BeginPush``.
     release_before: no shard needs records of earlier steps.
+    keeps: as of ``WeightPlan``.
     """
 
     version: int
@@ -552,6 +553,7 @@ class PullWeights(Message):
     source: str
     attempt: int = 0
     release_before: int = 0
+    keeps: bool = False
 
 
 class PlanRequest(Message):

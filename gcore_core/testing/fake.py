@@ -633,7 +633,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         config=FakeGeneratorConfig,
         capabilities=frozenset(
             {"abort", "continues", "determinism", "logprobs", "sleep"}
-            | {"weights.fingerprint", "weights.midway", "weights.push"}
+            | {"weights.fingerprint", "weights.midway", "weights.midway.keep", "weights.push"}
         ),
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ASKED = ("prompt_ids", "action_ids", "logp", "action_mask", "temperature")
 #: How often samples are drawn until one of them runs on through the pushes: an engine that does not
 #: wait for steps may have ended all of them before.
-_TRIES = 5
+TRIES = 5
 
 
 class MidwayTests(Contract):
@@ -36,7 +36,7 @@ class MidwayTests(Contract):
 
         def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
 
-    def _asks_for_scores(self) -> None:
+    def asks_for_scores(self) -> None:
         if "logprobs" not in self.claimed():
             self.not_claimed("logprobs, by which actions on both sides of a cut are scored again")
 
@@ -48,8 +48,8 @@ class MidwayTests(Contract):
 
         The latter are given all that was sampled before, read again under the new weights.
         """
-        self._asks_for_scores()
-        for _ in range(_TRIES):
+        self.asks_for_scores()
+        for _ in range(TRIES):
             before = generator.version
             generator.submit(requests)
             ended = [record for _ in range(2) for record in generator.step()]
@@ -57,10 +57,10 @@ class MidwayTests(Contract):
             later = self.drain(generator, requests, ended)
             cut = [record for record in later if record.versions == (before, before + 1)]
             scorable = without_media(cut)
-            new = _scored(generator, scorable)
+            new = scored(generator, scorable)
             push(generator, weights, before + 2)
             if cut:
-                self._check(scorable, [_scored(generator, scorable), new])
+                self._check(scorable, [scored(generator, scorable), new])
                 return
         pytest.fail("no sample went on through the push: let samples be longer")
 
@@ -68,8 +68,8 @@ class MidwayTests(Contract):
     def test_two_pushes_cut_a_sample_twice(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
-        self._asks_for_scores()
-        for _ in range(_TRIES):
+        self.asks_for_scores()
+        for _ in range(TRIES):
             before = generator.version
             generator.submit(requests)
             ended = generator.step()
@@ -80,9 +80,9 @@ class MidwayTests(Contract):
             cut = [record for record in later if record.versions == (before, before + 2)]
             if cut:
                 scorable = without_media(cut)
-                old = _scored(generator, scorable)
+                old = scored(generator, scorable)
                 push(generator, perturbed(weights), before + 3)
-                self._check(scorable, [old, _scored(generator, scorable), old])
+                self._check(scorable, [old, scored(generator, scorable), old])
                 return
         pytest.fail("no sample went on through both pushes: let samples be longer")
 
@@ -91,14 +91,14 @@ class MidwayTests(Contract):
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
         """Not in its log-probs, and not in its versions: what was read of the prompt goes, too."""
-        self._asks_for_scores()
+        self.asks_for_scores()
         before = generator.version
         generator.submit(requests)
         push(generator, perturbed(weights), before + 1)
         later = self.drain(generator, requests)
         assert {record.versions for record in later} == {(before + 1, before + 1)}
         scorable = without_media(later)
-        self._check(scorable, [_scored(generator, scorable)])
+        self._check(scorable, [scored(generator, scorable)])
 
     @claims("weights.midway")
     def test_a_record_that_was_cut_says_which_version_sampled_each_action(
@@ -109,9 +109,9 @@ class MidwayTests(Contract):
         Each of two pushes brings other weights, and no version names the weights of another.
         Records of one version have no such column.
         """
-        self._asks_for_scores()
+        self.asks_for_scores()
         other = perturbed(weights)
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             # An engine that several tests share may hold what an earlier one has pushed.
             before = generator.version + 1
             push(generator, weights, before)
@@ -122,13 +122,13 @@ class MidwayTests(Contract):
             push(generator, perturbed(other), before + 2)
             records += self.drain(generator, requests, records)
             for record in records:
-                self._check_version_column(record)
+                self.check_version_column(record)
             cut = without_media(r for r in records if r.versions[0] != r.versions[1])
-            parts = {before + 2: _scored(generator, cut)}
+            parts = {before + 2: scored(generator, cut)}
             push(generator, other, before + 3)
-            parts[before + 1] = _scored(generator, cut)
+            parts[before + 1] = scored(generator, cut)
             push(generator, weights, before + 4)
-            parts[before] = _scored(generator, cut)
+            parts[before] = scored(generator, cut)
             for number, record in enumerate(cut):
                 of_version = {version: scores[number] for version, scores in parts.items()}
                 self._check_actions(record, of_version)
@@ -136,23 +136,25 @@ class MidwayTests(Contract):
                 return
         pytest.fail("no sample went on through a push: let samples be longer")
 
-    def _check_version_column(self, record: Finished) -> None:
+    def check_version_column(self, record: Finished) -> None:
         """A record has a sound column "version" where more than one version sampled it."""
         first, last = record.versions
         if first == last:
             assert VERSION not in record.columns, (
-                f"{_name(record)}: one version sampled it, and it has the column {VERSION!r}"
+                f"{name_of(record)}: one version sampled it, and it has the column {VERSION!r}"
             )
             return
         assert VERSION in record.columns, (
-            f"{_name(record)}: versions {first} to {last} sampled it, and it has no column "
+            f"{name_of(record)}: versions {first} to {last} sampled it, and it has no column "
             f"{VERSION!r}"
         )
         column = record.columns[VERSION]
         actions = record.columns["action_ids"].size
         problem = version_problem(column, actions, record.versions)
-        assert not problem, f"{_name(record)}: {problem}"
-        assert column[-1] == last, f"{_name(record)}: version {last} did not sample its last action"
+        assert not problem, f"{name_of(record)}: {problem}"
+        assert column[-1] == last, (
+            f"{name_of(record)}: version {last} did not sample its last action"
+        )
 
     def _check_actions(self, record: Finished, of_version: Mapping[int, np.ndarray]) -> None:
         """Each action has the log-prob of its version.
@@ -165,7 +167,7 @@ class MidwayTests(Contract):
         )
         apart = abs(columns["logp"] - expected)[columns["action_mask"] > 0]
         assert apart.max(initial=0.0) <= self.tolerance, (
-            f"{_name(record)}: an action's log-prob is not of the version that its column "
+            f"{name_of(record)}: an action's log-prob is not of the version that its column "
             f"{VERSION!r} names"
         )
 
@@ -180,12 +182,12 @@ class MidwayTests(Contract):
             fits = [abs(logp - part[number]) <= self.tolerance for part in parts]
             fits = [fit | ~trained for fit in fits]
             assert _can_be_cut(fits), (
-                f"{_name(record)}: no cut divides its log-probs in those of older and those of "
+                f"{name_of(record)}: no cut divides its log-probs in those of older and those of "
                 "newer weights"
             )
 
 
-def _name(record: Finished) -> str:
+def name_of(record: Finished) -> str:
     return f"ordinal {record.request.ordinal}, sample {record.request.sample}"
 
 
@@ -198,10 +200,11 @@ def without_media(records: Iterable[Finished]) -> list[Finished]:
     return [record for record in records if not record.media]
 
 
-def _scored(generator: Any, records: list[Finished]) -> list[np.ndarray]:
+def scored(generator: Any, records: list[Finished]) -> list[np.ndarray]:
+    """Returns the log-probs float32[A] of each record's actions under the present weights."""
     asked = [{name: record.columns[name] for name in _ASKED} for record in records]
-    scored: list[np.ndarray] = generator.logprobs(asked)
-    return scored
+    found: list[np.ndarray] = generator.logprobs(asked)
+    return found
 
 
 def _can_be_cut(fits: Sequence[np.ndarray]) -> bool:

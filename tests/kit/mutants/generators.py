@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from gcore_core.contract.columns import VERSION, action_versions
+from gcore_core.contract.columns import VERSION, Columns, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import Finished, Piece, SampleRequest
@@ -24,8 +24,14 @@ from gcore_core.testing.fake import FakeGenerator, log_softmax
 _CUT = "test_a_record_that_was_cut_says_which_version_sampled_each_action"
 
 
+_FAKE = next(iter(fake.gcore_generators()))
+#: Without what ``CleanCaching`` and its mutants claim.
+_CAN = _FAKE.capabilities - {"weights.midway.keep"}
+
+
 class Clean(GeneratorContract):
-    provider = next(iter(fake.gcore_generators()))
+    provider = _FAKE
+    capabilities = _CAN
     caught_by: ClassVar[tuple[str, ...]] = ()
     Backend: ClassVar[type[FakeGenerator]] = FakeGenerator
 
@@ -686,7 +692,7 @@ def routed(record: Finished, tokens: int) -> Finished:
 
 
 class CleanRouting(Clean):
-    capabilities = next(iter(fake.gcore_generators())).capabilities | {"routing"}
+    capabilities = _CAN | {"routing"}
 
     class Backend(FakeGenerator):
         """Says of each token that was read which experts computed it."""
@@ -864,3 +870,196 @@ class ForgetsTheVersionBetween(Clean):
             first, last = ended.versions
             column = ended.columns[VERSION]
             return with_columns(ended, version=np.where(column == first, first, last).astype("i4"))
+
+
+# -- pushes that keep caches -----------------------------------------------------------------------
+
+
+class CleanKeeping(Clean):
+    """The fake has nothing cached, so it may claim that it keeps that."""
+
+    capabilities = _FAKE.capabilities
+
+
+class Caching(FakeGenerator):
+    """A letter depends on all that was read before it, each token under the weights of then."""
+
+    def __init__(self, config: fake.FakeGeneratorConfig, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        # Key of a running sample -> what reading each of its tokens has added to the logits.
+        self._caches: dict[tuple[int, int], list[np.ndarray]] = {}
+
+    def step(self) -> list[Finished]:
+        """Gives each sample a letter in a step of its own, with its own logits."""
+        if not self._logits.size or not self._running:
+            return super().step()
+        running, weights = self._running, self._logits
+        ended = []
+        for key, one in running.items():
+            self._running = {key: one}
+            self._logits = self._next_logits(key, *one)
+            ended += super().step()
+            self._logits = weights
+        over = {(record.request.ordinal, record.request.sample) for record in ended}
+        self._running = {key: one for key, one in running.items() if key not in over}
+        return ended
+
+    def _next_logits(
+        self, key: tuple[int, int], request: SampleRequest, letters: list[int]
+    ) -> np.ndarray:
+        cache = self._caches.setdefault(key, [])
+        tokens = [*(request.prompt.text or "").encode(), *letters]
+        cache += [self._read(token) for token in tokens[len(cache) :]]
+        return self._logits + _sum(cache)
+
+    def _read(self, token: int) -> np.ndarray:
+        return np.asarray(3 * np.roll(self._logits, token), np.float32)
+
+    def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+        self._caches.pop((request.ordinal, request.sample), None)
+        return super()._finished(request, letters, status)
+
+    def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
+        scored = []
+        for record in records:
+            actions = record["action_ids"].tolist()
+            tokens = [*record["prompt_ids"].tolist(), *actions]
+            first = len(tokens) - len(actions)
+            reads = [self._read(token) for token in tokens]
+            tables = [
+                log_softmax(self._logits + _sum(reads[: first + i])) for i in range(len(actions))
+            ]
+            pairs = zip(tables, actions, strict=True)
+            scored.append(np.array([table[letter] for table, letter in pairs], np.float32))
+        return scored
+
+    def sleep(self) -> None:
+        super().sleep()
+        self._caches.clear()
+
+    def commit_weights(self, plan: WeightPlan) -> None:
+        super().commit_weights(plan)
+        if not plan.keeps:
+            self._caches.clear()
+
+
+def _sum(reads: Sequence[np.ndarray]) -> np.ndarray:
+    """Adds up what tokens add to the logits, float32[V]: about as much for long texts as for short
+    ones.
+    """
+    zero = np.zeros(len(fake.VOCABULARY), np.float32)
+    total = np.sum(reads, axis=0, dtype=np.float32) if reads else zero
+    return np.asarray(total / np.float32(max(1, len(reads)) ** 0.5), np.float32)
+
+
+class CleanCaching(CleanKeeping):
+    Backend: ClassVar[type[FakeGenerator]] = Caching
+
+
+class LosesWhatItKeeps(CleanCaching):
+    """A push leaves places in the cache, and nothing in them."""
+
+    caught_by = ("test_the_same_weights_over_kept_caches_change_nothing",)
+
+    class Backend(Caching):
+        def commit_weights(self, plan: WeightPlan) -> None:
+            super().commit_weights(plan)
+            for cache in self._caches.values():
+                cache[:] = [np.zeros_like(read) for read in cache]
+
+
+class GoesOnWithTheOldWeights(CleanCaching):
+    """What runs at a push that keeps caches keeps the old weights as well."""
+
+    caught_by = ("test_over_kept_caches_the_new_weights_sample",)
+
+    class Backend(Caching):
+        def _next_logits(
+            self, key: tuple[int, int], request: SampleRequest, letters: list[int]
+        ) -> np.ndarray:
+            self._held = getattr(self, "_held", {})
+            if not letters or key not in self._held:
+                self._held[key] = self._logits
+            self._logits = self._held[key]
+            return super()._next_logits(key, request, letters)
+
+        def commit_weights(self, plan: WeightPlan) -> None:
+            super().commit_weights(plan)
+            if not plan.keeps:
+                self._held = {}
+
+        def sleep(self) -> None:
+            super().sleep()
+            self._held = {}
+
+
+class KeepsCachesUnasked(CleanCaching):
+    caught_by = (
+        "test_a_push_that_keeps_nothing_has_kept_caches_read_again",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_two_pushes_cut_a_sample_twice",
+        _CUT,
+    )
+
+    class Backend(Caching):
+        def commit_weights(self, plan: WeightPlan) -> None:
+            super().commit_weights(WeightPlan(plan.version, plan.tensors, keeps=True))
+
+
+class SharesWhatOlderWeightsHaveRead(CleanCaching):
+    """A new sample takes what a running one of the same prompt has cached."""
+
+    caught_by = ("test_new_samples_use_nothing_that_older_weights_have_cached",)
+
+    class Backend(Caching):
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            for request in requests:
+                prompt = request.prompt
+                for key, (other, _) in self._running.items():
+                    if other.prompt == prompt and (cache := self._caches.get(key)):
+                        count = len(prompt.text or "")
+                        self._caches[request.ordinal, request.sample] = cache[:count]
+            super().submit(requests)
+
+
+class KeepsPromptsOfSamplesWithoutActions(CleanCaching):
+    """It reads prompts as soon as they are asked for."""
+
+    caught_by = (
+        "test_samples_without_actions_keep_nothing",
+        "test_new_samples_use_nothing_that_older_weights_have_cached",
+    )
+
+    class Backend(Caching):
+        def submit(self, requests: Sequence[SampleRequest]) -> None:
+            super().submit(requests)
+            for request in requests:
+                self._next_logits((request.ordinal, request.sample), request, [])
+
+
+class NamesVersionsOfKeptSamplesLate(CleanCaching):
+    """The first action behind a cut counts as one of the older weights."""
+
+    caught_by = ("test_over_kept_caches_the_new_weights_sample", _CUT)
+
+    class Backend(Caching):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            column = ended.columns.get(VERSION)
+            if column is None or column[-2] != column[-1]:  # the last action would say it, too
+                return ended
+            return with_columns(ended, version=np.concatenate([column[:1], column[:-1]]))
+
+
+class NamesVersionsOfKeptSamplesEarly(CleanCaching):
+    """The last action before a cut counts as one of the newer weights."""
+
+    caught_by = ("test_over_kept_caches_the_new_weights_sample", _CUT)
+
+    class Backend(Caching):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            column = ended.columns.get(VERSION)
+            if column is None or column[0] != column[1]:  # the first action would say it, too
+                return ended
+            return with_columns(ended, version=np.concatenate([column[1:], column[-1:]]))
