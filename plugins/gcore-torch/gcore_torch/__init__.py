@@ -70,7 +70,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         capabilities=frozenset(
             {"abort", "continues", "determinism", "images", "logprobs", "routing", "sleep"}
             | {"weights.adapter", "weights.device", "weights.fingerprint", "weights.midway"}
-            | {"weights.push"}
+            | {"weights.midway.keep", "weights.push"}
         ),
         needs=_NEEDS,
         preload=_PRELOAD,

@@ -87,7 +87,10 @@ class Decoder(Protocol):
         """
 
     def take_weights(self) -> None:
-        """Takes references to the model's weights again; called when they are back in memory."""
+        """Takes the model's weights again: when they are back in memory, or others have come.
+
+        Rows and their cache stay as they are.
+        """
 
 
 class FusedDecoder:

@@ -101,6 +101,8 @@ class _Rows:
     seed: uint64[capacity].
     greedy: bool[capacity].
     version: int64[capacity], of the weights that sampled the first action.
+    kept: bool[capacity], whether older weights than those that sample now have read a part of what
+        is cached.
     sampled_by: of each running sample, the versions that sampled its actions.
     routing: of each running sample the experts of what was read of it so far, in pieces [T, L, k];
         empty lists unless the model has experts.
@@ -116,6 +118,7 @@ class _Rows:
         self.seed = np.zeros(capacity, np.uint64)
         self.greedy = np.zeros(capacity, np.bool_)
         self.version = np.zeros(capacity, np.int64)
+        self.kept = np.zeros(capacity, np.bool_)
         self.sampled_by: list[SampledBy] = []
         self.routing: list[list[np.ndarray]] = []
 
@@ -127,6 +130,7 @@ class _Rows:
         self.seed[fresh] = [row.request.seed & _SEED_MASK for row in rows]
         self.greedy[fresh] = [row.request.greedy for row in rows]
         self.version[fresh] = version
+        self.kept[fresh] = False
         self.waiting += rows
         self.sampled_by += [SampledBy() for _ in rows]
         self.routing += [[] for _ in rows]
@@ -165,6 +169,7 @@ class _Rows:
             self.seed,
             self.greedy,
             self.version,
+            self.kept,
         ):
             column[to] = column[source]
         self.waiting = [self.waiting[i] for i in order.tolist()]
@@ -481,6 +486,7 @@ class TorchGenerator:
             return logits
         # the weights are new or the cache was dropped: prompts and actions so far are read again
         self._stale = False
+        rows.kept[: rows.count] = False
         self._decoder.clear()
         so_far = [
             np.concatenate([waiting.prompt, rows.tokens[i, : rows.length[i]]])
@@ -517,8 +523,10 @@ class TorchGenerator:
             top_k=config.top_k,
         )
         if self._steady is not None and not is_exact:
-            # where rounding may have decided: drawn again, from the trainer's own forward pass
-            for row in (margins < NEAR).nonzero().flatten().tolist():
+            # where rounding may have decided: drawn again, from the trainer's own forward pass;
+            # that one reads all anew, so it is not for rows over kept caches
+            near = (margins < NEAR).numpy() & ~rows.kept[: rows.count]
+            for row in near.nonzero()[0].tolist():
                 tokens[row], logp[row], _ = choose(
                     self._steady.next_logits(rows.waiting[row].row, self._actions(row)),
                     torch.from_numpy(uniform[row : row + 1]),
@@ -729,13 +737,19 @@ class TorchGenerator:
     def commit_weights(self, plan: WeightPlan) -> None:
         """Ends a push; see ``ReceivesWeights.commit_weights``.
 
-        Running samples go on under the new weights; the next step reads them again.
+        Running samples go on under the new weights. The next step reads them again, unless the plan
+        keeps what is cached of them.
         """
         self._inbox.complete()
         self._adapter.commit()
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
-        self._stale = self._rows.count > 0
+        # what an earlier push or a sleep has dropped cannot be kept
+        self._stale = self._rows.count > 0 and (self._stale or not plan.keeps)
+        if not self._stale:
+            self._rows.kept[: self._rows.count] = True
+            for decoder in self._decoders():
+                decoder.take_weights()
         self._rows.pushed(self.version)
         self._inbox.commit(plan.version)
 
