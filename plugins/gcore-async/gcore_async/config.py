@@ -18,7 +18,8 @@ class AsyncConfig(SyncConfig):
         Above it, a slow group may be taken by a later step, up to this age.
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
         version. "recompute": they pause, the generator reads again what they have so far under the
-        new weights, and they go on; a sample may have several versions.
+        new weights, and they go on; a sample may have several versions. "keep": they go on over
+        what the older weights have cached of them, and nothing is read again.
     unfinished: what a checkpoint holds of samples that run. "redraw": nothing, so a resumed run
         draws them again. "keep": what they have so far, and a resumed run goes on from there.
     order: which groups a step of a deterministic run takes. "auto": in order, so that the run
@@ -30,7 +31,7 @@ class AsyncConfig(SyncConfig):
 
     ahead: int = 1
     age: int = 4
-    midway: Literal["wait", "recompute"] = "wait"
+    midway: Literal["wait", "recompute", "keep"] = "wait"
     unfinished: Literal["redraw", "keep"] = "redraw"
     order: Literal["auto", "clock"] = "auto"
     replay: str | None = None
@@ -51,8 +52,8 @@ class AsyncConfig(SyncConfig):
             )
         if self.keeps_unfinished() and self.midway == "wait":
             raise ValueError(
-                "unfinished: keep needs midway: recompute; with midway: wait no sample runs when a "
-                "checkpoint is made, so leave unfinished out"
+                "unfinished: keep needs midway: recompute or keep; with midway: wait no sample "
+                "runs when a checkpoint is made, so leave unfinished out"
             )
         if self.replay is not None and self.midway != "wait":
             raise ValueError(
@@ -62,7 +63,11 @@ class AsyncConfig(SyncConfig):
 
     def cuts_samples(self) -> bool:
         """Returns whether a push comes while samples run."""
-        return self.midway == "recompute"
+        return self.midway != "wait"
+
+    def keeps_caches(self) -> bool:
+        """Returns whether samples go on through a push over what is cached of them."""
+        return self.midway == "keep"
 
     def keeps_unfinished(self) -> bool:
         """Returns whether a resumed run goes on with unfinished samples."""

@@ -46,7 +46,13 @@ JOB = SimulatedJob(
     takes_stale=True,
     filter="gcore_core.builtin.filters:Varied",
 )
-WINDOWS = [(1, 1, "wait"), (1, 4, "recompute"), (2, 4, "recompute"), (2, 2, "wait")]
+WINDOWS = [
+    (1, 1, "wait"),
+    (1, 4, "recompute"),
+    (2, 4, "recompute"),
+    (2, 4, "keep"),
+    (2, 2, "wait"),
+]
 
 
 def program(ahead: int, age: int, midway: str, unfinished: str = "redraw") -> Program:
@@ -98,7 +104,7 @@ def test_the_rules_hold_when_messages_are_lost_and_processes_killed(
     assert largest >= ahead, "nothing ran ahead"
 
 
-@pytest.mark.parametrize("midway", ["wait", "recompute"])
+@pytest.mark.parametrize("midway", ["wait", "recompute", "keep"])
 def test_only_a_push_that_goes_on_cuts_samples(midway: str, tmp_path: Path) -> None:
     shares = []
     for seed in range(4):
@@ -108,7 +114,7 @@ def test_only_a_push_that_goes_on_cuts_samples(midway: str, tmp_path: Path) -> N
             simulate(job, tmp_path / str(seed), Faults(seed, rate=0.0, kills=0.0), made)
         )
         shares += [report.metrics["age/spanning_share"] for report in outcome.reports[1:]]
-    assert (max(shares) > 0) == (midway == "recompute")
+    assert (max(shares) > 0) == (midway != "wait")
 
 
 def test_with_nothing_ahead_it_trains_as_the_synchronous_program(tmp_path: Path) -> None:

@@ -272,7 +272,9 @@ def test_check_accepts_log_probs_with_a_correction(old_logprobs: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ahead", "age", "midway"), [(1, 1, "wait"), (1, 4, "recompute")], ids=["one", "four"]
+    ("ahead", "age", "midway"),
+    [(1, 1, "wait"), (1, 4, "recompute"), (1, 4, "keep")],
+    ids=["one", "four", "kept"],
 )
 def test_the_quickstart_learns_with_generation_ahead(
     ahead: int, age: int, midway: str, tmp_path: Path
