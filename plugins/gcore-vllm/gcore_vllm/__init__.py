@@ -25,7 +25,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_vllm.engine:VllmGenerator",
         config=VllmGeneratorConfig,
         capabilities=frozenset({"abort", "images", "logprobs", "weights.adapter"})
-        | {"weights.device", "weights.midway", "weights.push"},
+        | {"weights.device", "weights.midway", "weights.midway.keep", "weights.push"},
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",
@@ -37,7 +37,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=VllmGeneratorConfig,
         capabilities=frozenset(
             {"abort", "images", "logprobs", "sleep", "weights.adapter"}
-            | {"weights.device", "weights.midway", "weights.push"}
+            | {"weights.device", "weights.midway", "weights.midway.keep", "weights.push"}
         ),
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",
