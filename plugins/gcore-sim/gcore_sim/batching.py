@@ -19,13 +19,13 @@ Key = tuple[int, int]  # ordinal, sample
 class _Sequence:
     """A sequence that runs.
 
-    group: the ordinal of its prompt.
+    group: the ordinal of its prompt, and the weights that have read it, see ``renew_prompts``.
     cached: tokens in the cache before its first token.
     begun: the batch's count of decoding steps at its first token.
     end: the batch's count of decoding steps after its last token.
     """
 
-    group: int
+    group: tuple[int, int]
     cached: int
     begun: int
     end: int
@@ -63,7 +63,8 @@ class ContinuousBatch:
         # A heap of (end, order of admission, key). An entry whose sequence was removed stays until
         # it comes up.
         self._ends: list[tuple[int, int, Key]] = []
-        self._groups: Counter[int] = Counter()
+        self._groups: Counter[tuple[int, int]] = Counter()
+        self._renewals = 0
         self._steps = 0  # decoding steps so far
         # Every running sequence grows by one token a step, so `cached` is `_offset` + running *
         # `_steps`, and a step need not touch each sequence.
@@ -119,12 +120,19 @@ class ContinuousBatch:
         for key, sequence in list(self._running.items()):
             sampled = self._steps - sequence.begun
             waiting_again[key] = _Waiting(
-                sequence.group, sequence.cached + sampled, sequence.end - self._steps
+                sequence.group[0], sequence.cached + sampled, sequence.end - self._steps
             )
             self._leave(key)
             self._sampled[key] += sampled
         self._waiting = {**waiting_again, **self._waiting}
         self._prefill_s = 0.0
+
+    def renew_prompts(self) -> None:
+        """Has sequences that are admitted from now on read their prompts anew.
+
+        Running ones keep what is cached of them.
+        """
+        self._renewals += 1
 
     def advance(self, limit_s: float) -> tuple[float, list[Key]]:
         """Goes on until the next sequence ends, or for about ``limit_s``.
@@ -177,12 +185,13 @@ class ContinuousBatch:
                 return
             del self._waiting[key]
             # A prompt that another running sequence of its group has in the cache costs nothing.
-            is_cached = self._prefix_cache and self._groups[new.group] and not self._sampled[key]
+            group = new.group, self._renewals
+            is_cached = self._prefix_cache and self._groups[group] and not self._sampled[key]
             self._prefill_s += 0.0 if is_cached else profile.prefill_s * new.cached
             self._running[key] = _Sequence(
-                new.group, new.cached, self._steps, self._steps + new.remaining
+                group, new.cached, self._steps, self._steps + new.remaining
             )
-            self._groups[new.group] += 1
+            self._groups[group] += 1
             self._offset += new.cached - self._steps
             self._order += 1
             heapq.heappush(self._ends, (self._steps + new.remaining, self._order, key))
