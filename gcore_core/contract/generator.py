@@ -32,6 +32,12 @@ class Piece:
     actions: most actions that are sampled; 0: no limit of its own.
     end: a text behind which the piece ends, as soon as what was sampled has it; "": none.
 
+    With the capability "continues.exact" a piece that has the seed of the whole sample samples the
+    very actions that the sample would have had at these places without a break, where the same
+    weights sample them: its random numbers follow from the seed and from the places in the whole
+    answer. So an answer that is drawn in pieces under one version after the other is that of a
+    sample which went on through the pushes; in a deterministic run bit for bit.
+
     An answer that has ended cannot be continued: by its end token or a stop string, or because it
     is as long as an answer may be. Such a request fails, with the reason "already_ended".
 

@@ -48,6 +48,8 @@ CAPABILITIES = frozenset(
         "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
         # a generator that samples an answer piece by piece (Piece), or a sampling program that has
         "continues",  # it do so (GrowsAnswers)
+        # a generator whose pieces have the random numbers of the whole sample, so that an answer in
+        "continues.exact",  # pieces is the one without a break (Piece)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",
@@ -178,7 +180,8 @@ class ControllerProvider(Provider):
         sleep before the trainer goes on. Without it such a job is refused.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
-    ``cuts_samples``, ``keeps_caches``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
+    ``cuts_samples``, ``keeps_caches``, ``repeats_cuts``, ``keeps_unfinished``, ``pushes_nearby``,
+    ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]

@@ -161,6 +161,8 @@ class TruncatedReportedAsFinished(Clean):
         "test_a_record_says_how_it_ended",
         "test_a_piece_ends_behind_its_text",
         "test_a_piece_ends_where_it_was_asked_to",
+        "test_a_sample_in_pieces_is_the_one_without_a_break",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -321,6 +323,8 @@ class SameSeedOtherTokens(Clean):
         "test_other_weights_give_other_samples_and_the_old_ones_the_old",
         "test_sleep_keeps_the_version_and_the_weights",
         "test_samples_that_run_through_a_push_say_so",
+        "test_a_sample_in_pieces_is_the_one_without_a_break",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -347,6 +351,8 @@ class ThePlaceInTheBatchDecides(Clean):
     caught_by = (
         "test_the_seed_decides_and_not_the_place",
         "test_two_batches_in_flight_do_not_mix",
+        "test_a_sample_in_pieces_is_the_one_without_a_break",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -537,6 +543,7 @@ class ForgetsWhatWasBegun(Clean):
         "test_a_piece_goes_on_from_what_is_begun",
         "test_a_piece_ends_behind_its_text",
         "test_an_answer_that_has_ended_is_not_continued",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -558,7 +565,11 @@ class TrainsAgainOnWhatWasBegun(Clean):
 
 
 class DrawsWholeAnswers(Clean):
-    caught_by = ("test_a_piece_ends_where_it_was_asked_to",)
+    caught_by = (
+        "test_a_piece_ends_where_it_was_asked_to",
+        "test_a_sample_in_pieces_is_the_one_without_a_break",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
+    )
 
     class Backend(FakeGenerator):
         """It stops a piece at its text, and not at its number of actions."""
@@ -604,6 +615,34 @@ class RefusesWithoutAReason(Clean):
                 replace(record, reason="") if record.status == FAILED else record
                 for record in super().step()
             ]
+
+
+class CountsRandomNumbersFromThePieceOn(Clean):
+    caught_by = (
+        "test_a_sample_in_pieces_is_the_one_without_a_break",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
+    )
+
+    class Backend(FakeGenerator):
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            begun = 0 if request.piece is None else len(request.piece.begun)
+            return super()._draw(request, position - begun)
+
+
+class CountsRandomNumbersFromThePushOn(Clean):
+    caught_by = ("test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",)
+
+    class Backend(FakeGenerator):
+        _pushed: dict[tuple[int, int], int]
+
+        def commit_weights(self, plan: WeightPlan) -> None:
+            super().commit_weights(plan)
+            self._pushed = {key: len(letters) for key, (_, letters) in self._running.items()}
+
+        def _draw(self, request: SampleRequest, position: int) -> int:
+            pushed = getattr(self, "_pushed", {})
+            behind = pushed.get((request.ordinal, request.sample), 0)
+            return super()._draw(request, position - behind if position >= behind else position)
 
 
 class IgnoresAPush(Clean):
@@ -822,7 +861,10 @@ class ReadsThePromptUnderOldWeights(Clean):
 class NamesNoVersions(Clean):
     """Nothing in a record that was cut says which version sampled which action."""
 
-    caught_by = (_CUT,)
+    caught_by = (
+        _CUT,
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
+    )
 
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
@@ -846,7 +888,10 @@ class NamesVersionsOfEveryRecord(Clean):
 class NamesVersionsAnActionLate(Clean):
     """The first action behind a cut counts as one of the older weights."""
 
-    caught_by = (_CUT,)
+    caught_by = (
+        _CUT,
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
+    )
 
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
