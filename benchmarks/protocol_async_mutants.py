@@ -101,19 +101,19 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
     "a push does not wait for samples": (
         RunningWindow,
         "_note_quiet",
-        "self._deadlines.in_flight or self._is_behind()",
+        "self._is_drawing() or self._is_behind()",
         "False",
     ),
     "a shard waits for its own samples alone": (
         RunningWindow,
         "_note_quiet",
-        "self._deadlines.in_flight or self._is_behind()",
+        "self._is_drawing() or self._is_behind()",
         "self._draws",
     ),
     "newer weights do where the run is to repeat": (
         Lanes,
         "_draw_part",
-        "exact=facts.run.deterministic",
+        "exact=self._exact",
         "exact=False",
     ),
     "what is given back for a checkpoint is forgotten": (

@@ -115,6 +115,11 @@ class SampledBy:
         if actions > (self.ends[-1][0] if self.ends else 0):
             self.ends.append((actions, version))
 
+    @property
+    def older(self) -> int:
+        """How many of its first actions were there at the latest push."""
+        return self.ends[-1][0] if self.ends else 0
+
     def first(self, version: int) -> int:
         """Returns the version of the first action.
 
@@ -141,6 +146,15 @@ def column_of_versions(versions: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the column ``VERSION`` of versions int32[A]; nothing where all are equal."""
     is_cut = bool(versions.size) and bool((versions != versions[0]).any())
     return {VERSION: versions} if is_cut else {}
+
+
+def cuts_in(columns: Columns) -> tuple[tuple[int, int], ...]:
+    """Returns where pushes have cut a record: (actions that it had, version that sampled on)."""
+    if VERSION not in columns:
+        return ()
+    versions = columns[VERSION]
+    places = (np.flatnonzero(np.diff(versions)) + 1).tolist()
+    return tuple((place, int(versions[place])) for place in places)
 
 
 def action_versions(columns: Columns, actions: int, first: int) -> np.ndarray:

@@ -18,7 +18,7 @@ The layout; ``latest`` is the run with the highest number:
         tensors.undone.jsonl       lines of steps that were undone, as they were
         tokens.jsonl               tokens and log-probs of a few trained records, of every tenth step
         tokens.undone.jsonl        lines of steps that were undone, as they were
-        memberships.jsonl          which groups each step took, and when they were begun; only of programs that run ahead
+        memberships.jsonl          which groups each step took, when they were begun and where pushes cut their records; only of programs that run ahead
         memberships.undone.jsonl   lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were

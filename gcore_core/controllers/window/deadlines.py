@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
+from gcore_core.controllers.window.cuts import Cut
 
 
 class Told(msgspec.Struct, array_like=True, frozen=True):
@@ -41,6 +42,7 @@ class Told(msgspec.Struct, array_like=True, frozen=True):
     mean_first: the mean of these versions over its records.
     spanning: share of its records that more than one version sampled.
     digest: of its records with their rewards, 64 bits.
+    cuts: where pushes have cut its records, where pushes do so.
     """
 
     ordinal: int
@@ -50,6 +52,7 @@ class Told(msgspec.Struct, array_like=True, frozen=True):
     mean_first: float
     spanning: float
     digest: int = 0
+    cuts: list[Cut] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +62,13 @@ class Membership:
     trained: the groups that it trains on, by ordinal.
     consumed: their ordinals and those of the groups that it passes over for good, sorted.
     digests: of the records of these groups, in the same order.
+    cuts: where pushes have cut these records.
     """
 
     trained: list[Told]
     consumed: list[int]
     digests: list[int]
+    cuts: list[Cut]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +211,7 @@ class Deadlines:
     def _end_step(self, trained: list[Told], consumed: list[int]) -> Membership:
         """Ends a step that trains on some groups and consumes these ordinals."""
         digests = [self._told[ordinal].digest for ordinal in consumed]
+        cuts = [cut for ordinal in consumed for cut in self._told[ordinal].cuts]
         for ordinal in consumed:
             del self._begun[ordinal]
             del self._told[ordinal]
@@ -216,7 +222,7 @@ class Deadlines:
         self._kept_flags = []
         self.step += 1
         self.issued = self.rounds = self.unusable = self.complete = 0
-        return Membership(trained=trained, consumed=consumed, digests=digests)
+        return Membership(trained=trained, consumed=consumed, digests=digests, cuts=cuts)
 
     # -- what is so --------------------------------------------------------------------------------
 
@@ -224,6 +230,10 @@ class Deadlines:
     def begun(self) -> list[tuple[int, int]]:
         """Each group that is begun and that no step has taken: its ordinal, what began it."""
         return sorted(self._begun.items())
+
+    def began(self, ordinal: int) -> int:
+        """Returns the version that began a group which no step has taken."""
+        return self._begun[ordinal]
 
     @property
     def in_flight(self) -> int:

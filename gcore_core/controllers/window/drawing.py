@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.cuts import Pieces
 from gcore_core.controllers.window.dealing import deal, owned_by
 from gcore_core.controllers.window.lanes import Gate, Lanes, Round
 from gcore_core.controllers.window.ledger import Ledger
@@ -21,12 +22,36 @@ from gcore_core.runtime.messages import GIVE_BACK, GiveBack
 from gcore_core.runtime.rpc.retry import LOST, PATIENT
 
 
-class Drawing:
-    """Has a shard's leases drawn and scored."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self, context: ControllerContext, placement: PlacementShard) -> None:
+
+class Drawing:
+    """Has a shard's leases drawn and scored.
+
+    cuts: pushes come while samples run, so no batch repeats itself.
+    pieces: where an earlier run is repeated whose samples were cut: by which pieces they are drawn.
+        A piece is begun when its version is ``published``.
+    on_rest: called when all that is left of a wave waits for that.
+    """
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        placement: PlacementShard,
+        *,
+        cuts: bool = False,
+        pieces: Pieces | None = None,
+        on_rest: Callable[[], None] = _nothing,
+    ) -> None:
         self._context = context
         self._placement = placement
+        self._cuts = cuts
+        self._pieces = pieces
+        self._on_rest = on_rest
+        self._version = context.facts.start_step  # that was published last
+        self._newer = asyncio.Event()  # of the next version
+        self._awaited = dict[object, int]()  # of each wave that waits: the version it waits for
         self._working = set[Lanes]()  # the waves that are being drawn
         self._gave_back = 0  # in waves that are over
         self._gate = Gate()
@@ -35,6 +60,17 @@ class Drawing:
     def gave_back(self) -> int:
         """How many samples replicas have given back so far for others to go on with at once."""
         return self._gave_back + sum(lanes.gave_back for lanes in self._working)
+
+    @property
+    def resting(self) -> int:
+        """How many waves wait for a version that is not published."""
+        return sum(version > self._version for version in self._awaited.values())
+
+    def published(self, version: int) -> None:
+        """Has the pieces begun that this version draws."""
+        self._version = version
+        self._newer.set()
+        self._newer = asyncio.Event()
 
     async def draw(
         self,
@@ -74,25 +110,70 @@ class Drawing:
             replicas = [replicas[i] for i in owned_by(shard, shards, len(replicas))]
             shard = 0  # alone with its own
             shards = 1
-        fixed = facts.run.deterministic or len(replicas) == 1
+        gathers = facts.run.deterministic and not self._cuts
         scoring = Scoring(self._context, ledger, round_.purpose, self._placement)
         scoring.add(list(unscored))
-        lanes = deal(leases, len(replicas), shard, shards, fixed)
         ordinals = [lease.ordinal for lease in leases]
-        told = self._context, self._placement, ledger, round_, scoring, self._gate
-        try:
-            with self._working_off(Lanes(*told, fixed)) as work:
+
+        async def work_off(leases: list[Lease], fixed: bool, least: int) -> list[Lease]:
+            """Has replicas draw; returns the samples that are held for newer weights."""
+            lanes = deal(leases, len(replicas), shard, shards, fixed)
+            work = Lanes(
+                self._context,
+                self._placement,
+                ledger,
+                replace(round_, least=least),
+                scoring,
+                self._gate,
+                fixed,
+                exact=gathers or self._pieces is not None,
+                alone=self._cuts and facts.run.deterministic,
+                pieces=self._pieces,
+            )
+            with self._working_off(work):
                 await work.work_off(replicas, lanes)
+            return work.held
+
+        async def work_off_pieces(leases: list[Lease], pieces: Pieces) -> None:
+            held = list(leases)
+            while held:
+                await self._until(pieces.next_version(held), scoring)
+                due, held = pieces.split(held, self._version)
+                held += await work_off(due, len(replicas) == 1, self._version)
+
+        try:
+            if self._pieces is None:
+                await work_off(leases, gathers or len(replicas) == 1, round_.least)
+            else:
+                await work_off_pieces(leases, self._pieces)
             await self._placement.judging()
             await scoring.finish()
             while lost := ledger.forget(self._context.lost.holds, ordinals):
                 # Every replica has its part of the round, so none waits for another shard's.
-                lanes = deal(lost, len(replicas), shard, shards, False)
-                with self._working_off(Lanes(*told, False)) as work:
-                    await work.work_off(replicas, lanes)
+                if self._pieces is None:
+                    await work_off(lost, False, round_.least)
+                else:
+                    await work_off_pieces(lost, self._pieces)
                 await scoring.finish()
         finally:
             scoring.cancel()
+
+    async def _until(self, version: int, scoring: Scoring) -> None:
+        """Returns when a version is published.
+
+        Until then the wave rests, with everything scored that is drawn.
+        """
+        if version <= self._version:
+            return
+        await scoring.finish()
+        wave = object()
+        self._awaited[wave] = version
+        try:
+            self._on_rest()
+            while self._version < version:
+                await self._newer.wait()
+        finally:
+            del self._awaited[wave]
 
     def lend(self) -> None:
         """Gives replicas that have woken what waits in the waves that are being drawn."""

@@ -1,7 +1,8 @@
 """Writes and reads ``memberships.jsonl``: which groups each step took, and when they were begun.
 
-Where generation runs ahead, the clock decides both. A later run that takes them from the journal of
-an earlier one repeats it, with the same weights (``ReplayedDeadlines``).
+Where generation runs ahead, the clock decides both. Where pushes come while samples run, it also
+decides where these are cut, and the journal says that, too. A later run that takes all of it from
+the journal of an earlier one repeats it, with the same weights (``ReplayedDeadlines``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.run_files import MEMBERSHIPS
+from gcore_core.controllers.window.cuts import Cut, Pieces
 
 
 class Begun(msgspec.Struct, array_like=True, frozen=True):
@@ -22,7 +24,7 @@ class Begun(msgspec.Struct, array_like=True, frozen=True):
     ordinals: list[int]
 
 
-class StepMembership(msgspec.Struct, frozen=True, kw_only=True):
+class StepMembership(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Holds a line of the journal: what one step took.
 
     step: counted from 0.
@@ -31,6 +33,8 @@ class StepMembership(msgspec.Struct, frozen=True, kw_only=True):
     consumed: these and those that it passed over for good, sorted.
     digests: of the records of each consumed group, in the order of ``consumed``: 16 hexadecimal
         digits.
+    cuts: where pushes have cut records of the consumed groups; None where pushes cut none, and in
+        journals of before this was written down.
     """
 
     step: int
@@ -38,6 +42,7 @@ class StepMembership(msgspec.Struct, frozen=True, kw_only=True):
     trained: list[int]
     consumed: list[int]
     digests: list[str]
+    cuts: list[Cut] | None = None
 
 
 class MembershipJournal:
@@ -47,10 +52,18 @@ class MembershipJournal:
 
     directory: the run's; None: nothing is written.
     begun: groups that are begun already when a run goes on, each with the version that began it.
+    cuts: whether pushes cut samples, so that the journal says where.
     """
 
-    def __init__(self, directory: Path | None, begun: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        begun: Iterable[tuple[int, int]] = (),
+        *,
+        cuts: bool = False,
+    ) -> None:
         self._directory = directory
+        self._cuts = cuts
         self._begun = [
             Begun(version, [ordinal])
             for ordinal, version in sorted(begun, key=lambda one: (one[1], one[0]))
@@ -62,7 +75,12 @@ class MembershipJournal:
             self._begun.append(Begun(version, list(ordinals)))
 
     def takes(
-        self, step: int, trained: Sequence[int], consumed: Sequence[int], digests: Sequence[int]
+        self,
+        step: int,
+        trained: Sequence[int],
+        consumed: Sequence[int],
+        digests: Sequence[int],
+        cuts: Sequence[Cut] = (),
     ) -> None:
         """Writes the line of a step."""
         if self._directory is None:
@@ -73,6 +91,7 @@ class MembershipJournal:
             trained=list(trained),
             consumed=list(consumed),
             digests=[f"{digest:016x}" for digest in digests],
+            cuts=list(cuts) if self._cuts else None,
         )
         self._begun = []
         with (self._directory / MEMBERSHIPS).open("ab") as file:
@@ -114,6 +133,23 @@ def read_memberships(run_dir: Path) -> list[StepMembership]:
             )
         lines.append(line)
     return _begun_once(lines)
+
+
+def pieces_of(lines: Sequence[StepMembership], source: str) -> Pieces:
+    """Returns by which pieces a run drew the records that its steps took.
+
+    lines: of its journal.
+    source: the run, for messages.
+    """
+    taken = {ordinal for line in lines for ordinal in line.consumed}
+    began = {
+        ordinal: begun.version
+        for line in lines
+        for begun in line.begun
+        for ordinal in begun.ordinals
+        if ordinal in taken
+    }
+    return Pieces(began, [cut for line in lines for cut in line.cuts or ()], source)
 
 
 def _begun_once(lines: Sequence[StepMembership]) -> list[StepMembership]:

@@ -20,8 +20,10 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.loans import NONE
 from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.cuts import Cut, cuts_of
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
-from gcore_core.controllers.window.journal import MembershipJournal, read_memberships
+from gcore_core.controllers.window.drawing import Drawing
+from gcore_core.controllers.window.journal import MembershipJournal, pieces_of, read_memberships
 from gcore_core.controllers.window.lanes import Round
 from gcore_core.controllers.window.replayed import ReplayedDeadlines
 from gcore_core.controllers.window.subsets import SubsetLedger
@@ -50,6 +52,7 @@ class Look(msgspec.Struct, array_like=True):
     loan: what the lead says of a loan of the trainer's devices (``placement.loans``).
     gave_back: samples that replicas have given back since its last look, for others to go on with;
         of all shards their sum.
+    draws: rounds of which it has something drawn under the weights of now; of all shards their sum.
     """
 
     version: int
@@ -57,6 +60,7 @@ class Look(msgspec.Struct, array_like=True):
     told: list[Told]
     loan: int = 0
     gave_back: int = 0
+    draws: int = 0
 
 
 class RunningWindow(Window):
@@ -76,6 +80,8 @@ class RunningWindow(Window):
     ahead, age: see ``deadlines``.
     replay: the directory of a run that this one repeats; None: it decides itself.
     by_clock: steps take what is complete in a deterministic run, too.
+    cuts: pushes come while samples run, and the journal says where they cut these. With ``replay``
+        each push waits until all samples are where it cut them, so ``drain`` is called before it.
     keeps: a checkpoint also holds what unfinished samples have, and a run that is resumed from it
         goes on with them. ``give_back`` is then called before a push.
     """
@@ -92,6 +98,7 @@ class RunningWindow(Window):
         age: int,
         replay: str | None = None,
         by_clock: bool = False,
+        cuts: bool = False,
         keeps: bool = False,
     ) -> None:
         facts = context.facts
@@ -105,8 +112,11 @@ class RunningWindow(Window):
             steps=facts.run.steps,
         )
         make: Callable[..., Deadlines] = Deadlines
+        self._pieces = None  # where an earlier run is repeated whose samples were cut
         if replay is not None:
-            make = partial(ReplayedDeadlines, lines=read_memberships(Path(replay)), source=replay)
+            lines = read_memberships(Path(replay))
+            make = partial(ReplayedDeadlines, lines=lines, source=replay)
+            self._pieces = pieces_of(lines, replay) if cuts else None
         self._deadlines = make(
             bounds=bounds,
             step=start,
@@ -116,6 +126,9 @@ class RunningWindow(Window):
             wanted=start - 1,
         )
         super().__init__(context, config, placement)
+        self._drawing = Drawing(
+            context, placement, cuts=cuts, pieces=self._pieces, on_rest=self._wave_rests
+        )
         # Its records are copied nowhere, so a machine that is lost takes some of them with it.
         context.lost.survivable = False
         self._subsets = SubsetLedger(
@@ -146,6 +159,8 @@ class RunningWindow(Window):
         self._idle_since_s: float | None = None
         self._idle_s = 0.0
         self._metrics = dict[str, float]()
+        self._cuts = cuts
+        self._drawn = 0  # rounds of which any shard has something drawn, as of the latest look
         self._gave_back = 0  # samples that were given back, up to the latest look
         self._keeps = keeps
         self._goes_on = set[int]()  # groups of a checkpoint that go on; their leases are next
@@ -178,7 +193,7 @@ class RunningWindow(Window):
         self._went_on = sum(header.status == GIVEN_BACK for header in going_on)
         self._unscored = self._subsets.go_on_with(going_on, set(facts.rewards))
         directory = Path(facts.trace).parent if facts.trace and self._agree.lead else None
-        self._journal = MembershipJournal(directory, self._deadlines.begun)
+        self._journal = MembershipJournal(directory, self._deadlines.begun, cuts=self._cuts)
 
     # -- what a step program calls -----------------------------------------------------------------
 
@@ -202,6 +217,8 @@ class RunningWindow(Window):
 
     async def drain(self) -> None:
         """Returns when no sample of any shard is in flight and none is begun before a ``commit``.
+
+        In a replay of samples that were cut, when all that are in flight are held there.
 
         Raises what failed in producing.
         """
@@ -240,6 +257,7 @@ class RunningWindow(Window):
         """Says that a step has been trained on and its weights are published."""
         verdicts = super().commit(taken)
         self._version = taken.step + 1
+        self._drawing.published(self._version)
         self._drawing.go_on()
         self._wake.set()
         return verdicts
@@ -280,9 +298,15 @@ class RunningWindow(Window):
         """Has all shards tell what has ended, and which version and step each is at."""
         self._wake.clear()
         self._settle_latest()
-        told = [_told(one) for one in self._latest]
+        told = [_told(one, self._cuts_of(one)) for one in self._latest]
         gave_back = self._drawing.gave_back
-        own = Look(self._version, self._wanted, told, gave_back=gave_back - self._gave_back)
+        own = Look(
+            self._version,
+            self._wanted,
+            told,
+            gave_back=gave_back - self._gave_back,
+            draws=self._own_draws,
+        )
         self._gave_back = gave_back
 
         async def lead(parts: list[bytes]) -> list[bytes]:
@@ -293,15 +317,20 @@ class RunningWindow(Window):
                 min(look.wanted for look in looks),
                 sorted(told, key=lambda one: one.ordinal),
                 self._offer_loan(len(told), sum(look.gave_back for look in looks)),
+                draws=sum(look.draws for look in looks),
             )
             return [msgspec.msgpack.encode(together)] * self._agree.shards
 
         answer = await self._agree.ask("look", msgspec.msgpack.encode(own), lead)
         together = msgspec.msgpack.decode(answer, type=Look)
         self._deadlines.look(together.version, together.wanted, together.told)
+        self._drawn = together.draws
         self._raise_if_too_many_failed()
         self._latest = []
         await self._note_loan(together.loan)
+
+    def _cuts_of(self, one: Settled) -> list[Cut]:
+        return cuts_of(one.group, self._deadlines.began(one.ordinal)) if self._cuts else []
 
     def _settle_latest(self) -> None:
         """Gives a verdict to every group of this shard that has become complete."""
@@ -359,7 +388,9 @@ class RunningWindow(Window):
             self._context.trace.settled(one.group, one.verdict, one.reason)
         self._context.trace.flush()
         counts["kept"] = len(groups)
-        self._journal.takes(step, sorted(trained), membership.consumed, membership.digests)
+        self._journal.takes(
+            step, sorted(trained), membership.consumed, membership.digests, membership.cuts
+        )
         self._note_metrics(step, membership)
         return Taken(
             step=step,
@@ -382,7 +413,12 @@ class RunningWindow(Window):
     def _begin(self, ordinals: list[int]) -> None:
         """Begins one round: has this shard's part of it drawn, under the weights published last."""
         self._journal.begins(self._deadlines.version, ordinals)
-        self._draw(ordinals)
+        if self._pieces is not None:
+            # Where no step took a group, nothing is known of how pushes cut it.
+            ordinals = [ordinal for ordinal in ordinals if self._pieces.knows(ordinal)]
+        if ordinals:
+            self._drawn += 1
+            self._draw(ordinals)
 
     def _draw(self, ordinals: list[int], unscored: Sequence[Header] = ()) -> None:
         """Has this shard's part of a round drawn.
@@ -411,10 +447,21 @@ class RunningWindow(Window):
 
     def _note_quiet(self) -> None:
         """Notes whether nothing is in flight and nothing is to be begun under these weights."""
-        if self._deadlines.in_flight or self._is_behind():
+        if self._is_drawing() or self._is_behind():
             self._is_quiet.clear()
         else:
             self._is_quiet.set()
+
+    def _is_drawing(self) -> bool:
+        """Whether any shard has something in flight that a push waits for."""
+        if self._pieces is None:
+            return self._deadlines.in_flight > 0
+        return self._drawn > 0
+
+    @property
+    def _own_draws(self) -> int:
+        """How many rounds this shard has something drawn of under the weights of now."""
+        return len(self._draws) - self._drawing.resting
 
     def _is_behind(self) -> bool:
         """Whether other shards were not yet where this one is, when all looked."""
@@ -427,10 +474,9 @@ class RunningWindow(Window):
         A look waits for the slowest shard. A shard that has drawn everything, or that is further
         than others, has nothing else to wait for and goes to the next look at once.
         """
-        deadlines = self._deadlines
         if self._failed is not None:
             raise self._failed
-        others_draw = deadlines.in_flight > 0 and not self._draws
+        others_draw = self._is_drawing() and not self._own_draws
         if not others_draw and not self._is_behind():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._tick_s()):
@@ -440,7 +486,7 @@ class RunningWindow(Window):
 
     def _tick_s(self) -> float | None:
         """Returns for how long to wait at most; None where only an event can change anything."""
-        if not self._draws:
+        if not self._own_draws:
             return None
         if self._deadlines.wanted < self._deadlines.step:
             return IDLE_TICK_S
@@ -524,9 +570,14 @@ class RunningWindow(Window):
         self._draws.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failed = task.exception()
-        if self._failed is not None or not self._draws:
+        if self._failed is not None or not self._own_draws:
             self._wake.set()
         self._note_idle()
+
+    def _wave_rests(self) -> None:
+        """Wakes the loop if nothing of this shard can be drawn before the next push."""
+        if not self._own_draws:
+            self._wake.set()
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -557,7 +608,7 @@ class RunningWindow(Window):
         return {"ledger": ledger, "quota": {}, "window": self._deadlines.state()}
 
 
-def _told(one: Settled) -> Told:
+def _told(one: Settled, cuts: list[Cut]) -> Told:
     """Returns what all shards are told of a group that has its verdict."""
     digests = [digest for header in one.group for digest in _digests_of(header)]
     firsts = [header.versions[0] for header in one.group]
@@ -570,6 +621,7 @@ def _told(one: Settled) -> Told:
         float(np.mean(firsts)),
         float(np.mean(spanning)),
         sum_of(digests),
+        cuts,
     )
 
 

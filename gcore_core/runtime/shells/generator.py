@@ -355,7 +355,10 @@ class GeneratorShell:
             self._records.note_begun(
                 lease.ordinal, {s: one.begun[s] for s in samples if s in one.begun}
             )
+            self._records.note_held(lease, samples)
+            holds = dict(lease.holds)
             for sample in samples:
+                hold = holds.get(sample, 0)
                 whole = SampleRequest(
                     ordinal=lease.ordinal,
                     sample=sample,
@@ -363,10 +366,12 @@ class GeneratorShell:
                     prompt=one.refined.get(sample, one.prompt),
                     greedy=request.purpose == GREEDY,
                     attempt=lease.attempt,
-                    piece=one.pieces.get(sample),
+                    piece=Piece(actions=hold) if hold else one.pieces.get(sample),
                 )
                 begun = one.begun.get(sample)
-                requests.append(whole if begun is None else begun.request(whole))
+                requests.append(
+                    whole if begun is None else begun.request(whole, hold=hold, exact=request.exact)
+                )
         if requests:  # they count as running, and others may wait for them: no cancellation ends it
             submitting = asyncio.ensure_future(self._engine.submit(requests))
             self._submitting.add(submitting)

@@ -50,10 +50,11 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
                 "roles.rollout.lent: a replay draws each sample where nothing moves it; the clock "
                 "would decide otherwise. Leave one of them out."
             )
-    if plan["run"]["deterministic"] and settings.get("midway", "wait") != "wait":
+    if plan["run"]["deterministic"] and not _may_be_deterministic(settings):
         yield (
             "controller.config.midway: a deterministic run cannot push weights into samples that "
-            "run, since the clock says when a push comes; set it to wait."
+            "run, since the clock says when a push comes; set it to wait, or set midway: recompute "
+            "and order: clock, so that a replay repeats the run."
         )
     objective = (plan.get("objective") or {}).get("config") or {}
     correction = objective.get("correction")  # the objectives of other plugins may have none
@@ -63,3 +64,9 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             "objective.config: recomputed log-probs alone do not correct for older weights; set "
             "objective.config.correction.kind: truncate, or old_logprobs: rollout."
         )
+
+
+def _may_be_deterministic(settings: Mapping[str, Any]) -> bool:
+    """Returns ``AsyncConfig.may_be_deterministic`` of settings as a job has them."""
+    midway = settings.get("midway", "wait")
+    return midway == "wait" or (midway == "recompute" and settings.get("order") == "clock")

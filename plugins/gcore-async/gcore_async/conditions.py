@@ -32,12 +32,13 @@ def refuse(config: AsyncConfig, context: ControllerContext) -> None:
             where="placement.use",
             todo="set placement.use: core/even",
         )
-    if facts.run.deterministic and config.ahead and config.midway != "wait":
+    if facts.run.deterministic and config.ahead and not config.may_be_deterministic():
         raise ConfigError(
             "a deterministic run cannot push weights into samples that run: when a push comes "
             "depends on the clock.",
             where="controller.config.midway",
-            todo="set midway: wait, or run.deterministic: false",
+            todo="set midway: wait; or midway: recompute and order: clock, so that a replay "
+            "repeats the run; or run.deterministic: false",
         )
     if config.replay is not None and facts.trace:
         check_rows(Path(facts.trace).parent, config.replay)

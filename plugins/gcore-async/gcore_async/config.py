@@ -26,7 +26,8 @@ class AsyncConfig(SyncConfig):
         repeats itself. "clock": those that are complete, as in other runs; engines still give the
         same records for the same weights, so that a replay repeats the run.
     replay: the directory of an earlier run, which this one repeats bit for bit: its journal says
-        under which weights groups are begun and which step takes them. None: the clock decides.
+        under which weights groups are begun, where pushes cut their samples, and which step takes
+        them. None: the clock decides.
     """
 
     ahead: int = 1
@@ -55,10 +56,10 @@ class AsyncConfig(SyncConfig):
                 "unfinished: keep needs midway: recompute or keep; with midway: wait no sample "
                 "runs when a checkpoint is made, so leave unfinished out"
             )
-        if self.replay is not None and self.midway != "wait":
+        if self.replay is not None and self.midway not in ("wait", "recompute"):
             raise ValueError(
-                "replay needs midway: wait, since the clock decides where a push cuts samples in "
-                "two and no journal says so"
+                "replay needs midway: wait or recompute, since no journal says what else becomes "
+                "of samples that run through a push"
             )
 
     def cuts_samples(self) -> bool:
@@ -68,6 +69,18 @@ class AsyncConfig(SyncConfig):
     def keeps_caches(self) -> bool:
         """Returns whether samples go on through a push over what is cached of them."""
         return self.midway == "keep"
+
+    def may_be_deterministic(self) -> bool:
+        """Returns whether a deterministic run may have these settings.
+
+        When pushes come depends on the clock. So either they cut no samples, or the run repeats
+        itself by its journal alone.
+        """
+        return self.midway == "wait" or (self.midway == "recompute" and self.order == "clock")
+
+    def repeats_cuts(self) -> bool:
+        """Returns whether samples are cut by pushes where those of an earlier run were."""
+        return self.replay is not None and self.cuts_samples()
 
     def keeps_unfinished(self) -> bool:
         """Returns whether a resumed run goes on with unfinished samples."""

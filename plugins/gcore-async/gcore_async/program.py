@@ -45,7 +45,7 @@ class AsynchronousController(StepProgram):
         taken = await self.take(step)
         watch.lap("rollout")
         trained = await self.train(step, taken, watch)
-        if self._config.midway == "wait":
+        if self._config.midway == "wait" or self._config.repeats_cuts():
             await self.window.drain()
         if self._config.keeps_unfinished():
             await self.window.give_back(self._saves(step, taken))

@@ -42,7 +42,7 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
         yield f"{where}: {replay} goes on to the next run of its name; give {run}."
         return
     try:
-        read_memberships(directory)
+        lines = read_memberships(directory)
     except DataError as error:
         yield f"{where}: {error.where}: {error.what} {error.why}"
         return
@@ -51,6 +51,20 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
         yield (
             f"{where}: {replay} lent its trainer's devices (roles.rollout.lent), so the clock said "
             "which replica sampled what; give another run."
+        )
+        return
+    settings = earlier.get("controller", {}).get("config") or {}
+    if settings.get("unfinished") == "keep":
+        yield (
+            f"{where}: {replay} had checkpoints keep unfinished samples (controller.config."
+            "unfinished), so the clock said where samples went on with other random numbers; give "
+            "another run."
+        )
+        return
+    if settings.get("midway") == "recompute" and any(line.cuts is None for line in lines):
+        yield (
+            f"{where}: the journal of {replay} does not say where pushes cut samples, since an "
+            "older version wrote it; give another run, or one of midway: wait."
         )
         return
     difference = first_difference(earlier, plan)

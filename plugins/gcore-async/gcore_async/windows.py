@@ -22,5 +22,6 @@ def running_window(
         age=config.age,
         replay=None if config.replay is None else os.path.expanduser(config.replay),
         by_clock=config.order == "clock",
-        keeps=config.keeps_unfinished(),
+        cuts=config.cuts_samples(),
+        keeps=config.keeps_unfinished() or config.repeats_cuts(),
     )

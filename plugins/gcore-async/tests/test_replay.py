@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from gcore_async.replaying import problems
 
 from gcore_core.controllers.window.journal import read_memberships
+from gcore_core.run.checkpoint_service import UNFINISHED
 from tests.integration.test_resume import resume
 from tests.support import runs
 
@@ -43,15 +47,30 @@ class Uneven(fake.FakeGenerator):
         return finished
 
 
+class Long(Uneven):
+    """Its samples take so long that they run when a push comes."""
+
+    def step(self):
+        time.sleep(0.003)
+        return super().step()
+
+
+def provider(name, factory, *more):
+    return p.GeneratorProvider(
+        name=name,
+        summary="-",
+        factory=factory,
+        config=fake.FakeGeneratorConfig,
+        capabilities=frozenset({"weights.push", "weights.fingerprint", "abort", *more}),
+    )
+
+
 @hookimpl
 def gcore_generators():
-    yield p.GeneratorProvider(
-        name="any",
-        summary="-",
-        factory="uneven:Uneven",
-        config=fake.FakeGeneratorConfig,
-        capabilities=frozenset({"weights.push", "weights.fingerprint", "abort"}),
-    )
+    midway = "weights.midway", "logprobs", "continues"
+    yield provider("any", "uneven:Uneven")
+    yield provider("long", "uneven:Long", *midway, "continues.exact")
+    yield provider("other", "uneven:Long", *midway)
 '''
 
 
@@ -313,3 +332,201 @@ def test_runs_that_were_killed_repeat_and_are_repeated(original: Any, tmp_path: 
             continue
         again = finished(tmp_path / "again", replay(run))
         assert again.weights() == run.weights()
+
+
+# -- where pushes cut samples ----------------------------------------------------------------------
+
+
+def cut_job(shards: int = 1, **changes: Any) -> dict[str, Any]:
+    """A job whose samples run through pushes; some also wait for a place in the engine's batch."""
+    config = {"midway": "recompute", "ahead": 2} | changes.pop("config", {})
+    rollout = {"use": "uneven/long", "config": {"max_new_tokens": 200, "late_end": 150}}
+    roles = {"rollout": {**rollout, **changes.pop("rollout", {})}}
+    return job(shards, config=config, roles=roles, **changes)
+
+
+def cut_replay(original: Any, shards: int = 1, **changes: Any) -> dict[str, Any]:
+    config = {"replay": str(original.path), **changes.pop("config", {})}
+    return cut_job(shards, config=config, **changes)
+
+
+@pytest.fixture(scope="module")
+def cut_original(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    run = finished(tmp_path_factory.mktemp("cut") / "run", cut_job())
+    cuts = [cut for line in read_memberships(run.path) for cut in line.cuts or ()]
+    assert any(len(cut.ends) > 1 for cut in cuts), "no sample was cut twice"
+    return run
+
+
+def assert_same_records(run: Any, original: Any) -> None:
+    """The same weights and digests of every step, and the same journal in the end."""
+    assert run.weights() == original.weights()
+    digests = [[row["digests"] for row in one.metrics()] for one in (run, original)]
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == STEPS + 1
+    taken = [
+        [(line.trained, line.consumed, line.digests, line.cuts) for line in lines]
+        for lines in map(read_memberships, (run.path, original.path))
+    ]
+    assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize(("shards", "replicas"), [(1, 1), (2, 3)])
+def test_a_replay_cuts_samples_where_pushes_of_the_run_cut_them(
+    shards: int, replicas: int, cut_original: Any, tmp_path: Path
+) -> None:
+    config = cut_replay(cut_original, shards, rollout={"slots": replicas}, cluster={"devices": 4})
+    run = finished(tmp_path / "run", config)
+    assert_same_records(run, cut_original)
+
+
+@pytest.mark.parametrize("victims", [["rollout.0"], ["rollout.0", "rollout.1"]])
+def test_a_replay_that_loses_replicas_cuts_samples_alike(
+    victims: list[str], cut_original: Any, tmp_path: Path
+) -> None:
+    """What is lost is drawn again from the last cut on, here or from a checkpoint."""
+    config = cut_replay(cut_original, 2, rollout={"slots": 2}, cluster={"devices": 3})
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "uneven.py").write_text(UNEVEN)
+    with runs.running(directory, config) as run:
+        run.read_until(f"step 2/{STEPS}")
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(run.pids()[victim], signal.SIGKILL)
+        assert run.wait() == 0, run.output
+    assert_same_records(run, cut_original)
+
+
+def test_a_replay_that_is_killed_goes_on_with_samples_from_their_cuts(
+    cut_original: Any, tmp_path: Path
+) -> None:
+    """Its checkpoints hold what samples had at the push."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "uneven.py").write_text(UNEVEN)
+    with runs.running(directory, cut_replay(cut_original)) as run:
+        run.read_until(f"step 3/{STEPS}")
+        run.process.kill()
+    assert list((run.path / "checkpoints").glob(f"step-*/{UNFINISHED}"))
+    done = resume(run, "controller.shards=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_records(run, cut_original)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_is_repeated_with_its_cuts(tmp_path: Path) -> None:
+    """Groups that were in flight were begun again, by newer weights; a replay begins them then."""
+    directory = tmp_path / "first"
+    directory.mkdir()
+    (directory / "uneven.py").write_text(UNEVEN)
+    config = cut_job(2, rollout={"slots": 2}, cluster={"devices": 3})
+    with runs.running(directory, config) as run:
+        run.read_until(f"step 2/{STEPS}")
+        os.kill(run.pids()["rollout.1"], signal.SIGKILL)
+        run.read_until(f"step 3/{STEPS}")
+        run.process.kill()
+    done = resume(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_records(finished(tmp_path / "again", cut_replay(run)), run)
+
+
+def test_a_sample_that_was_cut_elsewhere_ends_a_replay_and_is_named(
+    cut_original: Any, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("config.yaml", "data.json"):
+        shutil.copy(cut_original.path / name, other)
+    text = (cut_original.path / "memberships.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    # Of a trained group that an earlier step's push has cut.
+    cut = next(
+        cut for line in lines[1:] for cut in line["cuts"] if cut[3] and cut[0] in line["trained"]
+    )
+    cut[3][0][0] += 1
+    (other / "memberships.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "uneven.py").write_text(UNEVEN)
+    code, run = runs.finish(tmp_path / "run", cut_job(config={"replay": str(other)}))
+    assert code == 6, run.output
+    assert f"the group of ordinal {cut[0]} is not that of the run that is replayed" in run.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"run": {"deterministic": True}}, "run.deterministic was False in that run"),
+        ({"rollout": {"use": "uneven/other"}}, "no capability continues.exact"),
+        ({"sampling": {"use": "refine"}}, "draws records in waves or pieces of its own"),
+    ],
+    ids=["all there", "other settings", "capability", "waves"],
+)
+def test_check_says_what_keeps_a_replay_from_cutting_samples(
+    changes: dict[str, Any], told: str, cut_original: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    answer = runs.checked(tmp_path, cut_replay(cut_original, **changes))
+    assert answer.startswith("0 ") == (not told), answer
+    assert told in answer
+
+
+def recomputing(directory: Path, lines: list[dict[str, Any]], **config: Any) -> dict[str, Any]:
+    """Writes a run of midway: recompute; returns its job."""
+    settings = {**JOB["controller"]["config"], "midway": "recompute", **config}
+    job = {**JOB, "controller": {**JOB["controller"], "config": settings}}
+    run_of(directory, lines)
+    (directory / "config.yaml").write_text(json.dumps(job))
+    return job
+
+
+def test_a_journal_that_does_not_say_where_samples_were_cut_is_refused(tmp_path: Path) -> None:
+    """Such as that of an older version; also where it says so of some steps alone."""
+    lines = [{**LINES[0], "cuts": []}, LINES[1]]
+    job = recomputing(tmp_path, lines)
+    (told,) = problems(job, str(tmp_path))
+    assert "does not say where pushes cut samples, since an older version wrote it" in told
+    recomputing(tmp_path, [{**line, "cuts": []} for line in LINES])
+    assert list(problems(job, str(tmp_path))) == []
+
+
+def test_a_run_whose_checkpoints_kept_unfinished_samples_is_not_repeated(tmp_path: Path) -> None:
+    job = recomputing(tmp_path, [{**line, "cuts": []} for line in LINES], unfinished="keep")
+    (told,) = problems(job, str(tmp_path))
+    assert "had checkpoints keep unfinished samples (controller.config.unfinished)" in told
+
+
+def test_a_journal_of_a_run_whose_pushes_wait_has_no_cuts(original: Any) -> None:
+    assert "cuts" not in (original.path / "memberships.jsonl").read_text()
+
+
+#: The quickstart's model, whose samples are long enough here for pushes to cut some.
+OF_A_MODEL = (
+    *("controller.use=async", "controller.config.ahead=2", "controller.config.age=4"),
+    *("controller.config.midway=recompute", "controller.config.order=clock"),
+    *("controller.config.prompts=64", "run.deterministic=true", "run.steps=5"),
+)
+
+
+@pytest.mark.slow
+def test_samples_of_a_model_are_cut_again_bit_for_bit(tmp_path: Path) -> None:
+    """In a deterministic run, replayed with other numbers of controllers and replicas."""
+    pytest.importorskip("gcore_torch")
+    first, again = tmp_path / "first", tmp_path / "again"
+    rows = []
+    for directory, words in (
+        (first, ()),
+        (again, (f"controller.config.replay={first / 'run'}", "roles.rollout.slots=2")),
+    ):
+        directory.mkdir()
+        shards = () if directory == first else ("controller.shards=1",)
+        rows.append(
+            runs.rows_of_recipe(
+                "quickstart", directory, *OF_A_MODEL, *words, *shards, timeout_s=900
+            )
+        )
+    lines = read_memberships(first / "run")
+    assert any(cut.ends for line in lines for cut in line.cuts or ()), "no sample was cut"
+    assert [row["digests"] for row in rows[0]] == [row["digests"] for row in rows[1]]
+    assert rows[0][-1]["weights_sha256"] == rows[1][-1]["weights_sha256"]
