@@ -68,9 +68,9 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "continues", "determinism", "images", "logprobs", "routing", "sleep"}
-            | {"weights.adapter", "weights.device", "weights.fingerprint", "weights.midway"}
-            | {"weights.midway.keep", "weights.push"}
+            {"abort", "continues", "continues.exact", "determinism", "images", "logprobs"}
+            | {"routing", "sleep", "weights.adapter", "weights.device", "weights.fingerprint"}
+            | {"weights.midway", "weights.midway.keep", "weights.push"}
         ),
         needs=_NEEDS,
         preload=_PRELOAD,

@@ -3,7 +3,8 @@
 It keeps a batch of running samples with cached keys and values. Every call of ``step`` gives each
 running sample one more token. Samples join as rows become free and leave when they end.
 
-A sample's random numbers depend only on its seed and the position of the token. Logits, though, are
+A sample's random numbers depend only on its seed and the place of the token in its whole answer,
+also where an answer is drawn in pieces. Logits, though, are
 rounded differently in another batch. So ``deterministic`` also fixes which samples run together:
 waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit. On a CPU
 in float32 they do not even depend on which samples run together (see ``gcore_torch.steady``). Where
@@ -97,6 +98,7 @@ class _Rows:
     tokens: int32[capacity, actions], the actions so far.
     logp: float32[capacity, actions], their log-probs.
     length: int64[capacity], number of actions so far.
+    begun: int64[capacity], number of actions of an earlier piece, which are not among them.
     limit: int64[capacity], most actions.
     seed: uint64[capacity].
     greedy: bool[capacity].
@@ -114,6 +116,7 @@ class _Rows:
         self.tokens = np.zeros((capacity, actions), np.int32)
         self.logp = np.zeros((capacity, actions), np.float32)
         self.length = np.zeros(capacity, np.int64)
+        self.begun = np.zeros(capacity, np.int64)
         self.limit = np.zeros(capacity, np.int64)
         self.seed = np.zeros(capacity, np.uint64)
         self.greedy = np.zeros(capacity, np.bool_)
@@ -126,6 +129,7 @@ class _Rows:
         """Adds samples without actions behind the others."""
         fresh = slice(self.count, self.count + len(rows))
         self.length[fresh] = 0
+        self.begun[fresh] = [len(row.begun) for row in rows]
         self.limit[fresh] = [row.limit for row in rows]
         self.seed[fresh] = [row.request.seed & _SEED_MASK for row in rows]
         self.greedy[fresh] = [row.request.greedy for row in rows]
@@ -165,6 +169,7 @@ class _Rows:
             self.tokens,
             self.logp,
             self.length,
+            self.begun,
             self.limit,
             self.seed,
             self.greedy,
@@ -192,7 +197,8 @@ class TorchGenerator:
                    transformers' forward pass, or with images
         _exact     decodes short samples with the trainer's bits (``SteadyDecoder``); None where it
                    cannot
-        _decoder   one of these two: that of the samples that run. It changes only when none runs
+        _decoder   one of these two: that of the samples that run. It changes when none runs, and
+                   where all that run are read again
         _steady    computes again what ``_usual`` has sampled, as the trainer does; None but in a
                    deterministic run on a CPU in float32
         _scorer    gives log-probs of records that others ask about; made when first asked
@@ -402,10 +408,11 @@ class TorchGenerator:
     def _score(self, ended: Sequence[Finished]) -> None:
         """Gives samples of a steady run the log-probs of the trainer's own forward pass.
 
-        One that began under older weights keeps the log-probs of those that sampled it.
+        Actions that older weights sampled keep the log-probs of those.
         """
         if self._steady is not None:
-            self._steady.rescore([f.columns for f in ended if f.versions[0] == self.version])
+            counts = [_older(f.columns, self.version) for f in ended]
+            self._steady.rescore([f.columns for f in ended], counts)
 
     def _score_all(self) -> None:
         """Scores held and running samples while the weights that sampled them are still there."""
@@ -417,15 +424,15 @@ class TorchGenerator:
     def _score_running(self) -> None:
         """Gives what running samples of a steady run have so far the trainer's log-probs.
 
-        Those that began under older weights keep what they have.
+        Actions that older weights sampled keep the log-probs of those.
         """
         rows = self._rows
         if self._steady is None or self._decoder is self._exact or not rows.count:
             return
-        indexes = (rows.version[: rows.count] == self.version).nonzero()[0]
-        columns = self._columns(indexes)
-        self._steady.rescore(columns)
-        for row, scored in zip(indexes.tolist(), columns, strict=True):
+        columns = self._columns(np.arange(rows.count))
+        older = rows.begun[: rows.count] + [by.older for by in rows.sampled_by]
+        self._steady.rescore(columns, older.tolist())
+        for row, scored in enumerate(columns):
             rows.logp[row, : rows.length[row]] = scored["logp"][len(rows.waiting[row].begun) :]
 
     def _take(self) -> list[_Waiting]:
@@ -488,6 +495,8 @@ class TorchGenerator:
         self._stale = False
         rows.kept[: rows.count] = False
         self._decoder.clear()
+        # The exact decoder has the trainer's bits only where it reads nothing but prompts.
+        self._decoder = self._usual
         so_far = [
             np.concatenate([waiting.prompt, rows.tokens[i, : rows.length[i]]])
             for i, waiting in enumerate(rows.waiting)
@@ -503,7 +512,8 @@ class TorchGenerator:
         """Draws the next action of every row from logits [B, V] and appends it."""
         rows = self._rows
         config = self._config
-        uniform = uniforms(rows.seed[: rows.count], rows.length[: rows.count])
+        places = rows.begun[: rows.count] + rows.length[: rows.count]
+        uniform = uniforms(rows.seed[: rows.count], places)
         greedy = rows.greedy[: rows.count]
         if self._sampler is not None:
             rows.append(*self._sampler(logits, uniform, greedy))
@@ -909,6 +919,14 @@ def _behind(begun: np.ndarray, record: Columns) -> dict[str, np.ndarray]:
         versions = record[VERSION]
         columns[VERSION] = np.concatenate([np.repeat(versions[:1], len(begun)), versions])
     return columns
+
+
+def _older(record: Columns, version: int) -> int:
+    """Returns how many of the first actions of a record older weights have sampled.
+
+    version: of the weights that sampled the last one.
+    """
+    return int((record[VERSION] < version).sum()) if VERSION in record else 0
 
 
 def _empty(waiting: _Waiting) -> Columns:

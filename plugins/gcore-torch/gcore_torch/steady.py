@@ -65,27 +65,33 @@ class SteadyScorer:
         return self._policy.logits(batch)[-1:]
 
     @torch.no_grad()
-    def rescore(self, records: Sequence[Columns]) -> None:
+    def rescore(self, records: Sequence[Columns], older: Sequence[int] = ()) -> None:
         """Replaces the column ``logp`` of records by the forward pass's.
 
         Raises ContractError where the decoder's differ so much that it may have drawn other tokens.
+
+        older: of each record, how many of its first actions keep what they have, since older
+            weights sampled them; without it none.
         """
+        kept = list(older) or [0] * len(records)
+        shown = [_without(record, count) for record, count in zip(records, kept, strict=True)]
         samples = [
             Sample(index=i, ordinal=0, prompt=record["prompt_ids"], columns=record)
-            for i, record in enumerate(records)
-            if len(record["action_ids"])
+            for i, record in enumerate(shown)
+            if len(record["action_ids"]) > kept[i]
         ]
         samples.sort(key=lambda sample: sample.prompt.tobytes())  # so that each is read once
         for batch in self._batches(samples):
             logp = self._policy(batch)[0].numpy()
             decoded = batch.columns["rollout_logp"].numpy()
             # Actions of an earlier piece were not drawn here, and have the log-prob 0.
-            drawn = np.concatenate([records[i]["action_mask"] for i in batch.index]) != 0
+            drawn = np.concatenate([shown[i]["action_mask"] for i in batch.index]) != 0
             logp[~drawn] = 0.0
             self._compare(float(np.abs(np.exp(logp) - np.exp(decoded)).max()))
             ends = np.cumsum([len(records[i]["action_ids"]) for i in batch.index])
             for i, part in zip(batch.index.tolist(), np.split(logp, ends[:-1]), strict=True):
-                records[i]["logp"] = part
+                before = records[i]["logp"][: kept[i]]
+                records[i]["logp"] = np.concatenate([before, part[kept[i] :]])
 
     @torch.no_grad()
     def decodes_alike(self, decoder: SteadyDecoder, vocabulary: int) -> bool:
@@ -129,6 +135,16 @@ class SteadyScorer:
                 why=f"A deterministic run holds them to {NEAR:g}: else it may draw other tokens.",
                 todo="Set decoder: transformers, or run.deterministic: false.",
             )
+
+
+def _without(record: Columns, count: int) -> Columns:
+    """Returns a record whose first ``count`` actions look as if they had not been drawn here."""
+    if not count:
+        return record
+    columns = dict(record)
+    for name in ("logp", "action_mask"):
+        columns[name] = np.concatenate([np.zeros_like(record[name][:count]), record[name][count:]])
+    return columns
 
 
 def can_be_steady(model: torch.nn.Module, config: TorchGeneratorConfig, device: str) -> bool:

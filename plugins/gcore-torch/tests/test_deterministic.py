@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,20 @@ from gcore_language.alignment import align
 from gcore_language.models import load_model
 from gcore_language.packing import Sample, steady_batches
 from gcore_language.policy import Policy, check_layouts
+from gcore_language.weights import spec_of
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.steady_decoder import columns_of
 
+from gcore_core.contract.columns import action_versions, cuts_in
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.generator import SampleRequest
-from gcore_core.contract.records import Prompt
+from gcore_core.contract.generator import Piece, SampleRequest
+from gcore_core.contract.records import OPEN, Prompt
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.runtime.shells.begun_records import Begun
+from gcore_core.testing.contracts.weights import perturbed, push
 from gcore_core.testing.runs import run_together
+from gcore_core.testing.safetensors_files import Tensors
 from tests.support import exact_ranks
 from tests.support.language_models import drain, make_context, make_requests
 
@@ -300,3 +306,113 @@ def test_a_gradient_too_large_for_exact_sums_ends_the_run(
     with pytest.raises(exact_ranks.NonFiniteLoss, match="gradient norm nan"):
         trainer.train(0, np.full(len(records), 1e12), 1, 1)
     trainer.close()
+
+
+# -- samples that pushes cut -----------------------------------------------------------------------
+
+#: Steps of the engine under each of three versions of the weights.
+CUTS = (3, 4)
+Bits = dict[tuple[int, int], dict[str, bytes]]
+
+
+def open_steady(model: Path, **config: Any) -> tuple[TorchGenerator, list[Tensors]]:
+    """Returns a generator of a deterministic run, and the weights of versions 0, 1 and 2."""
+    settings = TorchGeneratorConfig(max_new_tokens=12, temperature=0.8, **config)
+    generator = TorchGenerator(settings, make_context(model, role="rollout", deterministic=True))
+    first = [
+        (spec_of(name, tensor), tensor.detach().numpy().reshape(-1).view(np.uint8).copy())
+        for name, tensor in generator._tensors.items()
+    ]
+    second = perturbed(first, 0.1)
+    return generator, [first, second, perturbed(second, 0.1)]
+
+
+def bits_of(record: Any) -> dict[str, bytes]:
+    return {name: column.tobytes() for name, column in record.columns.items()}
+
+
+def cut_by_pushes(model: Path, requests: list[SampleRequest], **config: Any) -> Any:
+    """Returns the records of samples that run on through two pushes, by (ordinal, sample)."""
+    generator, weights = open_steady(model, **config)
+    generator.submit(requests)
+    finished = []
+    for version, steps in enumerate(CUTS, 1):
+        finished += [record for _ in range(steps) for record in generator.step()]
+        push(generator, weights[version], version)
+    finished += drain(generator)
+    generator.close()
+    return {(f.request.ordinal, f.request.sample): f for f in finished}
+
+
+def in_pieces(model: Path, records: Any, size: int, **config: Any) -> Bits:
+    """Draws the same records piece by piece, each under its version, so many at a time.
+
+    Pieces join as in a record that another replica has begun (``Begun.join``).
+    """
+    generator, weights = open_steady(model, **config)
+    begun: dict[tuple[int, int], Begun] = {}
+    done: Bits = {}
+    keys = sorted(records)
+    for version in range(3):
+        if version:
+            push(generator, weights[version], version)
+        asked = []
+        for key in keys:
+            whole = records[key]
+            ends = dict(zip(action_versions_of(whole), piece_ends(whole), strict=True))
+            if version not in ends:
+                continue
+            hold = 0 if version == whole.versions[1] else ends[version]
+            request = whole.request
+            if key in begun:
+                request = begun[key].request(request, hold=hold, exact=True)
+            elif hold:
+                request = replace(request, piece=Piece(actions=hold))
+            asked.append(request)
+        for start in range(0, len(asked), size):
+            generator.submit(asked[start : start + size])
+            for record in drain(generator):
+                key = (record.request.ordinal, record.request.sample)
+                joined = begun[key].join(record) if key in begun else record
+                if record.status == OPEN:
+                    begun[key] = Begun(joined.columns, joined.versions, records[key].request.seed)
+                else:
+                    done[key] = bits_of(joined)
+    generator.close()
+    return done
+
+
+def action_versions_of(record: Any) -> list[int]:
+    versions = action_versions(record.columns, record.columns["logp"].size, record.versions[0])
+    return sorted({*versions.tolist()})
+
+
+def piece_ends(record: Any) -> list[int]:
+    return [*(end for end, _ in cuts_in(record.columns)), record.columns["logp"].size]
+
+
+@pytest.mark.parametrize("decoder", ["fused", "transformers"])
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_a_sample_that_pushes_cut_has_the_bits_of_its_pieces_in_any_company(
+    decoder: str, length: str, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """So a replay that draws it in pieces has its record, whatever is drawn beside each of them."""
+    model = model_dirs["llama"]
+    requests = make_requests(groups=4, samples=4)
+    if length == "long":
+        model = tmp_path / "model"
+        shutil.copytree(model_dirs["llama"], model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+        requests = long_and_short_requests()
+    records = cut_by_pushes(model, requests, decoder=decoder)
+    assert {len(cuts_in(record.columns)) for record in records.values()} >= {2}
+    expected = {key: bits_of(record) for key, record in records.items()}
+    alone = {
+        key: bits_of(record)
+        for request in requests
+        for key, record in cut_by_pushes(model, [request], decoder=decoder).items()
+    }
+    assert alone == expected
+    for size in (1, 5, 100):
+        assert in_pieces(model, records, size, decoder=decoder) == expected
