@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -69,7 +70,7 @@ def provider(name, factory, *more):
 def gcore_generators():
     midway = "weights.midway", "logprobs", "continues"
     yield provider("any", "uneven:Uneven")
-    yield provider("long", "uneven:Long", *midway, "continues.exact")
+    yield provider("long", "uneven:Long", *midway, "continues.exact", "determinism")
     yield provider("other", "uneven:Long", *midway)
 '''
 
@@ -431,6 +432,27 @@ def test_a_run_that_was_killed_is_repeated_with_its_cuts(tmp_path: Path) -> None
     assert_same_records(finished(tmp_path / "again", cut_replay(run)), run)
 
 
+@pytest.mark.slow
+def test_deterministic_runs_by_the_clock_survive_a_lost_replica_and_repeat(tmp_path: Path) -> None:
+    """No replica waits for other shards' parts of a round: who had theirs never asks again."""
+    changes: dict[str, Any] = {"run": {"deterministic": True}, "config": {"order": "clock"}}
+    changes |= {"rollout": {"slots": 2}, "cluster": {"devices": 3}}
+
+    def run_with_a_kill(directory: Path, config: dict[str, Any], victim: str) -> Any:
+        directory.mkdir()
+        (directory / "uneven.py").write_text(UNEVEN)
+        with runs.running(directory, config) as run:
+            run.read_until(f"step 2/{STEPS}")
+            os.kill(run.pids()[victim], signal.SIGKILL)
+            assert run.wait() == 0, run.output
+        return run
+
+    first = run_with_a_kill(tmp_path / "first", cut_job(2, **copy.deepcopy(changes)), "rollout.0")
+    changes["config"] |= {"replay": str(first.path)}
+    again = run_with_a_kill(tmp_path / "again", cut_job(3, **changes), "rollout.1")
+    assert_same_records(again, first)
+
+
 def test_a_sample_that_was_cut_elsewhere_ends_a_replay_and_is_named(
     cut_original: Any, tmp_path: Path
 ) -> None:
@@ -529,4 +551,3 @@ def test_samples_of_a_model_are_cut_again_bit_for_bit(tmp_path: Path) -> None:
     lines = read_memberships(first / "run")
     assert any(cut.ends for line in lines for cut in line.cuts or ()), "no sample was cut"
     assert [row["digests"] for row in rows[0]] == [row["digests"] for row in rows[1]]
-    assert rows[0][-1]["weights_sha256"] == rows[1][-1]["weights_sha256"]
