@@ -82,7 +82,7 @@ def problems(plan: Mapping[str, Any], name: str) -> Iterator[str]:
 
     role = plan["roles"][name]
     try:
-        config = msgspec.convert(role["config"], MegatronTrainerConfig)
+        config = msgspec.convert(role.get("config") or {}, MegatronTrainerConfig)
     except (ConfigError, msgspec.ValidationError):
         return  # its own check says so
     found = list(problems_of_slots(config, int(role.get("slots", 1))))
