@@ -32,7 +32,6 @@ SETTINGS = {
     "clip_grad_norm": 0.3,
     "router_aux_loss": 0.1,
     "budget_tokens": 64,
-    "resplit_every": 0,  # trainers that can repeat a pass would count it in the routers' metrics
 }
 TORCH = {
     "trainer": "gcore_torch.trainer:TorchTrainer",

@@ -26,6 +26,9 @@ STAGES = {"pipeline_parallel": 2}
 WHOLE = {"checkpoint": "whole"}
 PLAIN = {"distributed_optimizer": False}
 
+#: It can repeat an update's passes, which its routers' metrics would count.
+TORCH = {**expert_ranks.TORCH, "settings": {"resplit_every": 0}}
+
 #: name -> (family, ranks, settings, the split whose state is resumed)
 SPLITS: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "one": ("mixed", 1, {}, "experts"),
@@ -78,7 +81,7 @@ def in_torch(
 
     def of(family: str) -> dict[str, Any]:
         if family not in known:
-            known[family] = run(works / family, models[family], 1, expert_ranks.TORCH)
+            known[family] = run(works / family, models[family], 1, TORCH)
         return known[family]
 
     return of
