@@ -366,6 +366,16 @@ def _parallel(target: str) -> Any:
     return apply
 
 
+def _expert_parallel(draft: Draft, value: Any) -> None:
+    """Megatron-Core spreads experts only where tensor-parallel ranks share out tokens, too.
+
+    verl's default is that they do.
+    """
+    _parallel(f"{_TO}.expert_parallel")(draft, value)
+    if int(value) > 1:
+        draft.set(f"{_TO}.sequence_parallel", True)
+
+
 def _offload(draft: Draft, value: Any) -> None:
     """A trainer whose weights leave the device between its phases sleeps, with all that it has."""
     before = draft.job.get("placement", {}).get("sleep_in_rollout")
@@ -803,6 +813,12 @@ _ALL: tuple[Rule, ...] = (
         (f"{_TO}.context_parallel",),
         _parallel(f"{_TO}.context_parallel"),
     ),
+    by(
+        f"{ACTOR}.megatron.expert_model_parallel_size",
+        (f"{_TO}.expert_parallel", f"{_TO}.sequence_parallel"),
+        _expert_parallel,
+    ),
+    absent(f"{ACTOR}.megatron.expert_tensor_parallel_size", "an expert lies on one slot"),
     absent(f"{ACTOR}.use_torch_compile", "nothing is compiled"),
     absent(f"{ACTOR}.megatron.use_mbridge", "weights are converted by the plugin"),
     absent(f"{ACTOR}.megatron.use_dist_checkpointing", "a run begins with a model's files"),

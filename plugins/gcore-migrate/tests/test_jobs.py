@@ -162,6 +162,15 @@ def test_an_engine_keeps_its_devices_and_its_sleep(engine: str) -> None:
         assert all(outcome.targets for outcome in outcomes)
 
 
+def test_experts_are_spread_over_as_many_slots() -> None:
+    actor = "actor_rollout_ref.actor"
+    given = {
+        f"{actor}.strategy": "megatron",
+        f"{actor}.megatron.expert_model_parallel_size": 8,
+    }
+    assert job_of_verl(given)[0].job["roles"]["policy"]["config"]["expert_parallel"] == 8
+
+
 def test_verl_s_own_defaults_are_said_where_ours_are_others() -> None:
     job = job_of_verl({"actor_rollout_ref.model.path": "org/model"})[0].job
     assert job["advantage"]["config"]["lam"] == 1.0
