@@ -101,6 +101,9 @@ class Window:
     state: ``Decision.state`` of the latest decision.
     starving: at a rescue, the role whose replicas all do not answer; "" otherwise.
     lost: at a rescue, device indexes of the role's replicas that do not answer; else empty.
+    overlaps: whether generators draw while trainers work. Then no decision may be in mode
+        "colocated": generation does not end, so no turn of the judge would come. Generators on a
+        trainer's accelerator could not sleep for it, so trainers need devices of their own.
     """
 
     devices: tuple[Device, ...]
@@ -118,6 +121,7 @@ class Window:
     state: Mapping[str, Any] = field(default_factory=dict)
     starving: str = ""
     lost: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    overlaps: bool = False
 
 
 Mode = Literal["split", "colocated", "coresident"]
@@ -132,7 +136,8 @@ class Decision:
         ``partition``. Engines are made once, so those of the first decision stay.
     mode: how generators share cells. "split": each cell serves one generator. "colocated": every
         cell serves the policy until all its records are there, then the judge, and both in turn
-        again for a refill. "coresident": both models are awake in every cell.
+        again for a refill; not where ``Window.overlaps``. "coresident": both models are awake in
+        every cell.
     chosen: the candidate that the decision takes, of those in ``predicted_s``.
     predicted_s: candidate -> predicted seconds of the rollout; empty for no prediction.
     reason: why, in one sentence.
@@ -151,7 +156,11 @@ class Decision:
 
 
 class PlacementPolicy(Protocol):
-    """Decides before each step which generators are awake on which devices."""
+    """Decides before each step which generators are awake on which devices.
+
+    A policy that knows no other mode than "colocated" raises PlacementError where
+    ``Window.overlaps``.
+    """
 
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         """Returns the decision for the next step. It must be pure.

@@ -178,6 +178,8 @@ class ControllerProvider(Provider):
         that are not, and takes none of them again. Without it such a checkpoint is refused.
     lends: it wakes the replicas of ``roles.rollout.lent`` while the trainer waits, and puts them to
         sleep before the trainer goes on. Without it such a job is refused.
+    overlaps: it has generators draw while trainers work. Placement policies are told
+        (``Window.overlaps``), and none may have roles take turns on a device.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
     ``cuts_samples``, ``keeps_caches``, ``repeats_cuts``, ``keeps_unfinished``, ``pushes_nearby``,
@@ -189,6 +191,7 @@ class ControllerProvider(Provider):
     trains_on_stale: bool = False
     goes_on_with_gaps: bool = False
     lends: bool = False
+    overlaps: bool = False
 
     def problems(self, plugin: str) -> list[str]:
         problems = super().problems(plugin)

@@ -28,6 +28,7 @@ from gcore_core.contract.placement import (
     PlacementPolicy,
     Window,
 )
+from gcore_core.contract.providers import ControllerProvider
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
 from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import PlacementFacts
@@ -128,6 +129,7 @@ class Placed:
                 role: [self.node_of(role, rank) for rank in range(len(self.workers[role]))]
                 for role in generators
             },
+            overlaps=self.window.overlaps,
         )
 
 
@@ -172,7 +174,9 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
     lent = _n_lent(plan)
     # Lent replicas have no devices of their own, so the policy is not asked about them.
     own = {**slots, ROLLOUT: slots[ROLLOUT] - lent * sizes[ROLLOUT]} if lent else slots
-    window = Window(devices=_numbered(nodes), slots=own, needs=needs)
+    controller = plan.provided["controller"].spec
+    overlaps = isinstance(controller, ControllerProvider) and controller.overlaps
+    window = Window(devices=_numbered(nodes), slots=own, needs=needs, overlaps=overlaps)
     policy: PlacementPolicy = build(plan.factory("placement"))
     provider = plan.provided["placement"].reference
     decision = ask_policy(policy, provider, None, window)

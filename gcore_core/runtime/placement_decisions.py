@@ -70,7 +70,14 @@ def check_decision(
         raise _broken(provider, f"gave a {type(decision).__name__}, not a Decision")
     try:
         # Lazily: a later check may rely on what an earlier one has found right.
-        problem = next(chain(_of_words(decision), _of_cells(decision, window, engines)), "")
+        problem = next(
+            chain(
+                _of_words(decision),
+                _of_turns(decision, window),
+                _of_cells(decision, window, engines),
+            ),
+            "",
+        )
     except (AttributeError, TypeError) as error:  # a field holds something else than its type
         problem = f"gave a malformed Decision: {error}"
     if problem:
@@ -101,6 +108,15 @@ def _of_words(decision: Decision) -> Iterator[str]:
         msgspec.json.encode((decision.seen, decision.state), enc_hook=float)
     except (TypeError, ValueError) as error:
         yield f"seen or state is no plain value: {error}"
+
+
+def _of_turns(decision: Decision, window: Window) -> Iterator[str]:
+    """Yields a problem where roles are to take turns in a run in which no turn would end."""
+    if window.overlaps and decision.mode == "colocated":
+        yield (
+            "has generators take turns in mode colocated, but in this run they draw while trainers "
+            "work (Window.overlaps), so no turn ends"
+        )
 
 
 def _of_cells(decision: Decision, window: Window, engines: Engines | None) -> Iterator[str]:

@@ -132,6 +132,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     provider: the policy's, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read; "": none is.
     agents: generator role -> peer name of each replica's node agent, which reads the meter.
+    overlaps: whether generators draw while trainers work.
     """
 
     devices: list[Device]
@@ -144,6 +145,7 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     provider: str = ""
     meter: str = ""
     agents: dict[str, list[str]] = {}
+    overlaps: bool = False
 
 
 class LearnerFacts(msgspec.Struct, kw_only=True, frozen=True):

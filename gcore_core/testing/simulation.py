@@ -240,6 +240,7 @@ class SimulatedJob:
     judges: replicas of a role that one more reward asks; 0: there is no such reward.
     level: "record" or "group", of that reward.
     placement: a policy that moves devices between ``replicas`` cells, which both roles have.
+    overlaps: whether that policy is told that generators draw while trainers work.
     rests: whether generators sleep while the trainer works.
     lent: how many of the replicas, the last ones, sleep until the trainer waits.
     owns_replicas: whether each shard asks its own replicas only.
@@ -276,6 +277,7 @@ class SimulatedJob:
     judges: int = 0
     level: str = "record"
     placement: FactorySpec | None = None
+    overlaps: bool = False
     rests: bool = False
     lent: int = 0
     owns_replicas: bool = False
@@ -806,6 +808,7 @@ def _placement(job: SimulatedJob) -> PlacementFacts | None:
         },
         engines={"rollout": cells, "judge": cells},
         sleeps=["rollout", "judge"],
+        overlaps=job.overlaps,
     )
 
 

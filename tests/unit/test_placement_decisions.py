@@ -57,6 +57,14 @@ class Policy:
         return self._revise()
 
 
+def test_turns_are_refused_by_name_where_generators_draw_while_trainers_work() -> None:
+    turns = replace(with_cells(rollout=cells(0, 1), judge=cells(0, 1)), mode="colocated")
+    check_decision(turns, "mine/policy", WINDOW)
+    with pytest.raises(ContractError, match="mine/policy.*take turns.*Window.overlaps"):
+        ask_policy(Policy(lambda: turns), "mine/policy", None, replace(WINDOW, overlaps=True))
+    check_decision(GOOD, "mine/policy", replace(WINDOW, overlaps=True))
+
+
 def test_a_decision_that_can_be_carried_out_passes() -> None:
     assert ask_policy(Policy(lambda: GOOD), "mine/default", None, WINDOW) is GOOD
 

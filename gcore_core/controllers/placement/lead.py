@@ -337,6 +337,7 @@ class Mover:
             switch_s=self._switch_s,
             outcomes=tuple(self._outcomes[-_OUTCOMES:]),
             state=self.state(),
+            overlaps=facts.overlaps,
         )
 
     def _measure_filled(self, last: Last) -> dict[str, float]:

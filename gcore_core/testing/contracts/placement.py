@@ -96,6 +96,27 @@ class PlacementPolicyContract(Contract):
             decision = policy.revise(None, asked)
             check_decision(decision, str(self.provider or type(policy).__name__), asked)
 
+    def test_nothing_takes_turns_where_generation_never_ends(self, policy: Any) -> None:
+        """Generators draw while trainers work, so a cell never changes hands within a rollout.
+
+        A policy that knows nothing else raises PlacementError.
+        """
+        needs = {
+            "policy": Need(kind="trainer"),
+            "rollout": Need(kind="generator", follows="policy"),
+            "judge": Need(kind="generator"),
+        }
+        shared = window_of(8, policy=2, rollout=6, judge=6)
+        window = replace(shared, needs=needs, overlaps=True, switch_s=0.1)
+        partition = None
+        for step in range(3):
+            try:
+                decision = policy.revise(partition, replace(window, step=step))
+            except PlacementError:
+                return
+            assert decision.mode != "colocated", "roles take turns, and no turn ends"
+            partition = decision.partition
+
     def test_what_it_says_can_be_written_down(self, policy: Any, window: Window) -> None:
         line = decided(1, policy.revise(None, window))
         assert msgspec.json.decode(msgspec.json.encode(line), type=type(line)) == line

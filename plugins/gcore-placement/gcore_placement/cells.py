@@ -12,6 +12,7 @@ from gcore_core.contract.placement import (
     Decision,
     Device,
     Mode,
+    Need,
     Partition,
     Window,
     every_slot,
@@ -55,7 +56,8 @@ class Pool:
     least: for each role, the fewest cells that it must keep.
     most_policy: the policy has engines on this many cells.
     most_judge: the judges have engines on this many cells.
-    can_sleep: whether replicas of every role can, so that roles can take turns in a cell.
+    takes_turns: whether roles can take turns in a cell: replicas of every role can sleep, and
+        generators do not draw while trainers work.
     """
 
     policy: str
@@ -65,7 +67,7 @@ class Pool:
     least: Mapping[str, int]
     most_policy: int
     most_judge: int
-    can_sleep: bool
+    takes_turns: bool
 
     @property
     def fewest(self) -> int:
@@ -88,7 +90,9 @@ class Pool:
         return self.most_policy == self.most_judge == len(self.cells)
 
     def may_run(self, split: Split) -> bool:
-        """Returns whether the cells have the engines that the mode of a split needs."""
+        """Returns whether the mode of a split is possible, and the cells have its engines."""
+        if split.mode == "colocated" and not self.takes_turns:
+            return False
         return split.mode == "split" or self.shared()
 
     def awake(self, split: Split, weights: Mapping[str, float]) -> dict[str, tuple[Cell, ...]]:
@@ -124,18 +128,18 @@ def find_pool(window: Window) -> Pool | None:
     judges = tuple(role for role, need in generators.items() if not need.follows)
     if len(policies) != 1 or not judges:
         return None
+    devices = _devices_of_generators(window, generators)
     for role in (*policies, *judges):
-        if window.slots[role] > len(window.devices):
+        if window.slots[role] > len(devices):
             _refuse(
                 role,
                 "slots",
-                f"wants {window.slots[role]} slots, but the number of devices is "
-                f"{len(window.devices)}",
+                f"wants {window.slots[role]} slots, but the number of devices is {len(devices)}",
             )
     # A cell holds whole replicas of every role, so its size is a multiple of each replica's.
     size = math.lcm(*(need.size for need in generators.values()))
     pool_devices = window.slots[policies[0]] + max(window.slots[judge] for judge in judges)
-    cells = _cells(window.devices[:pool_devices], size)
+    cells = _cells(devices[:pool_devices], size)
     per_cell = {role: size // need.size for role, need in generators.items()}
     least = {role: math.ceil(need.least / per_cell[role]) for role, need in generators.items()}
     most = {role: min(window.slots[role] // size, len(cells)) for role in generators}
@@ -172,9 +176,9 @@ def find_pool(window: Window) -> Pool | None:
             "slots",
             f"judges share their cells, so each has the slots of the others ({listed})",
         )
-    can_sleep = all(need.sleeps for need in generators.values())
+    takes_turns = not window.overlaps and all(need.sleeps for need in generators.values())
     return Pool(
-        policies[0], judges, cells, per_cell, least, most[policies[0]], most_judge, can_sleep
+        policies[0], judges, cells, per_cell, least, most[policies[0]], most_judge, takes_turns
     )
 
 
@@ -241,7 +245,7 @@ class Rescue:
                 partition=Partition(cells),
                 reason=f"{reason}: {len(moved_cells)} cells of {pool.policy} judge",
             )
-        if not usable_cells:
+        if not usable_cells or not pool.takes_turns:
             return None
         cells |= {pool.policy: tuple(usable_cells), judge: tuple(usable_cells)}
         return Decision(
@@ -264,6 +268,23 @@ def split_of(partition: Partition, pool: Pool) -> Split | None:
         if len(cells_of_role[pool.policy]) + sum(counts) == len(pool.cells)
         else None
     )
+
+
+def _devices_of_generators(window: Window, generators: Mapping[str, Need]) -> tuple[Device, ...]:
+    """Returns the devices among which the pool's are: all, or those behind the other roles'.
+
+    Where generators draw while trainers work, they share no device with these, if there are enough.
+    ``decide`` gives the other roles the first devices.
+
+    generators: the roles of the pool, and what each needs.
+    """
+    if not window.overlaps:
+        return window.devices
+    others = sum(slots for role, slots in window.slots.items() if role not in generators)
+    rest = window.devices[others:]
+    least = sum(need.least * need.size for need in generators.values())
+    most = max(window.slots[role] for role in generators)
+    return rest if len(rest) >= max(least, most) else window.devices
 
 
 def _cells(devices: Sequence[Device], size: int) -> tuple[Cell, ...]:

@@ -26,11 +26,20 @@ class _Together:
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         """Returns the same placement in every step; see the contract's placement policy.
 
-        Raises PlacementError when a role has fewer slots than the others.
+        Raises PlacementError when a role has fewer slots than the others, and where roles would
+        take turns in a run in which generation never ends.
         """
         pool = find_pool(window)
         if pool is None:
             return place_evenly(partition, window)
+        if self.mode == "colocated" and window.overlaps:
+            raise PlacementError(
+                "has cells judge when all answers are there, and generation never ends here.",
+                where="placement.use",
+                why="the step program has generators draw while the trainer works",
+                todo="use placement/split or placement/replay, or controller core/sync",
+                role=pool.judges[0],
+            )
         if not pool.shared():
             raise PlacementError(
                 (

@@ -122,9 +122,10 @@ class Replay(Rescue):
             grid = cells / (1 + np.exp(-np.linspace(low, high, self._config.splits)))
             counts = np.unique(np.clip(np.round(grid), pool.fewest, pool.most)).astype(int)
         candidates = [Split("split", int(count)) for count in counts]
-        takes_turns = pool.shared() and pool.can_sleep and window.switch_s is not None
-        if takes_turns and "colocated" in self._config.modes:
-            candidates.append(Split("colocated"))
+        turns = Split("colocated")
+        is_priced = window.switch_s is not None
+        if pool.may_run(turns) and is_priced and "colocated" in self._config.modes:
+            candidates.append(turns)
         if pool.shared() and "coresident" in self._config.modes:
             candidates.append(Split("coresident"))
         return candidates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -477,3 +478,65 @@ def test_corrections_of_earlier_steps_are_kept_and_fade() -> None:
         for weight in (0.0, 0.5, 1.0)
     ]
     assert paces == pytest.approx([4.0, 2.0, 1.0], rel=0.1)
+
+
+def unbroken(devices: int = 8, **changes: Any) -> Window:
+    """A step of a run that draws while it trains: the trainer has two devices, others the rest."""
+    slots = {"policy": 2, "rollout": devices - 2, "judge": devices - 2}
+    told: dict[str, Any] = {"slots": slots, "overlaps": True, "switch_s": 0.01, **changes}
+    return window(devices, **told)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Replay(ReplayConfig()),
+        FixedSplit(SplitConfig(share=0.5)),
+        Utilisation(UtilisationConfig()),
+        Coresident(),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_generators_that_draw_while_the_trainer_works_share_no_device_with_it(policy: Any) -> None:
+    decision = policy.revise(None, unbroken())
+    engines = {
+        role: {device.index for cell in cells for device in cell.devices}
+        for role, cells in decision.engines.cells.items()
+    }
+    assert engines == {"policy": {0, 1}, "rollout": set(range(2, 8)), "judge": set(range(2, 8))}
+
+
+def test_where_devices_are_few_generators_share_the_trainers() -> None:
+    slots = {"policy": 1, "rollout": 3, "judge": 3}
+    decision = FixedSplit(SplitConfig(cells=1)).revise(None, unbroken(3, slots=slots))
+    awake = decision.partition.cells
+    assert [cell.devices[0].index for cell in (*awake["rollout"], *awake["judge"])] == [0, 1, 2]
+
+
+def test_replay_takes_no_turns_where_generation_never_ends() -> None:
+    """Not even where a run that took turns has found them best."""
+    turns = {"regrets": {"colocated": 1.0, "split 3": 9.0}, "weight": 1.0}
+    policy = Replay(ReplayConfig())
+    measured = policy.revise(None, unbroken(state=turns))
+    assert measured.mode == "split" and "colocated" not in measured.predicted_s
+    assert policy.revise(None, unbroken(state=turns, requests={})).mode == "split"
+    assert policy.revise(None, window(8, state=turns, requests={})).mode == "colocated"
+
+
+def test_co_location_is_refused_where_generation_never_ends() -> None:
+    with pytest.raises(PlacementError, match="generation never ends") as raised:
+        Colocated().revise(None, unbroken())
+    assert "placement/split" in str(raised.value)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_no_rescue_takes_turns_where_generation_never_ends(overlaps: bool) -> None:
+    """The policy can spare no cell."""
+    policy = FixedSplit(SplitConfig(cells=100))
+    slots = {"policy": 2, "rollout": 8, "judge": 8}
+    seen = unbroken(slots=slots, overlaps=overlaps, starving="judge")
+    partition = policy.revise(None, seen).partition
+    lost = [device.index for cell in partition.cells["judge"] for device in cell.devices]
+    found = policy.rescue(partition, replace(seen, lost={"judge": lost}))
+    assert (found is None) == overlaps
+    assert found is None or found.mode == "colocated"

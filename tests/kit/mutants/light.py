@@ -548,6 +548,19 @@ class BothAwakeInASplit(CleanPolicy):
             return replace(decision, engines=decision.partition, mode="split")
 
 
+class HasRolesTakeTurnsForEver(CleanPolicy):
+    caught_by = ("test_nothing_takes_turns_where_generation_never_ends",)
+
+    class Backend(Even):
+        """Co-locates wherever generators have the same slots, whatever the run can do."""
+
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
+            decision = super().revise(partition, window)
+            generators = [r for r, need in window.needs.items() if need.kind == "generator"]
+            shared = len(generators) > 1 and len({window.slots[r] for r in generators}) == 1
+            return replace(decision, mode="colocated") if shared else decision
+
+
 # -- advantages ------------------------------------------------------------------------------------
 
 
