@@ -121,9 +121,22 @@ class Trace:
 
         They are returned whether they could be written or not.
         """
+        headers = list(group)
+        records = self.seen(headers, verdict, reason)
+        for h in headers:
+            self._open.pop(h.key, None)
+        for record in records:
+            self._write(record)
+        return records
+
+    def seen(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
+        """Returns the records of a group that got its verdict, without those of other processes.
+
+        They are written later, when a step takes the group (``settled``).
+        """
         records = []
         for h in group:
-            record = self._open.pop(h.key, None)
+            record = self._open.get(h.key)
             if record is not None:
                 record.version = h.versions[1]
                 record.n_prompt = h.n_prompt
@@ -138,7 +151,6 @@ class Trace:
                 record.digests = _hex(h.prompt_digest), _hex(h.digests[0]), _hex(h.digests[1])
                 record.rewards = h.rewards
                 record.reward_status = {k: v for k, v in h.reward_status.items() if v != OK}
-                self._write(record)
                 records.append(record)
         return records
 

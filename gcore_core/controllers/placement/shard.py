@@ -37,7 +37,9 @@ class PlacementShard:
     and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``. A program
     that generates ahead of training does not call ``rest``, since its generators never rest.
 
-    Where a placement policy moves devices, no rollout may be in flight at ``decide``.
+    Where a placement policy moves devices, no rollout may be in flight at ``decide``: no sample,
+    and no question to a judge. Where generation runs ahead of training, a rollout is what is drawn
+    from one push to the next.
 
     awake: who is awake now; the one place to read it. Replicas that are lent are not in it.
     loans: wakes those while the trainer waits.
@@ -90,6 +92,11 @@ class PlacementShard:
         )
 
     @property
+    def moves(self) -> bool:
+        """Whether a placement policy moves devices."""
+        return self._facts is not None
+
+    @property
     def replicas(self) -> list[Peer]:
         """The policy's generators that are awake and not lost with their machine, by number."""
         return [peer for peer in self._sampling() if not self._lost.has(peer.name)]
@@ -106,7 +113,10 @@ class PlacementShard:
             self._gauge.begin()
 
     def end_rollout(self, records: Iterable[Record]) -> None:
-        """Keeps the time and the records of the rollout, from which ``decide`` measures it."""
+        """Keeps the time and the records of the rollout, from which ``decide`` measures it.
+
+        Called again, with more records, where the rollout has gone on: the last call counts.
+        """
         self._ended_s = asyncio.get_running_loop().time()
         self._records = list(records)
         if self._gauge is not None:

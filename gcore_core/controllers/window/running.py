@@ -16,6 +16,7 @@ import numpy as np
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import GIVEN_BACK, QUARANTINED, TRAINED, Header
+from gcore_core.contract.run_files import Record
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.loans import NONE
@@ -73,6 +74,9 @@ class RunningWindow(Window):
 
     Where no sample may run through a push, ``drain`` is called before it. ``seal`` gives what a
     checkpoint needs, and ``stop`` ends production.
+
+    Where a placement policy moves devices, a rollout begins with a push and ends when nothing is in
+    flight any more; ``drain`` must then be called before each push.
 
     Every shard has the same ``Deadlines``: all shards *look* together, again and again, and tell
     each other which groups have ended. What follows from that each computes for itself.
@@ -148,6 +152,7 @@ class RunningWindow(Window):
         self._wanted = start - 1  # the step whose groups this shard wants
         self._settled = dict[int, Settled]()  # own groups that no step has taken
         self._latest = list[Settled]()  # of these, those that no look has told
+        self._drawn = list[Record]()  # of the rollout, where devices move
         self._draws = set[asyncio.Task[None]]()
         self._failed: BaseException | None = None  # of a draw
         self._wake = asyncio.Event()
@@ -204,6 +209,7 @@ class RunningWindow(Window):
     async def take(self, step: int) -> Taken:
         """Returns the groups of ``step``, once they are there; raises what failed in producing."""
         if self._task is None:
+            self._begin_rollout()
             self._task = asyncio.ensure_future(self._run())
         self._wanted = step
         self._waits_since_s = asyncio.get_running_loop().time()
@@ -218,11 +224,14 @@ class RunningWindow(Window):
     async def drain(self) -> None:
         """Returns when no sample of any shard is in flight and none is begun before a ``commit``.
 
-        In a replay of samples that were cut, when all that are in flight are held there.
+        Every sample is scored then, but for those of a replay that are held where they were cut. Where
+        devices move, this shard also asks no replica and no scorer any more.
 
         Raises what failed in producing.
         """
         await self._until(self._is_quiet)
+        if self._placement.moves:
+            await self._end_draws()
 
     async def give_back(self, saves: bool) -> None:
         """Has replicas give back all samples that run where a checkpoint is to hold them.
@@ -257,6 +266,7 @@ class RunningWindow(Window):
         """Says that a step has been trained on and its weights are published."""
         verdicts = super().commit(taken)
         self._version = taken.step + 1
+        self._begin_rollout()
         self._drawing.published(self._version)
         self._drawing.go_on()
         self._wake.set()
@@ -338,6 +348,8 @@ class RunningWindow(Window):
             self._ledger.settle(one.ordinal, one.verdict, one.reason)
             self._settled[one.ordinal] = one
             self._latest.append(one)
+            if self._placement.moves:
+                self._drawn += self._context.trace.seen(one.group, one.verdict, one.reason)
 
     def _raise_if_too_many_failed(self) -> None:
         """Raises TrainingError when more than ``failure_limit`` of the groups cannot be used.
@@ -445,12 +457,32 @@ class RunningWindow(Window):
         self._numbers += 1
         return self._numbers - 1
 
+    def _begin_rollout(self) -> None:
+        """Begins what ``placement`` measures as a rollout, where devices move."""
+        self._is_quiet.clear()  # until all shards are here
+        if self._placement.moves:
+            self._drawn = []
+            self._placement.begin_rollout()
+
     def _note_quiet(self) -> None:
         """Notes whether nothing is in flight and nothing is to be begun under these weights."""
         if self._is_drawing() or self._is_behind():
             self._is_quiet.clear()
-        else:
-            self._is_quiet.set()
+            return
+        if self._placement.moves and not self._is_quiet.is_set():
+            self._placement.end_rollout(self._drawn)
+        self._is_quiet.set()
+
+    async def _end_draws(self) -> None:
+        """Ends the draws that still run although every group is whole.
+
+        A request may outlast its last record, such as an empty part of a round, or one to a process
+        that was lost meanwhile. Its replica may be about to sleep.
+        """
+        draws = list(self._draws)
+        for draw in draws:
+            draw.cancel()
+        await asyncio.gather(*draws, return_exceptions=True)
 
     def _is_drawing(self) -> bool:
         """Whether any shard has something in flight that a push waits for."""

@@ -21,6 +21,7 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         trains_on_stale=True,
         goes_on_with_gaps=True,
         lends=True,
+        overlaps=True,
     )
 
 
@@ -35,12 +36,13 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             "placement.sleep_in_training: async generates while it trains, so generators cannot "
             "sleep; set it to never."
         )
-    if not plan["placement"]["use"].startswith("core/"):
-        yield (
-            "placement.use: async cannot move devices between roles, since its generators always "
-            "have samples in flight; set it to core/even."
-        )
     settings = controller.get("config") or {}
+    moves = not plan["placement"]["use"].startswith("core/")
+    if moves and settings.get("midway", "wait") != "wait":
+        yield (
+            "controller.config.midway: a placement policy moves devices at pushes, and samples "
+            "would be in flight there; set midway: wait, or placement.use: core/even."
+        )
     if settings.get("replay"):
         from gcore_async.replaying import problems
 

@@ -25,12 +25,11 @@ def refuse(config: AsyncConfig, context: ControllerContext) -> None:
             where=f"roles.{facts.resting[0]}",
             todo="give them devices of their own, or set placement.sleep_in_training: never",
         )
-    if facts.placement is not None:
+    if facts.placement is not None and config.midway != "wait":
         raise ConfigError(
-            "async cannot move devices between roles: its generators always have samples in "
-            "flight.",
-            where="placement.use",
-            todo="set placement.use: core/even",
+            "a placement policy moves devices at pushes, and samples would be in flight there.",
+            where="controller.config.midway",
+            todo="set midway: wait, or placement.use: core/even",
         )
     if facts.run.deterministic and config.ahead and not config.may_be_deterministic():
         raise ConfigError(

@@ -1,0 +1,113 @@
+"""Judges and generators change devices at the pushes of a run whose generation runs ahead.
+
+In virtual time, with the core's own shells. A generator that sleeps raises when it is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.factories import FactorySpec
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.window.drawing import Drawing
+from gcore_core.runtime.messages import TRAIN
+from gcore_core.testing.faults import FAULTS, Faults
+from gcore_core.testing.simulation import run_virtual, simulate
+
+from .test_faults import JOB, broken_rules, program
+
+#: The border between the two roles moves at every step.
+MOVING = replace(
+    JOB,
+    replicas=3,
+    judges=3,
+    placement=FactorySpec("gcore_core.testing.fake_judge:Turning"),
+    overlaps=True,
+)
+CALM = Faults(0, rate=0.0, kills=0.0)
+
+
+@pytest.mark.parametrize(("ahead", "age"), [(0, 0), (1, 1), (1, 4), (2, 4)])
+def test_the_rules_hold_while_devices_move_at_every_push(
+    ahead: int, age: int, tmp_path: Path
+) -> None:
+    """Messages are lost, late and doubled, and processes killed, awake or asleep."""
+    hit = set()
+    for seed in range(50_000, 50_006):
+        job = replace(MOVING, shards=1 + seed % 3)
+        weather = Faults(seed)
+        made = program(ahead, age, "wait")
+        outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
+        assert not broken_rules(outcome, job, age), f"seed {seed}"
+        hit |= {fault for _, _, fault in weather.hits}
+    assert len(hit) >= len(FAULTS) - 1
+
+
+def test_moves_do_not_change_what_a_deterministic_run_trains_on(tmp_path: Path) -> None:
+    """In any weather and with any number of shards it ends as where nothing moves.
+
+    Nobody is killed: often one generator is awake, so that no other holds the weights it needs.
+    """
+    made = program(1, 2, "wait")
+    still = replace(MOVING, shards=1, deterministic=True, placement=None)
+    expected = run_virtual(simulate(still, tmp_path / "still", CALM, made))
+    for seed in range(4):
+        job = replace(MOVING, shards=1 + seed % 3, deterministic=True)
+        weather = Faults(seed, kills=0.0)
+        outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
+        assert outcome.batches == expected.batches, f"seed {seed}"
+        assert outcome.begun == expected.begun, f"seed {seed}"
+        assert outcome.logits == expected.logits, f"seed {seed}"
+        assert outcome.ledger == expected.ledger, f"seed {seed}"
+
+
+def test_no_request_is_left_when_placement_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that outlasts its last record: its replica may be about to sleep."""
+    left = Counter[int]()
+    ended = []
+    draw = Drawing.draw
+    decide = PlacementShard.decide
+
+    async def outlasts(drawing: Drawing, *told: Any) -> None:
+        await draw(drawing, *told)
+        if told[1].purpose == TRAIN:
+            shard = drawing._context.facts.shard
+            left[shard] += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                left[shard] -= 1
+                ended.append(shard)
+
+    async def decides(placement: PlacementShard, *told: int) -> None:
+        assert not left.total(), "a draw is left"
+        await decide(placement, *told)
+
+    monkeypatch.setattr(Drawing, "draw", outlasts)
+    monkeypatch.setattr(PlacementShard, "decide", decides)
+    job = replace(MOVING, shards=1)
+    made = program(1, 4, "wait")
+    outcome = run_virtual(simulate(job, tmp_path / "store", CALM, made))
+    assert not broken_rules(outcome, job, 4)
+    assert len(ended) >= job.steps
+
+
+def test_a_policy_that_has_roles_take_turns_is_refused_by_name(tmp_path: Path) -> None:
+    turns = FactorySpec("gcore_core.testing.fake_judge:InTurns")
+    job = replace(MOVING, placement=turns)
+    with pytest.raises(ContractError, match="no turn ends"):
+        run_virtual(simulate(job, tmp_path / "store", CALM, program(1, 4, "wait")))
+
+
+def test_moves_are_refused_where_samples_run_through_a_push(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="midway: wait"):
+        run_virtual(simulate(MOVING, tmp_path / "store", CALM, program(1, 4, "recompute")))
