@@ -152,7 +152,7 @@ class RunningWindow(Window):
         self._wanted = start - 1  # the step whose groups this shard wants
         self._settled = dict[int, Settled]()  # own groups that no step has taken
         self._latest = list[Settled]()  # of these, those that no look has told
-        self._drawn = list[Record]()  # of the rollout, where devices move
+        self._rollout = list[Record]()  # of the rollout, where devices move
         self._draws = set[asyncio.Task[None]]()
         self._failed: BaseException | None = None  # of a draw
         self._wake = asyncio.Event()
@@ -224,8 +224,8 @@ class RunningWindow(Window):
     async def drain(self) -> None:
         """Returns when no sample of any shard is in flight and none is begun before a ``commit``.
 
-        Every sample is scored then, but for those of a replay that are held where they were cut. Where
-        devices move, this shard also asks no replica and no scorer any more.
+        Every sample is scored then, but for those of a replay that are held where they were cut.
+        Where devices move, this shard also asks no replica and no scorer any more.
 
         Raises what failed in producing.
         """
@@ -349,7 +349,7 @@ class RunningWindow(Window):
             self._settled[one.ordinal] = one
             self._latest.append(one)
             if self._placement.moves:
-                self._drawn += self._context.trace.seen(one.group, one.verdict, one.reason)
+                self._rollout += self._context.trace.seen(one.group, one.verdict, one.reason)
 
     def _raise_if_too_many_failed(self) -> None:
         """Raises TrainingError when more than ``failure_limit`` of the groups cannot be used.
@@ -461,7 +461,7 @@ class RunningWindow(Window):
         """Begins what ``placement`` measures as a rollout, where devices move."""
         self._is_quiet.clear()  # until all shards are here
         if self._placement.moves:
-            self._drawn = []
+            self._rollout = []
             self._placement.begin_rollout()
 
     def _note_quiet(self) -> None:
@@ -470,7 +470,7 @@ class RunningWindow(Window):
             self._is_quiet.clear()
             return
         if self._placement.moves and not self._is_quiet.is_set():
-            self._placement.end_rollout(self._drawn)
+            self._placement.end_rollout(self._rollout)
         self._is_quiet.set()
 
     async def _end_draws(self) -> None:
