@@ -528,6 +528,9 @@ OF_A_MODEL = (
     *("controller.use=async", "controller.config.ahead=2", "controller.config.age=4"),
     *("controller.config.midway=recompute", "controller.config.order=clock"),
     *("controller.config.prompts=64", "run.deterministic=true", "run.steps=5"),
+    # so few at once that generation takes longer than training, on a busy machine too: pushes find
+    # samples that run
+    "roles.rollout.config.max_batch=8",
 )
 
 
