@@ -121,4 +121,5 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         calls={**CALLS, "generator": frozenset({"generate", "push"})},
         parts=PARTS,
         trains_on_stale=True,
+        overlaps=True,
     )

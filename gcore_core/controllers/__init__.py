@@ -44,5 +44,6 @@ is in flight:
 What is drawn so has been begun by older weights than the step that trains on it: it is stale to
 the trainer, which then does not compare its log-probs with its own, and the objective must correct
 for it. A step ahead needs generators with memory of their own, which do not rest while the trainer
-works, and rollouts in which no placement policy moves devices.
+works. A placement policy may move devices only where nothing is in flight at a push, as where
+``RunningWindow.drain`` is called before it.
 """

@@ -19,14 +19,21 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         calls={**CALLS, "generator": frozenset({"generate", "push"})},
         parts=PARTS,
         trains_on_stale=True,
+        overlaps=True,
     )
 
 
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    asleep = plan["placement"]["sleep_in_training"] == "always"
-    if asleep and plan["controller"]["use"].partition("/")[0] == "one-step":
+    if plan["controller"]["use"].partition("/")[0] != "one-step":
+        return
+    if plan["placement"]["sleep_in_training"] == "always":
         yield (
             "placement.sleep_in_training: one-step generates while it trains, so generators cannot "
             "sleep; set it to never."
+        )
+    if not plan["placement"]["use"].startswith("core/"):
+        yield (
+            "placement.use: one-step begins the next rollout before the push at which a placement "
+            "policy moves devices; set it to core/even, or take controller.use: async."
         )

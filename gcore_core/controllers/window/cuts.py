@@ -125,8 +125,8 @@ class Pieces:
             where=f"version {version}",
             why=(
                 f"in {self._source} version {needed} drew the next piece of it, and generators "
-                f"hold version {version}; a checkpoint holds nothing of groups with a failed "
-                "record or reward"
+                f"hold version {version}. Either it was lost with its machine, or this run was "
+                "resumed: a checkpoint holds nothing of groups with a failed record or reward"
             ),
             todo="begin the replay anew",
             ordinal=ordinal,

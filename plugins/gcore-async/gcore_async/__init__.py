@@ -52,7 +52,8 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
                 "roles.rollout.lent: a replay draws each sample where nothing moves it; the clock "
                 "would decide otherwise. Leave one of them out."
             )
-    if plan["run"]["deterministic"] and not _may_be_deterministic(settings):
+    runs_ahead = settings.get("ahead", 1)
+    if plan["run"]["deterministic"] and runs_ahead and not _may_be_deterministic(settings):
         yield (
             "controller.config.midway: a deterministic run cannot push weights into samples that "
             "run, since the clock says when a push comes; set it to wait, or set midway: recompute "

@@ -58,8 +58,8 @@ class AsyncConfig(SyncConfig):
             )
         if self.replay is not None and self.midway not in ("wait", "recompute"):
             raise ValueError(
-                "replay needs midway: wait or recompute, since no journal says what else becomes "
-                "of samples that run through a push"
+                "replay does not go with midway: keep, since what older weights have cached cannot "
+                "be made again; set midway as the earlier run had it, wait or recompute"
             )
 
     def cuts_samples(self) -> bool:

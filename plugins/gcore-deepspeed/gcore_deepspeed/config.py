@@ -86,5 +86,6 @@ def _check_shared(config: DeepSpeedTrainerConfig) -> None:
     require(
         not config.lora.on,
         "lora",
-        "does not go with context: adapters of slots that share records are not tested here",
+        "does not go with context: adapters of slots that share records are not tested here; leave "
+        "one out, or take the trainer torch, which has both",
     )

@@ -142,5 +142,5 @@ def refuse_experts(config: Any, role: str) -> None:
         raise ConfigError(
             f"this trainer has no experts, and the model is a {config.model_type}.",
             where=f"roles.{role}.use",
-            todo="Take the trainer torch.",
+            todo="Take the trainer torch or megatron.",
         )

@@ -29,8 +29,8 @@ class MegatronTrainerConfig(TrainerSettings):
     """
     expert_parallel: int = 1
     """Number of slots over which the experts of each layer of a mixture of experts are spread; at
-    least 1. It must divide the model's experts and ``slots``, and be a divisor or a multiple of
-    ``tensor_parallel``; where there are stages too, that number itself.
+    least 1. It must divide the model's experts and the slots of a stage, and be a divisor or a
+    multiple of ``tensor_parallel``; where there are several stages, that number itself.
     """
     sequence_parallel: bool = False
     """Whether the tensor-parallel slots also share what lies between the matrices, which saves

@@ -40,7 +40,7 @@ def problems_of_model(
         for setting, values in _WITHOUT.items():
             value = getattr(config, setting)
             if value not in values:
-                yield setting, f"is {value}, and the model has no experts"
+                yield setting, f"is {value}, and the model has no experts; leave it out"
         return
     yield from problems_of_experts(config)
     if experts % config.expert_parallel:

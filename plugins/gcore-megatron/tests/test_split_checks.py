@@ -134,9 +134,9 @@ def test_a_mixture_that_slots_can_share_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"expert_parallel": 2}, "expert_parallel: is 2, and the model has no experts."),
-        ({"router_replay": "always"}, "router_replay: is always, and the model has no experts."),
-        ({"router_aux_loss": 0.5}, "router_aux_loss: is 0.5, and the model has no experts."),
+        ({"expert_parallel": 2}, "expert_parallel: is 2, and the model has no experts; leave it out."),
+        ({"router_replay": "always"}, "router_replay: is always, and the model has no experts; leave it out."),
+        ({"router_aux_loss": 0.5}, "router_aux_loss: is 0.5, and the model has no experts; leave it out."),
     ],
 )
 def test_settings_of_experts_are_refused_for_a_dense_model(

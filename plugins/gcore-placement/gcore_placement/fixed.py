@@ -34,7 +34,8 @@ class _Together:
             return place_evenly(partition, window)
         if self.mode == "colocated" and window.overlaps:
             raise PlacementError(
-                "has cells judge when all answers are there, and generation never ends here.",
+                "a cell judges once all answers are there, and generation does not end under this "
+                "step program.",
                 where="placement.use",
                 why="the step program has generators draw while the trainer works",
                 todo="use placement/split or placement/replay, or controller core/sync",

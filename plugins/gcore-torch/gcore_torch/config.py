@@ -123,7 +123,8 @@ def _check_shared(config: TorchTrainerConfig) -> None:
         require(
             getattr(config.sharding, name) == 1,
             f"sharding.{name}",
-            "does not go with context: slots that share records have not been tested with it",
+            "does not go with context: slots that share records have not been tested with it; set "
+            "it to 1 (sharding.replicas goes with context)",
         )
 
 
