@@ -524,7 +524,7 @@ def test_replay_takes_no_turns_where_generation_never_ends() -> None:
 
 
 def test_co_location_is_refused_where_generation_never_ends() -> None:
-    with pytest.raises(PlacementError, match="generation never ends") as raised:
+    with pytest.raises(PlacementError, match="generation does not end") as raised:
         Colocated().revise(None, unbroken())
     assert "placement/split" in str(raised.value)
 
