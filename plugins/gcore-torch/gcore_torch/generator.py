@@ -249,6 +249,8 @@ class TorchGenerator:
             align(self._model)
             self._steady = SteadyScorer(self._model, self._device, context.role)
         self._held: list[Finished] = []  # finished samples that are not scored yet
+        # keys of samples that ended over kept caches, which no forward pass can score
+        self._over_kept = set[tuple[int, int]]()
         self._usual = self._make_decoder()  # decodes any sample
         self._sampler = self._make_sampler() if self._device.type == "cuda" else None
         self._exact = self._make_exact()  # decodes with the trainer's bits, short records alone
@@ -408,11 +410,19 @@ class TorchGenerator:
     def _score(self, ended: Sequence[Finished]) -> None:
         """Gives samples of a steady run the log-probs of the trainer's own forward pass.
 
-        Actions that older weights sampled keep the log-probs of those.
+        Actions that older weights sampled keep the log-probs of those, and samples over kept caches
+        keep all that they have.
         """
-        if self._steady is not None:
-            counts = [_older(f.columns, self.version) for f in ended]
-            self._steady.rescore([f.columns for f in ended], counts)
+        if self._steady is None:
+            return
+        counts = []
+        for one in ended:
+            key = (one.request.ordinal, one.request.sample)
+            is_over_kept = key in self._over_kept
+            self._over_kept.discard(key)
+            actions = len(one.columns["action_ids"])
+            counts.append(actions if is_over_kept else _older(one.columns, self.version))
+        self._steady.rescore([one.columns for one in ended], counts)
 
     def _score_all(self) -> None:
         """Scores held and running samples while the weights that sampled them are still there."""
@@ -424,13 +434,16 @@ class TorchGenerator:
     def _score_running(self) -> None:
         """Gives what running samples of a steady run have so far the trainer's log-probs.
 
-        Actions that older weights sampled keep the log-probs of those.
+        Actions that older weights sampled keep the log-probs of those, and rows over kept caches
+        keep all that they have.
         """
         rows = self._rows
         if self._steady is None or self._decoder is self._exact or not rows.count:
             return
         columns = self._columns(np.arange(rows.count))
         older = rows.begun[: rows.count] + [by.older for by in rows.sampled_by]
+        so_far = rows.begun[: rows.count] + rows.length[: rows.count]
+        older = np.where(rows.kept[: rows.count], so_far, older)
         self._steady.rescore(columns, older.tolist())
         for row, scored in enumerate(columns):
             rows.logp[row, : rows.length[row]] = scored["logp"][len(rows.waiting[row].begun) :]
@@ -611,6 +624,8 @@ class TorchGenerator:
         """Makes the result of one row; its versions are those of its first and last action."""
         versions = (int(self._rows.version[row]), self.version)
         waiting = self._rows.waiting[row]
+        if self._steady is not None and self._rows.kept[row]:
+            self._over_kept.add((waiting.request.ordinal, waiting.request.sample))
         return Finished(
             request=waiting.request,
             status=status,

@@ -1043,6 +1043,7 @@ class KeepsCachesUnasked(CleanCaching):
         "test_a_push_that_keeps_nothing_has_kept_caches_read_again",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_two_pushes_cut_a_sample_twice",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
         _CUT,
     )
 
@@ -1085,7 +1086,11 @@ class KeepsPromptsOfSamplesWithoutActions(CleanCaching):
 class NamesVersionsOfKeptSamplesLate(CleanCaching):
     """The first action behind a cut counts as one of the older weights."""
 
-    caught_by = ("test_over_kept_caches_the_new_weights_sample", _CUT)
+    caught_by = (
+        "test_over_kept_caches_the_new_weights_sample",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
+        _CUT,
+    )
 
     class Backend(Caching):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
@@ -1099,7 +1104,11 @@ class NamesVersionsOfKeptSamplesLate(CleanCaching):
 class NamesVersionsOfKeptSamplesEarly(CleanCaching):
     """The last action before a cut counts as one of the newer weights."""
 
-    caught_by = ("test_over_kept_caches_the_new_weights_sample", _CUT)
+    caught_by = (
+        "test_over_kept_caches_the_new_weights_sample",
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
+        _CUT,
+    )
 
     class Backend(Caching):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
