@@ -327,6 +327,7 @@ class TorchGenerator:
         the context, or is to continue an answer that has ended, comes back from the next ``step``
         as failed.
         """
+        self._over_kept -= {(request.ordinal, request.sample) for request in requests}
         reader = self._reader
         images = {} if reader is None else reader.read(requests)
 
