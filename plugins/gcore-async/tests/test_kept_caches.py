@@ -245,7 +245,7 @@ def test_what_is_given_back_before_a_checkpoint_is_read_by_whoever_goes_on(tmp_p
             {},
             "fake does not correct for actions that older weights",
         ),
-        ({}, {"replay": "."}, "replay needs midway"),
+        ({}, {"replay": "."}, "replay does not go with midway"),
     ],
     ids=["claim", "deterministic", "stale", "replay"],
 )

@@ -99,7 +99,7 @@ def test_a_killed_judge_and_a_killed_shard_lose_nothing(still: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("use", "midway", "told"),
     [
-        ("placement/colocated", "wait", "generation never ends"),
+        ("placement/colocated", "wait", "generation does not end"),
         ("witness/inturns", "wait", "placement policy witness/inturns: has generators take turns"),
         ("placement/split", "recompute", "set midway: wait"),
     ],
