@@ -75,6 +75,29 @@ def found_by(cases: Sequence[dict[str, Any]], work: Path, ranks: int = 2) -> lis
     return found
 
 
+def save_large(directory: Path) -> Path:
+    """Saves a model whose tensors take many pages, 5 million numbers; returns its directory."""
+    from gcore_language.tiny import save_tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=4096,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    save_tokenizer(directory)
+    return directory
+
+
+def anonymous_bytes() -> int:
+    """Returns this process's memory that is in no file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+
 def run(case: dict[str, Any], rank: int) -> None:
     """Writes the metrics and the weights' hash of both ways; rank 0 only."""
     work = Path(case["work"])

@@ -28,7 +28,9 @@ from gcore_core.contract.records import Header, Lease
 
 
 class Cut(msgspec.Struct, array_like=True, frozen=True):
-    """Names the versions that drew a record, where that which began its group did not draw it all.
+    """Says which versions of the weights drew a record.
+
+    A record has none if one version drew all of it, and the same version began its group.
 
     ordinal, sample: of the record.
     version: that drew its first action.

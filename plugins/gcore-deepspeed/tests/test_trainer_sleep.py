@@ -58,26 +58,7 @@ def test_ranks_have_the_bits_of_a_run_without_sleep(
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A model whose tensors take many pages: 5 million numbers."""
-    from gcore_language.tiny import save_tokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        vocab_size=4096,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "large")
-    save_tokenizer(tmp_path / "large")
-    return tmp_path / "large"
-
-
-def anonymous_bytes() -> int:
-    """Returns this process's memory that is in no file."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+    return sleeping_ranks.save_large(tmp_path / "large")
 
 
 @pytest.fixture
@@ -135,12 +116,12 @@ def test_a_rank_that_sleeps_gives_back_all_that_it_holds(
     records = make_records(groups=1)
     trainer.prepare(records, frozenset())
     trainer.train(0, make_advantages(records), 1, 1)
-    awake = anonymous_bytes()
+    awake = sleeping_ranks.anonymous_bytes()
     beside = _BESIDE * held * parameters
     assert trainer.memory_bytes > held * parameters
     trainer.sleep()
     assert trainer.memory_bytes < mapped * parameters + beside
-    assert awake - anonymous_bytes() > (held - mapped) * parameters - beside
+    assert awake - sleeping_ranks.anonymous_bytes() > (held - mapped) * parameters - beside
     trainer.wake()
     assert not list(tmp_path.glob("asleep-*"))
 

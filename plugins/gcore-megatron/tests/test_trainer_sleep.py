@@ -57,26 +57,7 @@ def test_ranks_that_spread_experts_have_the_bits_of_a_run_without_sleep(tmp_path
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A model whose tensors take many pages."""
-    from gcore_language.tiny import save_tokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        vocab_size=4096,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "large")
-    save_tokenizer(tmp_path / "large")
-    return tmp_path / "large"
-
-
-def anonymous_bytes() -> int:
-    """Returns this process's memory that is in no file."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+    return sleeping_ranks.save_large(tmp_path / "large")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -106,11 +87,11 @@ def test_a_rank_that_sleeps_gives_back_what_it_was_foreseen_to_hold(
         for need in trainer_memory(settings, worker)
         if need.phase == "rollout" and need.what in held
     )
-    awake = anonymous_bytes()
+    awake = sleeping_ranks.anonymous_bytes()
     assert trainer.memory_bytes == pytest.approx(foreseen, rel=_BESIDE)
     trainer.sleep()
     assert trainer.memory_bytes < _BESIDE * foreseen
-    assert awake - anonymous_bytes() > (1 - _BESIDE) * foreseen
+    assert awake - sleeping_ranks.anonymous_bytes() > (1 - _BESIDE) * foreseen
     trainer.wake()
     assert not list(tmp_path.glob("asleep-*"))
     trainer.close()
