@@ -22,6 +22,11 @@ For example ``ahead`` 1, with pushes that wait for samples, 10 s to sample group
     27 s   they have ended; it pushes
     30 s   step 1 is over, after 13 s: 4 s of training, 6 s of the second wait, 3 s of the push
 
+Where generative judges score answers, they are engines of their own, which no push stops:
+
+    engines   ... an answer ends |
+    judges                       | a question about it | the next question | then it has its rewards
+
 Where devices are *lent*, the trainer's devices sample in a wait that the rule of
 ``gcore_core.controllers.placement.lending`` expects
 to become shorter by more than the change of use takes:
@@ -35,9 +40,10 @@ Runs do this too, and give samples back by "continue".
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +62,25 @@ from gcore_sim.lending import GiveBack
 _MOST_ROUNDS = 64
 
 
+@dataclass(frozen=True)
+class Asking:
+    """Describes one question to a judge.
+
+    role: the judge's.
+    prompt: tokens that the judge reads.
+    verdict: tokens that it writes.
+    """
+
+    role: str
+    prompt: int
+    verdict: int
+
+
+#: The questions about one answer, in rounds: those of one round are asked at once, and a round
+#: begins when all verdicts of the one before it are there.
+Rounds = Sequence[Sequence[Asking]]
+
+
 class AnswerSource(Protocol):
     """Says how long everything about a group is."""
 
@@ -70,11 +95,13 @@ class GroupLengths:
     prompt: tokens of its prompt.
     answers: tokens of each of its answers.
     teaches: whether a step may train on it.
+    asked: of each answer, the questions to judges about it; empty where no judge is asked.
     """
 
     prompt: int
     answers: Sequence[int]
     teaches: bool = True
+    asked: Sequence[Rounds] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +144,10 @@ class AheadJob:
     profile: the engine of a replica.
     trainer: what training takes.
     push_s: seconds of a push.
-    reward_s: seconds between the end of a group's last answer and its last reward.
+    reward_s: seconds between the end of a group's last answer, or of the last verdict of a judge on
+        it, and its last reward.
+    judges: role of a judge -> the engine of its replica.
+    asks_groups: whether judges are asked when a group has all its answers, not as each one ends.
     prefix_cache: whether a group's prompt is read once, not for each of its answers.
     give_back: what becomes of a lent engine's samples when the trainer goes on.
     """
@@ -131,21 +161,25 @@ class AheadJob:
     trainer: TrainerPace = field(default_factory=TrainerPace)
     push_s: float = 0.0
     reward_s: float = 0.0
+    judges: Mapping[str, Profile | EngineProfile] = field(default_factory=dict)
+    asks_groups: bool = False
     prefix_cache: bool = True
     give_back: GiveBack = "redraw"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Says how units of devices are dealt to trainer and generators.
+    """Says how many engines and ranks there are, and which of them share devices.
 
-    replicas: engines.
+    replicas: engines of the policy.
     ranks: ranks of the trainer.
-    shared: whether both are on the same units, which they use in turns; only with ``ahead`` 0.
+    shared: whether the trainer is on the devices of all engines, which it uses in turns with them;
+        only with ``ahead`` 0.
     switch_s: seconds that changing from one use to the other and back takes: in each step where
         they are shared, at each loan where they are lent.
     shards: controllers.
     lent: engines that sleep on the trainer's units, and sample while it waits.
+    judges: role of a judge -> its engines.
     """
 
     replicas: int
@@ -154,11 +188,13 @@ class Layout:
     switch_s: float = 0.0
     shards: int = 1
     lent: int = 0
+    judges: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
-        """The number of units of devices that it needs."""
-        return max(self.replicas, self.ranks) if self.shared else self.replicas + self.ranks
+        """The number of units of devices that it needs, where an engine and a rank have one."""
+        engines = self.replicas + sum(self.judges.values())
+        return max(engines, self.ranks) if self.shared else engines + self.ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +207,7 @@ class AheadStep:
     trained_s, pushed_s: training with its preparation, and the push.
     idle_share: share of the time of the generators' own engines in which they had nothing to run,
         pushes left out.
+    judges_idle_share: the same of the judges' engines, of the whole step; 0 without judges.
     lent_s: the trainer's devices were lent, with the seconds of both changes of use.
     lost_tokens: tokens that lent engines had sampled and that are sampled again.
     age_mean, age_largest: versions between what began a group and the step that took it.
@@ -182,6 +219,7 @@ class AheadStep:
     trained_s: float
     pushed_s: float
     idle_share: float
+    judges_idle_share: float
     lent_s: float
     lost_tokens: int
     age_mean: float
@@ -203,11 +241,20 @@ def simulate_ahead(
 
 
 class _Engine:
-    """One replica: a batch, and the time up to which it has been played."""
+    """One replica: a batch, and the time up to which it has been played.
 
-    def __init__(self, job: AheadJob) -> None:
-        terms = {name: getattr(job.profile, name) for name in Profile.__dataclass_fields__}
-        self._batch = ContinuousBatch(EngineProfile(**terms), job.prefix_cache)
+    has_ended: called by the run with each sample that has ended.
+    """
+
+    def __init__(
+        self,
+        profile: Profile | EngineProfile,
+        prefix_cache: bool,
+        has_ended: Callable[[Key], None],
+    ) -> None:
+        terms = {name: getattr(profile, name) for name in Profile.__dataclass_fields__}
+        self._batch = ContinuousBatch(EngineProfile(**terms), prefix_cache)
+        self.has_ended = has_ended
         self._now_s = 0.0
         self.busy_s = 0.0
         self.next_s = math.inf  # when its next answer ends
@@ -228,6 +275,11 @@ class _Engine:
         self._ended = []
         self._foresee()
         return ended
+
+    @property
+    def load(self) -> int:
+        """The number of samples that it has, those that wait for a place included."""
+        return self._batch.running + self._batch.waiting
 
     def pause(self, now_s: float, until_s: float, *, keeps: bool = False) -> None:
         """Takes a push, and reads what runs again, unless it keeps what is cached."""
@@ -300,6 +352,20 @@ class _Part:
     lane: tuple[int, deque[list[Lease]]]
 
 
+@dataclass
+class _Examined:
+    """An answer about which judges are asked.
+
+    key: its own.
+    later: the rounds of questions that follow the present one.
+    missing: verdicts that the present round still lacks.
+    """
+
+    key: Key
+    later: deque[Sequence[Asking]]
+    missing: int = 0
+
+
 class _Run:
     """One simulated run, on virtual time.
 
@@ -312,7 +378,10 @@ class _Run:
 
         event                  method                what follows
         an answer ends         _sample_has_ended     the lane's next part begins; with the last
-                                                     answer of a group, its rewards are put off
+                                                     answer of a group, its rewards are put off;
+                                                     where judges score it, they are asked first
+        a verdict ends         _verdict_has_ended    the next round of questions about the answer;
+                                                     with the last one of a group, as above
         rewards are there      _group_has_ended      _look
         training is over       _drain                the push begins, now or when nothing runs
         the push is over       _end_step             a row is written, the version goes up, _look
@@ -347,9 +416,22 @@ class _Run:
         self._n_steps = steps
         self._deadlines = make(bounds=bounds, step=0, base=0, front=0, version=0, wanted=0)
         # The engines: their own come first, then those that are lent. Numbers count in this order.
-        self._engines = [_Engine(job) for _ in range(layout.replicas + layout.lent)]
+        self._engines = [
+            _Engine(job.profile, job.prefix_cache, self._sample_has_ended)
+            for _ in range(layout.replicas + layout.lent)
+        ]
         self._own = self._engines[: layout.replicas]
         self._lent = self._engines[layout.replicas :]
+        # Judges. Questions are about different answers, so none shares what it reads with another.
+        self._judges = {
+            role: [
+                _Engine(job.judges[role], False, self._verdict_has_ended) for _ in range(replicas)
+            ]
+            for role, replicas in layout.judges.items()
+        }
+        self._examined: dict[Key, _Examined] = {}  # key of a question -> the answer it is about
+        self._questions = 0
+        self._all = [*self._engines, *itertools.chain.from_iterable(self._judges.values())]
         # Lending.
         self._kept = set[int]()  # groups of which sleeping engines have a sample
         self._lending = Lending(layout.replicas, layout.lent, layout.switch_s + job.push_s)
@@ -368,6 +450,7 @@ class _Run:
         self._count = 0
         # Generation. A key is (ordinal of a group, number of a sample).
         self._missing = Counter[int]()  # answers that a group still lacks
+        self._unjudged = Counter[int]()  # answers of a group that judges have not answered about
         self._parts: dict[Key, _Part] = {}
         self._lengths: dict[int, GroupLengths] = {}
         self._began: dict[int, int] = {}  # ordinal -> version
@@ -377,20 +460,23 @@ class _Run:
         self._membership: Membership | None = None
         # Seconds at which this step began, took its groups, was trained, and began to push.
         self._marks: dict[str, float] = {"begun": 0.0}
-        self._busy_s = 0.0  # of the generators' own engines, up to the end of the step before
+        # Seconds of work of the generators' own engines and of judges, up to the end of the step
+        # before.
+        self._busy_s = 0.0
+        self._judged_s = 0.0
 
     def steps(self) -> list[AheadStep]:
         """Plays all steps."""
         self._look([])
         while len(self._rows) < self._n_steps:
-            engine = min(self._engines, key=lambda engine: engine.next_s)
+            engine = min(self._all, key=lambda engine: engine.next_s)
             event_s = self._events[0][0] if self._events else math.inf
             if math.isinf(min(engine.next_s, event_s)):
                 raise RuntimeError("nothing runs, and the step has not got its groups")
             if engine.next_s < event_s:
                 self._now_s = engine.next_s
                 for key in engine.end_next():
-                    self._sample_has_ended(key)
+                    engine.has_ended(key)
             else:
                 self._now_s, _, act = heapq.heappop(self._events)
                 act()
@@ -425,6 +511,7 @@ class _Run:
             self._lengths[ordinal] = lengths
             self._began[ordinal] = self._deadlines.version
             self._missing[ordinal] = len(lengths.answers)
+            self._unjudged[ordinal] = len(lengths.answers)
         for shard in range(layout.shards):
             leases = [
                 Lease(ordinal, 0, 0, tuple(range(len(self._lengths[ordinal].answers))))
@@ -469,10 +556,52 @@ class _Run:
         part.missing -= 1
         if not part.missing:
             self._next_part(part.lane)
-        self._missing[key[0]] -= 1
-        if not self._missing[key[0]]:
-            del self._missing[key[0]]
-            self._after(self._job.reward_s, lambda: self._group_has_ended(key[0]))
+        ordinal = key[0]
+        self._missing[ordinal] -= 1
+        if not self._missing[ordinal]:
+            del self._missing[ordinal]
+        if not self._job.asks_groups:
+            self._ask(key)
+        elif ordinal not in self._missing:
+            for sample in range(len(self._lengths[ordinal].answers)):
+                self._ask((ordinal, sample))
+
+    # -- judges ------------------------------------------------------------------------------------
+
+    def _ask(self, key: Key) -> None:
+        """Asks the first round of questions about an answer."""
+        asked = self._lengths[key[0]].asked
+        self._next_round(_Examined(key, deque(asked[key[1]] if asked else ())))
+
+    def _next_round(self, examined: _Examined) -> None:
+        """Asks the next round of questions about an answer; behind the last one, it is judged.
+
+        Each question goes to the engine that has the fewest, as in a run.
+        """
+        ordinal = examined.key[0]
+        if not examined.later:
+            self._unjudged[ordinal] -= 1
+            if not self._unjudged[ordinal]:
+                del self._unjudged[ordinal]
+                self._after(self._job.reward_s, lambda: self._group_has_ended(ordinal))
+            return
+        questions = examined.later.popleft()
+        examined.missing = len(questions)
+        for question in questions:
+            self._questions += 1
+            key = (ordinal, self._questions)
+            self._examined[key] = examined
+            engine = min(self._judges[question.role], key=lambda one: one.load)
+            engine.add(self._now_s, [(key, question.prompt, question.verdict)])
+
+    def _verdict_has_ended(self, key: Key) -> None:
+        """A judge has answered a question."""
+        examined = self._examined.pop(key)
+        examined.missing -= 1
+        if not examined.missing:
+            self._next_round(examined)
+
+    # -- what ends a group -------------------------------------------------------------------------
 
     def _group_has_ended(self, ordinal: int) -> None:
         """A group has all of its rewards."""
@@ -654,6 +783,11 @@ class _Run:
         busy_s = sum(engine.busy_s for engine in self._own)
         pushed_s = self._now_s - marks["drained"]
         could_run_s = len(self._own) * max(seconds - pushed_s, 1e-12)
+        judges = [engine for engines in self._judges.values() for engine in engines]
+        judged_s = sum(engine.busy_s for engine in judges)
+        could_judge_s = max(len(judges) * seconds, 1e-12)
+        judges_idle = 1 - (judged_s - self._judged_s) / could_judge_s if judges else 0.0
+        self._judged_s = judged_s
         idle = 1 - (busy_s - self._busy_s) / could_run_s
         self._busy_s = busy_s
         lent_s, self._lent_s = self._lent_s, 0.0
@@ -666,6 +800,7 @@ class _Run:
             drained_s=marks["drained"] - marks["trained"],
             pushed_s=pushed_s,
             idle_share=min(max(idle, 0.0), 1.0),
+            judges_idle_share=min(max(judges_idle, 0.0), 1.0),
             lent_s=lent_s,
             lost_tokens=lost_tokens,
             age_mean=float(np.mean(ages)),

@@ -1,13 +1,15 @@
 """Runs ``g-core simulate --async``: what generation that runs ahead would make of a run's job.
 
-It tries every split of the devices between trainer and generators, and prints the best one.
+It tries splits of the devices between trainer, generators and judges, and prints the best one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,15 +21,17 @@ from gcore_sim.ahead import AheadJob, Layout, simulate_ahead, summarize
 from gcore_sim.ahead_trace import MeasuredRun, measured_run
 from gcore_sim.lending import GiveBack
 
-#: Splits that are tried at first; then those between the best one and its neighbours.
-_FIRST = 16
+#: Number of parties -> how many parts the devices are cut into for the splits that are tried at
+#: first; then come those between the best one and its neighbours.
+_FIRST = {2: 16, 3: 6}
+_FIRST_OF_MORE = 4
 
 _EXAMPLE = """\
 example:
   g-core simulate --async --trace runs/judged/001 --devices 64 --size 4 --ahead 1 --age 4
 
-Lengths of answers, the engine's speed, and the seconds of training, push and rewards are those of
-the run. Training is taken to be proportional to the tokens of a rank.
+Lengths of answers and verdicts, the speed of engines, and the seconds of training, push and rewards
+are those of the run. Training is taken to be proportional to the tokens of a rank.
 """
 
 
@@ -38,11 +42,13 @@ class Candidate:
     name: shown to the user.
     layout: how the units of devices are used.
     figures: see ``summarize``.
+    judges: role of a judge -> its devices.
     """
 
     name: str
     layout: Layout
     figures: dict[str, Any]
+    judges: dict[str, int]
 
     @property
     def steps_a_minute(self) -> float:
@@ -61,9 +67,7 @@ def run(words: list[str]) -> int:
     units = _units(args, measured)
     job = _job(args, measured)
     candidates = [
-        _simulated(
-            "shared, in turns", _synchronous(job), Layout(units, units, True), args, measured
-        ),
+        _best("shared, in turns", _synchronous(job), units, args, measured, shares=True),
         _best("split, synchronous", _synchronous(job), units, args, measured),
         _best(f"split, ahead {job.ahead}, age {job.age}", job, units, args, measured),
     ]
@@ -76,6 +80,7 @@ def run(words: list[str]) -> int:
                 "name": one.name,
                 "trainer": one.layout.ranks * args.size,
                 "generators": one.layout.replicas * args.size,
+                "judges": one.judges,
                 "steps_a_minute": one.steps_a_minute,
                 **one.figures,
             }
@@ -87,31 +92,49 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def best_split(units: int, cost: Callable[[int], float]) -> int:
-    """Returns the number of generators, from 1 to ``units - 1``, at which ``cost`` is least.
+def best_split(
+    units: int, parties: int, cost: Callable[[tuple[int, ...]], float]
+) -> tuple[int, ...]:
+    """Returns how many of the units each party has, at least one, where ``cost`` is least.
 
-    It tries a coarse grid, then closes in on the best point from both sides. Where the cost has
-    several valleys narrower than the grid it may find one that is not the deepest.
+    It tries a coarse grid, then moves units between any two parties, fewer and fewer. Where the
+    cost has several valleys narrower than the grid it may find one that is not the deepest.
+
+    cost: takes the units of each party.
     """
-    costs: dict[int, float] = {}
+    if parties == 1:
+        return (units,)
+    costs: dict[tuple[int, ...], float] = {}
 
-    def tried(count: int) -> float:
-        count = min(max(count, 1), units - 1)
-        if count not in costs:
-            costs[count] = cost(count)
-        return costs[count]
+    def best() -> tuple[int, ...]:
+        return min(costs, key=lambda counts: (costs[counts], counts))
 
-    stride = max(1, (units - 1) // _FIRST)
-    for count in range(1, units, stride):
-        tried(count)
+    def try_split(counts: tuple[int, ...]) -> None:
+        if counts not in costs:
+            costs[counts] = cost(counts)
+
+    stride = max(1, (units - 1) // _FIRST.get(parties, _FIRST_OF_MORE))
+    for counts in _grid(units, parties, stride):
+        try_split(counts)
     while True:
-        best = min(costs, key=lambda count: (costs[count], count))
-        tried(best - stride)
-        tried(best + stride)
-        if min(costs, key=lambda count: (costs[count], count)) == best:
+        found = best()
+        for giver, taker in itertools.permutations(range(parties), 2):
+            moved = list(found)
+            amount = min(stride, moved[giver] - 1)
+            moved[giver] -= amount
+            moved[taker] += amount
+            try_split(tuple(moved))
+        if best() == found:
             if stride == 1:
-                return best
+                return found
             stride = max(1, stride // 2)
+
+
+def _grid(units: int, parties: int, stride: int) -> Iterator[tuple[int, ...]]:
+    """Yields splits in which all parties but the last one have a multiple of ``stride``, and 1."""
+    for first in itertools.product(range(1, units, stride), repeat=parties - 1):
+        if sum(first) < units:
+            yield (*first, units - sum(first))
 
 
 def _best(
@@ -120,31 +143,60 @@ def _best(
     units: int,
     args: argparse.Namespace,
     measured: MeasuredRun,
+    *,
     lends: bool = False,
+    shares: bool = False,
 ) -> Candidate:
-    """Returns the best split of the units between trainer and generators.
+    """Returns the best split of the units between generators, judges and trainer.
 
     lends: whether the trainer lends its units while it waits.
+    shares: whether the trainer has all units, in turns with the others, which split them.
     """
+    roles = sorted(measured.judges)
 
-    def at(count: int) -> Candidate:
-        ranks = units - count
-        layout = Layout(count, ranks, lent=ranks if lends else 0)
-        return _simulated(name, job, layout, args, measured)
+    def at(counts: tuple[int, ...]) -> Candidate:
+        judged = dict(zip(roles, counts[1:], strict=False))
+        ranks = units if shares else counts[-1]
+        layout = Layout(
+            counts[0],
+            ranks,
+            shared=shares,
+            lent=ranks if lends else 0,
+            judges={
+                role: count * args.size // measured.judges[role].size
+                for role, count in judged.items()
+            },
+        )
+        devices = {role: count * args.size for role, count in judged.items()}
+        return _simulated(name, job, layout, args, measured, devices)
 
-    return at(best_split(units, lambda count: float(at(count).figures["seconds"])))
+    def cost(counts: tuple[int, ...]) -> float:
+        for role, count in zip(roles, counts[1:], strict=False):
+            if count * args.size < measured.judges[role].size:
+                return math.inf  # not one replica of this judge fits
+        return float(at(counts).figures["seconds"])
+
+    return at(best_split(units, len(roles) + (1 if shares else 2), cost))
 
 
 def _simulated(
-    name: str, job: AheadJob, layout: Layout, args: argparse.Namespace, measured: MeasuredRun
+    name: str,
+    job: AheadJob,
+    layout: Layout,
+    args: argparse.Namespace,
+    measured: MeasuredRun,
+    judges: dict[str, int],
 ) -> Candidate:
-    """Simulates one layout; steps in which the window fills or runs empty do not count."""
+    """Simulates one layout; steps in which the window fills or runs empty do not count.
+
+    judges: role of a judge -> its devices.
+    """
     changes = layout.shared or layout.lent
     layout = replace(layout, switch_s=args.switch_s if changes else 0.0, shards=args.shards)
     skip = job.ahead + 1 if job.ahead else 0
     rest = job.age if job.ahead else 0
     steps = simulate_ahead(job, layout, measured, args.steps + skip + rest)
-    return Candidate(name, layout, summarize(steps[: len(steps) - rest], skip))
+    return Candidate(name, layout, summarize(steps[: len(steps) - rest], skip), judges)
 
 
 def _synchronous(job: AheadJob) -> AheadJob:
@@ -173,22 +225,29 @@ def _job(args: argparse.Namespace, measured: MeasuredRun) -> AheadJob:
         trainer=measured.trainer,
         push_s=measured.push_s,
         reward_s=measured.reward_s,
+        judges={role: judge.profile for role, judge in measured.judges.items()},
+        asks_groups=measured.asks_groups,
     )
 
 
 def _units(args: argparse.Namespace, measured: MeasuredRun) -> int:
-    """Returns how many replicas or ranks fit on the devices."""
+    """Returns how many replicas or ranks fit on the devices. Raises ConfigError for too few."""
     if args.size < 1 or args.steps < 1 or args.shards < 1:
         raise ConfigError("must be at least 1.", where="--size, --steps, --shards")
     devices = args.devices or measured.devices
-    if devices // args.size < 2:
+    units = int(devices // args.size)
+    # One unit trains, one generates, and each judge needs those of a replica.
+    judges = {role: -(-judge.size // args.size) for role, judge in measured.judges.items()}
+    least = 2 + sum(judges.values())
+    if units < least:
+        of_judges = "".join(f", {count} for {role!r}" for role, count in sorted(judges.items()))
         raise ConfigError(
-            f"{devices} devices make {devices // args.size} replicas of {args.size}, two units are "
-            "needed: one trains, one generates.",
+            f"{devices} devices hold {units} of the units of {args.size}, {least} are needed: one "
+            f"trains, one generates{of_judges}.",
             where="--devices",
             todo="give more devices, or a smaller --size",
         )
-    return int(devices // args.size)
+    return units
 
 
 def _changed(profile: Profile, text: str) -> Profile:
@@ -204,7 +263,9 @@ def _changed(profile: Profile, text: str) -> Profile:
 
 def _print(candidates: Sequence[Candidate], job: AheadJob, size: int) -> None:
     """Prints a table of the candidates, then the best split."""
-    head = ["", "trainer", "generators", "steps/min", "step s", "trainer waits", "generators wait"]
+    roles = sorted(job.judges)
+    head = ["", "trainer", "generators", *roles, "steps/min", "step s"]
+    head += ["trainer waits", "generators wait", *(["judges wait"] if roles else [])]
     rows = []
     for one in candidates:
         figures = one.figures
@@ -214,10 +275,12 @@ def _print(candidates: Sequence[Candidate], job: AheadJob, size: int) -> None:
                 one.name,
                 str(one.layout.ranks * size),
                 str(one.layout.replicas * size),
+                *(str(one.judges[role]) for role in roles),
                 f"{one.steps_a_minute:.3g}",
                 f"{figures['seconds']:.3g}",
                 f"{waits:.0%}",
                 f"{figures['idle_share']:.0%}",
+                *([f"{figures['judges_idle_share']:.0%}"] if roles else []),
                 f"{figures['age_mean']:.2f}",
                 str(figures["age_largest"]),
             ]
@@ -226,18 +289,19 @@ def _print(candidates: Sequence[Candidate], job: AheadJob, size: int) -> None:
     print_table([*head, "mean age", "largest"], rows)
     shared, _, ahead, *lent = candidates
     gain = ahead.steps_a_minute / shared.steps_a_minute
-    print(
-        f"\nbest split: {ahead.layout.ranks * size} devices train, "
-        f"{ahead.layout.replicas * size} generate; "
-        f"{gain:.2f} times as fast as all devices in turns."
-    )
+    print(f"\nbest split: {_split(ahead, size)}; {gain:.2f} times as fast as all devices in turns.")
     for one in lent:
         share = one.figures["lent_s"] / one.figures["seconds"]
         print(
-            f"lending: {one.layout.ranks * size} train, {one.layout.replicas * size} "
-            f"generate, lent {share:.0%} of the time; "
+            f"lending: {_split(one, size)}, lent {share:.0%} of the time; "
             f"{one.steps_a_minute / ahead.steps_a_minute:.2f} times as fast as without."
         )
+
+
+def _split(one: Candidate, size: int) -> str:
+    """Returns a split in words."""
+    judges = "".join(f", {devices} serve {role}" for role, devices in sorted(one.judges.items()))
+    return f"{one.layout.ranks * size} devices train, {one.layout.replicas * size} generate{judges}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -271,8 +335,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lend",
         choices=get_args(GiveBack),
-        help="also try to lend the trainer's devices to generators while it waits, which no run "
-        "does yet; what becomes of samples that are not ended then",
+        help="also try to lend the trainer's devices to generators while it waits; what becomes of "
+        'samples that are not ended then, of which runs do "continue" alone',
     )
     parser.add_argument(
         "--profile", default="{}", metavar="JSON", help="terms of the engine, instead of the fit"

@@ -4,6 +4,8 @@ lengths       of every group in the trace, in order of ordinals; from the first 
 engine        ``fit_engine`` over the records of the trace. Of a run whose generation ran ahead the
               default profile is only scaled: pushes came between, and samples of several steps ran
               together.
+judges        the same over what they were asked: each role has an engine of its own. A question
+              that was asked when others about its answer had been answered follows them
 training      seconds of preparation and training, which are taken to be proportional to the tokens
               of a rank
 push, reward  medians
@@ -11,10 +13,11 @@ push, reward  medians
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,10 @@ import numpy as np
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.measurements import Requests
-from gcore_core.contract.run_files import Record, read_metrics, read_trace
+from gcore_core.contract.run_files import Asked, Record, read_metrics, read_trace
 from gcore_core.controllers.placement.fitting import LEAST, fit_engine
 from gcore_core.kits.runs import read_config
-from gcore_sim.ahead import GroupLengths, TrainerPace
+from gcore_sim.ahead import Asking, GroupLengths, Rounds, TrainerPace
 
 _KEPT = frozenset({"trained", "surplus"})
 #: Records by which the engine is fitted; the latest ones.
@@ -35,18 +38,32 @@ _FITTED = 4096
 _OF_RANK = "cpu_seconds/policy."
 
 
+@dataclass(frozen=True)
+class MeasuredJudge:
+    """Holds what was read of a judge.
+
+    size: devices of one of its replicas.
+    profile: of the engine of a replica.
+    """
+
+    size: int
+    profile: Profile
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """Holds what was read from a run.
 
     prompts: groups that a step trained on, on average.
-    devices: those of trainer and generators.
+    devices: those of trainer, generators and judges.
     size: devices of a replica of the generators.
     groups: lengths, by ordinal.
     profile: of the engine of a replica.
     trainer: what training takes.
     push_s, reward_s: medians, in seconds.
     controller: settings of the run's step program.
+    judges: role -> what is known of it; empty where no judge was asked.
+    asks_groups: whether judges were asked about whole groups, as each had all its answers.
     """
 
     prompts: int
@@ -58,6 +75,8 @@ class MeasuredRun:
     push_s: float
     reward_s: float
     controller: dict[str, Any]
+    judges: dict[str, MeasuredJudge] = field(default_factory=dict)
+    asks_groups: bool = False
 
     def group(self, ordinal: int) -> GroupLengths:
         """Returns a group's lengths; see ``AnswerSource``.
@@ -87,7 +106,10 @@ def measured_run(directory: Path) -> MeasuredRun:
     steps = steps[1:] or steps  # the first one also warms up
     config = read_config(directory)
     settings = dict(config["controller"].get("config") or {})
-    slots = {role: int(config["roles"][role]["slots"]) for role in ("policy", "rollout")}
+    asked = {one.role for group in records.values() for record in group for one in record.asked}
+    slots = {
+        role: int(config["roles"][role]["slots"]) for role in ("policy", "rollout", *sorted(asked))
+    }
     ranks = sum(name.startswith(_OF_RANK) for name in steps[-1]) or slots["policy"]
     replicas = {record.replica for group in records.values() for record in group}
     ordered = [records[ordinal] for ordinal in sorted(records)]
@@ -97,19 +119,19 @@ def measured_run(directory: Path) -> MeasuredRun:
     train_s = statistics.mean(
         row["seconds/train"] + row.get("seconds/prepare", 0.0) for row in steps
     )
+    runs_ahead = bool(settings.get("ahead"))
     return MeasuredRun(
         prompts=max(1, round(prompts)),
         devices=sum(slots.values()),
         size=max(1, slots["rollout"] // len(replicas)),
         groups=[_lengths(group) for group in ordered],
-        profile=_profile(
-            [record for group in ordered for record in group],
-            runs_ahead=bool(settings.get("ahead")),
-        ),
+        profile=_profile([_served(record) for group in ordered for record in group], runs_ahead),
         trainer=TrainerPace(token_s=train_s * ranks / (tokens * prompts)),
         push_s=statistics.median(row.get("seconds/push", 0.0) for row in steps),
         reward_s=statistics.median(map(_reward_s, ordered)),
         controller=settings,
+        judges={role: _judge(role, slots[role], ordered, runs_ahead) for role in sorted(asked)},
+        asks_groups=all(map(_is_asked_whole, ordered)),
     )
 
 
@@ -118,35 +140,102 @@ def _lengths(group: Sequence[Record]) -> GroupLengths:
         prompt=group[0].n_prompt,
         answers=[record.n_actions for record in group],
         teaches=group[0].verdict in _KEPT,
+        asked=[_rounds(record.asked) for record in group],
     )
 
 
+def _rounds(asked: Sequence[Asked]) -> Rounds:
+    """Returns the questions about a record, in rounds.
+
+    A question begins a round if all that were sent before it had been answered.
+    """
+    rounds: list[list[Asking]] = []
+    answered_s = -math.inf
+    for one in sorted(asked, key=lambda one: one.sent_s):
+        if one.sent_s >= answered_s:
+            rounds.append([])
+        answered_s = max(answered_s, one.finished_s)
+        # An engine that counted nothing, such as a classifier, has read and written at least this.
+        rounds[-1].append(Asking(one.role, max(1, one.n_prompt), max(1, one.n_actions)))
+    return rounds
+
+
+def _is_asked_whole(group: Sequence[Record]) -> bool:
+    """Whether judges were asked about a group when it had all its answers."""
+    ended_s = max(record.finished_s for record in group)
+    return all(one.sent_s >= ended_s for record in group for one in record.asked)
+
+
 def _reward_s(group: Sequence[Record]) -> float:
-    """Returns the seconds between a group's last answer and its last reward."""
-    scored_s = max(record.scored_s for record in group)
-    return max(0.0, scored_s - max(record.finished_s for record in group))
+    """Returns the seconds between a group's last answer, or a judge's last one, and its last
+    reward.
+    """
+    ended_s = [record.finished_s for record in group]
+    ended_s += [one.finished_s for record in group for one in record.asked]
+    return max(0.0, max(record.scored_s for record in group) - max(ended_s))
 
 
-def _profile(records: Sequence[Record], runs_ahead: bool) -> Profile:
-    """Fits the engine to the latest records; those of one step ran together.
+def _judge(
+    role: str, slots: int, groups: Sequence[Sequence[Record]], runs_ahead: bool
+) -> MeasuredJudge:
+    """Returns what is known of a judge from the questions to it."""
+    served = [
+        _Served(
+            step=record.step,
+            ordinal=record.ordinal,
+            replica=str(one.replica),
+            sent_s=one.sent_s,
+            finished_s=one.finished_s,
+            n_prompt=one.n_prompt,
+            n_actions=one.n_actions,
+        )
+        for group in groups
+        for record in group
+        for one in record.asked
+        if one.role == role
+    ]
+    replicas = {one.replica for one in served}
+    return MeasuredJudge(max(1, slots // len(replicas)), _profile(served, runs_ahead))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Served:
+    """A request to a replica, of the policy's generator or of a judge; see ``Record``."""
+
+    step: int
+    ordinal: int
+    replica: str
+    sent_s: float
+    finished_s: float
+    n_prompt: int
+    n_actions: int
+
+
+def _served(record: Record) -> _Served:
+    """Returns the request that a record is the answer to."""
+    return _Served(**{one.name: getattr(record, one.name) for one in fields(_Served)})
+
+
+def _profile(served: Sequence[_Served], runs_ahead: bool) -> Profile:
+    """Fits an engine to the latest requests of a role; those of one step ran together.
 
     runs_ahead: whether those of several steps did.
     """
-    latest = sorted(records, key=lambda record: record.sent_s)[-_FITTED:]
-    replicas = {name: at for at, name in enumerate(sorted({r.replica for r in latest}))}
+    latest = sorted(served, key=lambda one: one.sent_s)[-_FITTED:]
+    replicas = {name: at for at, name in enumerate(sorted({one.replica for one in latest}))}
     zero_s = latest[0].sent_s
-    start_s = np.array([record.sent_s - zero_s for record in latest])
+    start_s = np.array([one.sent_s - zero_s for one in latest])
     requests = Requests(
-        step=np.array([0 if runs_ahead else record.step for record in latest]),
-        group=np.array([record.ordinal for record in latest]),
+        step=np.array([0 if runs_ahead else one.step for one in latest]),
+        group=np.array([one.ordinal for one in latest]),
         arrival_s=start_s,
         start_s=start_s,
-        end_s=np.array([record.finished_s - zero_s for record in latest]),
-        prompt=np.array([record.n_prompt for record in latest]),
-        actions=np.array([record.n_actions for record in latest]),
+        end_s=np.array([one.finished_s - zero_s for one in latest]),
+        prompt=np.array([one.n_prompt for one in latest]),
+        actions=np.array([one.n_actions for one in latest]),
         parent=np.full(len(latest), -1),
         kept=np.ones(len(latest), bool),
-        replica=np.array([replicas[record.replica] for record in latest]),
+        replica=np.array([replicas[one.replica] for one in latest]),
     )
     prior = Profile()
     fit = fit_engine(requests, prior, least=len(latest) + 1 if runs_ahead else LEAST)

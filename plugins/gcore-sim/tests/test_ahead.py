@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ import pytest
 from gcore_sim import ahead_command
 from gcore_sim.ahead import (
     AheadJob,
+    Asking,
     GroupLengths,
     Layout,
     TrainerPace,
     mean_seconds,
     simulate_ahead,
 )
+from gcore_sim.ahead_trace import measured_run
 from gcore_sim.batching import ContinuousBatch
 from gcore_sim.command import run as run_virtual
 from gcore_sim.config import EngineProfile
@@ -170,13 +172,111 @@ def test_the_next_end_is_foreseen_exactly() -> None:
     assert ended == [(0, 1), (0, 0), (0, 2)]
 
 
+# -- judges ----------------------------------------------------------------------------------------
+
+VERDICT = 500
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Groups of two answers, about each of which judges are asked in ``rounds`` rounds.
+
+    answers: tokens of the two answers of a group.
+    verdicts: tokens of each verdict on them.
+    """
+
+    answers: tuple[int, int] = (1000, 1000)
+    verdicts: tuple[int, int] = (VERDICT, VERDICT)
+    rounds: int = 1
+
+    def group(self, ordinal: int) -> GroupLengths:
+        asked = [[[Asking("judge", 10, tokens)]] * self.rounds for tokens in self.verdicts]
+        return GroupLengths(10, self.answers, asked=asked)
+
+
+def judged(train_s: float, **settings: Any) -> AheadJob:
+    """Judges write as fast as the policy's engines, and reading takes nothing."""
+    made = job(train_s, **settings)
+    return replace(made, judges={"judge": made.profile})
+
+
+IN_TURNS = Layout(2, 2, shared=True, judges={"judge": 2})
+APART = Layout(2, 2, judges={"judge": 2})
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "rollout_tokens"),
+    [
+        (Judged(), {}, 1000 + VERDICT),
+        (Judged(rounds=3), {}, 1000 + 3 * VERDICT),
+        (Judged((10, 1000), (2000, 500)), {}, 10 + 2000),
+        (Judged((10, 1000), (2000, 500)), {"asks_groups": True}, 1000 + 2000),
+    ],
+    ids=["once", "in-rounds", "as-answers-end", "as-groups-end"],
+)
+def test_a_synchronous_step_has_its_verdicts_behind_its_answers(
+    source: Judged, settings: dict[str, Any], rollout_tokens: int
+) -> None:
+    for step in simulate_ahead(judged(4.0, ahead=0, age=0, **settings), IN_TURNS, source, 4):
+        expected_s = rollout_tokens * TOKEN_S + 4.0 + PUSH_S
+        assert step.seconds == pytest.approx(expected_s, abs=3 * TOLERANCE_S)
+
+
+def test_judges_go_on_through_a_push() -> None:
+    """Groups take 10 s of sampling, with one push in it, and 40 s of judging, with others in it."""
+    source = Judged(verdicts=(4000, 4000))
+    steps = simulate_ahead(judged(0.0, ahead=4, age=4, waits=False), APART, source, 30)
+    # Five steps are on their way at once, each of which takes sampling, judging and pushes.
+    period_s = sum(step.seconds for step in steps[10:15])
+    alone_s = (1000 + 4000) * TOKEN_S
+    assert alone_s <= period_s <= alone_s + 5 * PUSH_S + 5 * TOLERANCE_S
+
+
+def test_a_judge_that_is_too_slow_for_its_engines_has_steps_take_its_time() -> None:
+    """One verdict is written after the other, so a step takes those of all 16 answers."""
+    slow = judged(1.0, ahead=1, age=1)
+    engine = EngineProfile(
+        base_s=TOKEN_S, running_s=0.0, cached_s=0.0, prefill_s=0.0, max_running=1
+    )
+    slow = replace(slow, judges={"judge": engine})
+    seconds = {}
+    for engines in (1, 2):
+        layout = Layout(2, 2, judges={"judge": engines})
+        steps = simulate_ahead(slow, layout, Judged((10, 10)), 10)
+        seconds[engines] = mean_seconds(steps[3:-2], 0)
+        if engines == 1:
+            assert all(step.judges_idle_share < 0.15 for step in steps[3:-2])
+    assert seconds[1] >= 16 * VERDICT * TOKEN_S
+    assert seconds[2] == pytest.approx(seconds[1] / 2, rel=0.1)
+
+
 @pytest.mark.parametrize("units", [2, 3, 7, 64])
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_the_best_split_is_that_of_trying_all(units: int, ratio: float) -> None:
-    def cost(count: int) -> float:
-        return max(ratio / count, 1.0 / (units - count))
+    def cost(counts: tuple[int, ...]) -> float:
+        generators, trainer = counts
+        return max(ratio / generators, 1.0 / trainer)
 
-    assert ahead_command.best_split(units, cost) == min(range(1, units), key=cost)
+    splits = [(count, units - count) for count in range(1, units)]
+    assert ahead_command.best_split(units, 2, cost) == min(splits, key=cost)
+
+
+@pytest.mark.parametrize("units", [3, 5, 16, 40])
+@pytest.mark.parametrize("work", [(1.0, 1.0, 1.0), (0.1, 1.0, 5.0), (9.0, 0.2, 1.0)])
+def test_the_best_split_of_three_parties_takes_as_long_as_that_of_trying_all(
+    units: int, work: tuple[float, float, float]
+) -> None:
+    def cost(counts: tuple[int, ...]) -> float:
+        return max(one / count for one, count in zip(work, counts, strict=True))
+
+    splits = [
+        (one, other, units - one - other)
+        for one in range(1, units - 1)
+        for other in range(1, units - one)
+    ]
+    found = ahead_command.best_split(units, 3, cost)
+    assert sum(found) == units
+    assert cost(found) == min(map(cost, splits))
 
 
 # -- on the trace of a run -------------------------------------------------------------------------
@@ -236,6 +336,74 @@ def test_the_command_finds_the_split_that_arithmetic_finds(
     assert shared["steps_a_minute"] == pytest.approx(60 / shared["seconds"])
 
 
+@pytest.fixture
+def asked(finished: Path) -> Path:
+    """The same run, in which a judge of two replicas wrote a verdict on each answer."""
+    file = finished / "trace" / "controller.0.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[1:]:
+        ended_s = line["finished_s"]
+        verdict_s = ended_s + VERDICT * TOKEN_S
+        line["asked"] = [["judge", line["sample"], 10, VERDICT, ended_s, verdict_s]]
+        line["scored_s"] = verdict_s
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = json.loads((finished / "config.yaml").read_text())
+    config["roles"]["judge"] = {"slots": 2}
+    (finished / "config.yaml").write_text(json.dumps(config))
+    return finished
+
+
+def test_judges_get_their_share_of_the_split(
+    asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command finds a split of ten devices that is as fast as the best of all 36."""
+    found = simulated(asked, capsys, "--devices", "10", "--age", "1", "--steps", "4")
+    split = found["split ahead 1"]
+    assert split["generators"] + split["judges"]["judge"] + split["trainer"] == 10
+    measured = measured_run(asked)
+    told = job(0.0, ahead=1, age=1)
+    told = replace(
+        told,
+        prompts=PROMPTS,
+        profile=measured.profile,
+        trainer=measured.trainer,
+        judges={role: judge.profile for role, judge in measured.judges.items()},
+        asks_groups=measured.asks_groups,
+    )
+    seconds = [
+        mean_seconds(simulate_ahead(told, layout, measured, 4 + 2 + 1)[:-1], 2)
+        for layout in (
+            Layout(one, 10 - one - other, judges={"judge": other})
+            for one in range(1, 9)
+            for other in range(1, 10 - one)
+        )
+    ]
+    assert len(seconds) == 36
+    assert split["seconds"] == pytest.approx(min(seconds), rel=0.01)
+    shared = found["shared in turns"]
+    assert shared["generators"] + shared["judges"]["judge"] == shared["trainer"] == 10
+
+
+def test_the_command_shows_what_judges_get(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--async", "--trace", str(asked), "--steps", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "judges wait" in shown and " serve judge; " in shown
+
+
+def test_a_judge_needs_the_devices_of_a_replica(
+    asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((asked / "config.yaml").read_text())
+    config["roles"]["judge"] = {"slots": 8}  # its two replicas have four each
+    (asked / "config.yaml").write_text(json.dumps(config))
+    command = ["simulate", "--async", "--trace", str(asked), "--steps", "3", "--devices"]
+    assert cli.main([*command, "5"]) == 2
+    assert "6 are needed: one trains, one generates, 4 for 'judge'" in capsys.readouterr().err
+    assert cli.main([*command, "9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["candidates"]
+    assert all(one["judges"]["judge"] >= 4 for one in found)
+
+
 def test_the_speed_of_the_engine_is_that_of_the_trace(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,7 +457,7 @@ def test_the_command_says_what_lending_would_bring(
     ("words", "told"),
     [
         (["--ahead", "3", "--age", "2"], "ahead 3 and age 2 do not fit together"),
-        (["--devices", "4", "--size", "4"], "4 devices make 1 replicas of 4, two units are needed"),
+        (["--devices", "4", "--size", "4"], "4 devices hold 1 of the units of 4, 2 are needed"),
         (["--size", "0"], "must be at least 1"),
         (["--profile", '{"base": 1}'], "terms: base_s, running_s, cached_s"),
     ],
@@ -360,3 +528,57 @@ def test_a_run_on_virtual_time_takes_what_was_simulated(
         steps,
     )
     assert sum(step.seconds for step in played) == pytest.approx(ran_s, rel=0.03)
+
+
+@pytest.mark.slow
+def test_a_judged_run_on_virtual_time_takes_what_the_trace_of_a_synchronous_one_foretells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
+) -> None:
+    """The real program with a judge, against the simulation: within 5% of all its steps.
+
+    The synchronous run knows nothing of the other one; from it come the lengths and the speeds.
+    """
+    monkeypatch.chdir(tmp_path)
+    steps = 12
+    trainer = {"record_s": 2.0, "token_s": 0.0, "token2_s": 0.0, "prepare_share": 0.0}
+    engine = {"weights_gb": 1.0, "push_s_per_gb": PUSH_S}
+
+    def seconds_of(directory: str, controller: dict[str, Any]) -> float:
+        file = write_job(
+            run={"steps": steps, "seed": 0},
+            cluster={"devices": 6},
+            controller=controller,
+            data={"config": {"rows": 256}},
+            objective={"use": "algorithms/ppo_clip", "config": {"old_logprobs": "rollout"}},
+            roles={
+                "policy": {"slots": 2, "config": {**trainer, "update_s": 0.0}},
+                "rollout": {"slots": 2, "config": engine},
+                "judge": {"use": "sim", "slots": 2, "config": {}},
+            },
+            rewards={"judged": {"use": "sim/asks", "role": "judge"}},
+        )
+        assert run_virtual([str(file), f"run.dir={directory}"]) == 0
+        lines = Path(directory, "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line)["metrics"] for line in lines]
+        return sum(row.get("seconds/step", 0.0) for row in rows)
+
+    config = {"prompts": 8, "minibatches": 1}
+    seconds_of("sync", {"use": "core/sync", "config": config})
+    bounds = {"ahead": 1, "age": 3, "midway": "recompute"}
+    ran_s = seconds_of("async", {"use": "async", "config": {**config, **bounds}})
+    measured = measured_run(Path("sync"))
+    assert measured.judges["judge"].size == 1
+    job = AheadJob(
+        prompts=measured.prompts,
+        ahead=1,
+        age=3,
+        waits=False,
+        profile=measured.profile,
+        trainer=measured.trainer,
+        push_s=measured.push_s,
+        reward_s=measured.reward_s,
+        judges={role: judge.profile for role, judge in measured.judges.items()},
+        asks_groups=measured.asks_groups,
+    )
+    played = simulate_ahead(job, Layout(2, 2, judges={"judge": 2}), measured, steps)
+    assert sum(step.seconds for step in played) == pytest.approx(ran_s, rel=0.05)
