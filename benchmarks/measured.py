@@ -142,6 +142,22 @@ BENCHMARKS = (
         minutes=15,
     ),
     Benchmark(
+        name="asynchronous_moving",
+        of="asynchronous",
+        measures=(
+            *CORE,
+            PLACEMENT,
+            QUEUEING,
+            SIM,
+            "benchmarks/asynchronous_moving.py",
+            "benchmarks/placement_emulated.py",
+            "plugins/gcore-async/gcore_async",
+        ),
+        commands=(f"{SCRIPT} --parts moving",),
+        minutes=10,
+        timed=False,
+    ),
+    Benchmark(
         name="asynchronous_canaries",
         of="asynchronous",
         measures=(

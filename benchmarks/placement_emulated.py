@@ -293,13 +293,27 @@ class RunSums:
 def run(
     directory: Path, placement: Mapping[str, Any], steps: int, verb: Sequence[str], scale: float
 ) -> RunSums:
-    """Runs a job and returns its sums. Raises RuntimeError with its output when it fails.
+    """Runs the job with a placement policy and returns its sums.
+
+    Raises RuntimeError with its output when it fails.
 
     verb: the command of g-core, as words.
     scale: factor of all emulated times.
     """
+    run_job(directory, job(placement, steps, scale), verb)
+    return read(directory / "run", steps, scale)
+
+
+def run_job(directory: Path, made: Mapping[str, Any], verb: Sequence[str]) -> None:
+    """Runs a job, in the directory ``run`` of a new one.
+
+    Raises RuntimeError with its output when it fails.
+
+    made: the job.
+    verb: the command of g-core, as words.
+    """
     directory.mkdir(parents=True)
-    (directory / "job.yaml").write_text(json.dumps(job(placement, steps, scale)))
+    (directory / "job.yaml").write_text(json.dumps(made))
     command = [
         sys.executable,
         "-m",
@@ -311,7 +325,6 @@ def run(
     process = subprocess.run(command, capture_output=True, text=True, cwd=directory)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{process.stdout[-2000:]}{process.stderr[-4000:]}")
-    return read(directory / "run", steps, scale)
 
 
 def read(directory: Path, steps: int, scale: float) -> RunSums:

@@ -30,6 +30,12 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "self.bounds.ahead + 1",
         "self.bounds.ahead + 2",
     ),
+    "a repeatable run begins nothing while a push waits": (
+        Deadlines,
+        "issue",
+        "self.push_waits and not self.bounds.exact",
+        "self.push_waits",
+    ),
     "memory is released one version too early": (
         Deadlines,
         "oldest",

@@ -313,6 +313,16 @@ SMALL = (
             slow=True,
         ),
         short(
+            "asynchronous_moving",
+            *("--parts", "moving", "--moving-workloads", "drift", "--moving-steps", "4"),
+            *("--moving-splits", "4"),
+            fact=lambda values: (
+                0.5 < values["moving_drift_over_best_fixed"] < 1.5
+                and values["moving_drift_best_fixed"] in (4, 8)
+            ),
+            slow=True,
+        ),
+        short(
             "asynchronous_canaries",
             *("--parts", "canaries", "--seeds", "0"),
             fact=lambda values: (

@@ -48,6 +48,7 @@ class Play:
         begun = dict(going_on)
         left = {ordinal: chance.choice((0, 1, 30)) for ordinal in begun}  # looks until complete
         wanted = deadlines.step
+        is_trained = False
         for _ in range(100_000):
             ended = [ordinal for ordinal, looks in left.items() if looks == 0]
             told = []
@@ -56,7 +57,8 @@ class Play:
                 first = begun[ordinal]
                 keeps = random.Random(ordinal).random() < self.keep
                 told.append(Told(ordinal, keeps, False, first, first, 0.0))
-            deadlines.look(deadlines.version, wanted, told)
+            push_waits = drains and is_trained
+            deadlines.look(deadlines.version, wanted, told, push_waits)
             membership = deadlines.take()
             for ordinal in deadlines.issue():
                 assert ordinal not in begun, "an ordinal is begun twice"
@@ -70,9 +72,10 @@ class Play:
                 if len(self.steps) == steps:
                     return
             left = {ordinal: max(looks - 1, 0) for ordinal, looks in left.items()}
-            is_trained = deadlines.step > wanted and chance.random() < 0.3
+            is_trained = is_trained or (deadlines.step > wanted and chance.random() < 0.3)
             if is_trained and not (drains and deadlines.in_flight):
                 deadlines.version = wanted = deadlines.step
+                is_trained = False
                 self.due.append(deadlines.due)
         raise AssertionError("the run does not end")
 
@@ -132,6 +135,22 @@ def test_what_is_drawn_ahead_is_bounded() -> None:
     assert deadlines.issue() == [], "no newer weights are there"
     deadlines.look(1, 1, [])
     assert deadlines.issue() == [12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_while_a_push_waits_nothing_is_begun_unless_the_run_is_to_repeat(exact: bool) -> None:
+    """One group of eight teaches nothing, and is made up for behind the push."""
+    deadlines = deadlines_of(replace(BOUNDS, exact=exact))
+    deadlines.look(0, 0, [])
+    assert deadlines.issue() == list(range(8))
+    deadlines.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in range(4)])
+    assert deadlines.take() is not None
+    deadlines.look(0, 0, [Told(o, o != 6, False, 0, 0, 0.0) for o in range(4, 8)], push_waits=True)
+    assert deadlines.issue() == ([8] if exact else [])
+    deadlines.look(1, 1, [Told(8, True, False, 0, 0, 0.0)] if exact else [])
+    begun = deadlines.issue()
+    assert begun == ([9, 10, 11, 12] if exact else [8, 9, 10, 11, 12])
+    assert all(deadlines.began(ordinal) == 1 for ordinal in begun)
 
 
 def test_the_last_steps_begin_nothing_that_no_step_takes() -> None:

@@ -100,6 +100,7 @@ class Deadlines:
     front: the next ordinal that is begun for the first time.
     version: of the weights that every shard has seen published.
     wanted: the step whose groups every shard wants.
+    push_waits: a shard waits with its push until nothing is in flight, so nothing is begun.
     issued: groups begun since a step took some.
     rounds: in how many rounds these were begun.
     complete: groups that have become complete since then.
@@ -113,6 +114,7 @@ class Deadlines:
     front: int
     version: int
     wanted: int
+    push_waits: bool = False
     issued: int = 0
     rounds: int = 0
     unusable: int = 0
@@ -129,10 +131,16 @@ class Deadlines:
 
     # -- what happens ------------------------------------------------------------------------------
 
-    def look(self, version: int, wanted: int, told: Iterable[Told]) -> None:
-        """Takes what all shards say: the oldest of their versions and wishes, and ended groups."""
+    def look(
+        self, version: int, wanted: int, told: Iterable[Told], push_waits: bool = False
+    ) -> None:
+        """Takes what all shards say: the oldest of their versions and wishes, and ended groups.
+
+        push_waits: whether any shard waits with its push until nothing is in flight.
+        """
         self.version = version
         self.wanted = wanted
+        self.push_waits = push_waits
         for one in told:
             self._told[one.ordinal] = one
             if one.ordinal in self._counted:
@@ -143,7 +151,15 @@ class Deadlines:
             self._drops |= not one.teaches
 
     def issue(self) -> list[int]:
-        """Decides which ordinals to begin now, and counts them as begun."""
+        """Decides which ordinals to begin now, and counts them as begun.
+
+        What would replace a group that teaches nothing, while a push waits for the rest, is begun
+        behind the push, together with the groups of the next step. Engines have more to do at once
+        then, and its deadline is a step later. An ``exact`` run begins it before, whatever takes
+        how long, so that it repeats itself.
+        """
+        if self.push_waits and not self.bounds.exact:
+            return []
         horizon = min(self.version, self.wanted) + self.bounds.ahead + 1
         needed = self.bounds.prompts * (min(horizon, self.bounds.steps) - self.step)
         most = self.bounds.prompts * (self.version + self.bounds.age + 1 - self.step)

@@ -54,6 +54,7 @@ class Look(msgspec.Struct, array_like=True):
     gave_back: samples that replicas have given back since its last look, for others to go on with;
         of all shards their sum.
     draws: rounds of which it has something drawn under the weights of now; of all shards their sum.
+    push_waits: whether it waits with its push until nothing is in flight; whether any shard does.
     """
 
     version: int
@@ -62,6 +63,7 @@ class Look(msgspec.Struct, array_like=True):
     loan: int = 0
     gave_back: int = 0
     draws: int = 0
+    push_waits: bool = False
 
 
 class RunningWindow(Window):
@@ -158,6 +160,7 @@ class RunningWindow(Window):
         self._wake = asyncio.Event()
         self._has_taken = asyncio.Event()
         self._is_quiet = asyncio.Event()
+        self._push_waits = False  # from ``drain`` to ``commit``
         self._taken: Taken | None = None
         self._task: asyncio.Task[None] | None = None
         self._waits_since_s = 0.0
@@ -229,6 +232,8 @@ class RunningWindow(Window):
 
         Raises what failed in producing.
         """
+        self._push_waits = True
+        self._wake.set()
         await self._until(self._is_quiet)
         if self._placement.moves:
             await self._end_draws()
@@ -266,6 +271,7 @@ class RunningWindow(Window):
         """Says that a step has been trained on and its weights are published."""
         verdicts = super().commit(taken)
         self._version = taken.step + 1
+        self._push_waits = False
         self._begin_rollout()
         self._drawing.published(self._version)
         self._drawing.go_on()
@@ -316,6 +322,7 @@ class RunningWindow(Window):
             told,
             gave_back=gave_back - self._gave_back,
             draws=self._own_draws,
+            push_waits=self._push_waits,
         )
         self._gave_back = gave_back
 
@@ -328,12 +335,15 @@ class RunningWindow(Window):
                 sorted(told, key=lambda one: one.ordinal),
                 self._offer_loan(len(told), sum(look.gave_back for look in looks)),
                 draws=sum(look.draws for look in looks),
+                push_waits=any(look.push_waits for look in looks),
             )
             return [msgspec.msgpack.encode(together)] * self._agree.shards
 
         answer = await self._agree.ask("look", msgspec.msgpack.encode(own), lead)
         together = msgspec.msgpack.decode(answer, type=Look)
-        self._deadlines.look(together.version, together.wanted, together.told)
+        self._deadlines.look(
+            together.version, together.wanted, together.told, together.push_waits
+        )
         self._drawn = together.draws
         self._raise_if_too_many_failed()
         self._latest = []

@@ -492,7 +492,7 @@ class _Run:
     def _look(self, told: list[Told]) -> None:
         """Does what follows from what has ended, as all shards do when they look together."""
         deadlines = self._deadlines
-        deadlines.look(deadlines.version, deadlines.wanted, told)
+        deadlines.look(deadlines.version, deadlines.wanted, told, push_waits=self._drains)
         if self._membership is None and (membership := deadlines.take()) is not None:
             self._membership = membership
             self._with_devices(lambda: self._train(membership))

@@ -1,6 +1,8 @@
 """Reads from a run what a simulation of its job needs: lengths, and what each part takes.
 
 lengths       of every group in the trace, in order of ordinals; from the first again with others
+teaching      as the run found. Of a group that its step did not need nobody knows. It teaches if
+              its rewards differ, where that is so of all others; else by chance, as often as others
 engine        ``fit_engine`` over the records of the trace. Of a run whose generation ran ahead the
               default profile is only scaled: pushes came between, and samples of several steps ran
               together.
@@ -31,7 +33,9 @@ from gcore_core.controllers.placement.fitting import LEAST, fit_engine
 from gcore_core.kits.runs import read_config
 from gcore_sim.ahead import Asking, GroupLengths, Rounds, TrainerPace
 
-_KEPT = frozenset({"trained", "surplus"})
+#: Verdicts on groups of which is known whether they teach.
+_DECIDED = frozenset({"trained", "filtered"})
+_SURPLUS = "surplus"
 #: Records by which the engine is fitted; the latest ones.
 _FITTED = 4096
 #: A metric of each rank of the trainer; a rank may have several devices.
@@ -90,13 +94,10 @@ class MeasuredRun:
 
 def measured_run(directory: Path) -> MeasuredRun:
     """Reads a run. Raises DataError where it has finished no step."""
-    records: dict[int, list[Record]] = defaultdict(list)
-    for line in read_trace(directory):
-        if isinstance(line, Record) and line.verdict in _KEPT | {"filtered"}:
-            records[line.ordinal].append(line)
+    ordered = _read_groups(directory)
     rows = [row["metrics"] for row in read_metrics(directory)]
     steps = [row for row in rows if "seconds/train" in row and row.get("groups/trained")]
-    if not records or not steps:
+    if not ordered or not steps:
         raise DataError(
             "the run has finished no step that trained.",
             where=str(directory),
@@ -106,13 +107,12 @@ def measured_run(directory: Path) -> MeasuredRun:
     steps = steps[1:] or steps  # the first one also warms up
     config = read_config(directory)
     settings = dict(config["controller"].get("config") or {})
-    asked = {one.role for group in records.values() for record in group for one in record.asked}
+    asked = {one.role for group in ordered for record in group for one in record.asked}
     slots = {
         role: int(config["roles"][role]["slots"]) for role in ("policy", "rollout", *sorted(asked))
     }
     ranks = sum(name.startswith(_OF_RANK) for name in steps[-1]) or slots["policy"]
-    replicas = {record.replica for group in records.values() for record in group}
-    ordered = [records[ordinal] for ordinal in sorted(records)]
+    replicas = {record.replica for group in ordered for record in group}
     trained = [group for group in ordered if group[0].verdict == "trained"]
     tokens = statistics.mean(sum(r.n_prompt + r.n_actions for r in group) for group in trained)
     prompts = statistics.mean(row["groups/trained"] for row in steps)
@@ -124,7 +124,7 @@ def measured_run(directory: Path) -> MeasuredRun:
         prompts=max(1, round(prompts)),
         devices=sum(slots.values()),
         size=max(1, slots["rollout"] // len(replicas)),
-        groups=[_lengths(group) for group in ordered],
+        groups=_groups(ordered),
         profile=_profile([_served(record) for group in ordered for record in group], runs_ahead),
         trainer=TrainerPace(token_s=train_s * ranks / (tokens * prompts)),
         push_s=statistics.median(row.get("seconds/push", 0.0) for row in steps),
@@ -135,13 +135,48 @@ def measured_run(directory: Path) -> MeasuredRun:
     )
 
 
-def _lengths(group: Sequence[Record]) -> GroupLengths:
-    return GroupLengths(
-        prompt=group[0].n_prompt,
-        answers=[record.n_actions for record in group],
-        teaches=group[0].verdict in _KEPT,
-        asked=[_rounds(record.asked) for record in group],
-    )
+def _read_groups(directory: Path) -> list[list[Record]]:
+    """Returns the groups of a run's trace, in order of ordinals."""
+    records: dict[int, dict[int, Record]] = defaultdict(dict)
+    for line in read_trace(directory):
+        if isinstance(line, Record) and line.verdict in _DECIDED | {_SURPLUS}:
+            group = records[line.ordinal]
+            # A group that its step did not need may be that of a later one. Its records are then in
+            # the trace twice.
+            if line.verdict in _DECIDED or line.sample not in group:
+                group[line.sample] = line
+    return [list(records[ordinal].values()) for ordinal in sorted(records)]
+
+
+def _groups(groups: Sequence[Sequence[Record]]) -> list[GroupLengths]:
+    """Returns the lengths of groups, and which of them teach."""
+    decided = [group for group in groups if group[0].verdict in _DECIDED]
+    follows_rewards = all(_has_taught(group) == _varies(group) for group in decided)
+    share = sum(map(_has_taught, decided)) / len(decided)
+    chance = np.random.default_rng(0).random(len(groups))
+    found = []
+    for group, one in zip(groups, chance, strict=True):
+        if group[0].verdict in _DECIDED:
+            teaches = _has_taught(group)
+        else:
+            teaches = _varies(group) if follows_rewards else bool(one < share)
+        lengths = GroupLengths(
+            prompt=group[0].n_prompt,
+            answers=[record.n_actions for record in group],
+            teaches=teaches,
+            asked=[_rounds(record.asked) for record in group],
+        )
+        found.append(lengths)
+    return found
+
+
+def _has_taught(group: Sequence[Record]) -> bool:
+    return group[0].verdict == "trained"
+
+
+def _varies(group: Sequence[Record]) -> bool:
+    """Whether the rewards of a group differ."""
+    return any(record.rewards != group[0].rewards for record in group)
 
 
 def _rounds(asked: Sequence[Asked]) -> Rounds:

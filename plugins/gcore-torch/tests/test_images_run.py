@@ -125,7 +125,8 @@ def test_a_run_trains_on_images_and_stores_each_once(tmp_path: Path) -> None:
     for metrics in rows:
         assert metrics["logprob_gap_max"] < 1e-4
         assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
-        assert metrics["controller/bytes_per_record"] < 1000
+        # An image has 98 kB. What controllers tell each other grows with the seconds of a step.
+        assert metrics["controller/bytes_per_record"] < 2000
     check_places(tmp_path / "seen.txt")
     before = read_safetensors(tmp_path / "model" / "model.safetensors")
     after = read_safetensors(tmp_path / "runs/images/001/weights/model.safetensors")
