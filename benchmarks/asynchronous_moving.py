@@ -15,7 +15,7 @@ moving_<workload>_over_best_fixed
         seconds of whole steps with ``placement/replay`` over those of the fixed split that turned
         out best. The first step is left out: ``replay`` knows nothing before it
 moving_<workload>_over_even
-        the same over a fixed split into halves, which who knows nothing may take
+        the same over a fixed split into halves, that of somebody who knows nothing
 moving_<workload>_over_turns
         the same over ``core/sync`` on all 20 devices, where ``replay`` may also have the two take
         turns, and which trains on all devices; over all steps, since generation that runs ahead
@@ -25,8 +25,8 @@ moving_<workload>_best_fixed
 moving_<workload>_cells
         devices that changed roles, a step
 
-It rests on engines that behave as a formula says, with service times that ``replay`` is told the
-form of. Each workload is one run of each policy, which trains on 32 groups in each step; lengths
+It rests on engines that behave as a formula says, of which ``replay`` knows the form and fits the
+terms. Each workload is one run of each policy, which trains on 32 groups in each step; lengths
 are drawn by one seed. Intervals draw steps, the same ones of both. Where answers differ in length
 more than here, pushes that wait for samples cost more, and splits matter less.
 """

@@ -260,7 +260,7 @@ def quickstart(steps: int, restarts: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("job", "faults", "steps"),
     [
-        pytest.param(config, 6, 120, id="6 of fakes"),
+        pytest.param(config, 3, 60, id="3 of fakes"),
         pytest.param(config, 30, 600, id="30 of fakes", marks=pytest.mark.slow),
         pytest.param(quickstart, 30, 180, id="30 of the quickstart", marks=pytest.mark.slow),
     ],

@@ -162,7 +162,13 @@ def test_a_single_machine_listens_on_no_network(two: tuple[Machine, Machine], lo
     assert visit(launcher(two[0]), logs, look) == ["agent.0"]
 
 
-@pytest.mark.parametrize("cut", [Machine.link_down, Machine.deafen], ids=["both", "one way"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(Machine.link_down, id="both", marks=pytest.mark.slow),
+        pytest.param(Machine.deafen, id="one way"),
+    ],
+)
 def test_a_cut_link_ends_the_agent_though_its_input_stays_open(
     two: tuple[Machine, Machine], logs: Path, cut: Callable[[Machine], None]
 ) -> None:
@@ -319,7 +325,12 @@ ON_BOTH = ("placement.use=core/even", "roles.policy.slots=2", "roles.rollout.slo
 @pytest.mark.parametrize(
     ("overrides", "started"),
     [
-        pytest.param((), {"agent.0": ["policy.0"], "agent.1": ["rollout.0"]}, id="apart"),
+        pytest.param(
+            (),
+            {"agent.0": ["policy.0"], "agent.1": ["rollout.0"]},
+            id="apart",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ON_BOTH,
             {"agent.0": ["policy.0", "rollout.0"], "agent.1": ["policy.1", "rollout.1"]},

@@ -100,7 +100,7 @@ class Deadlines:
     front: the next ordinal that is begun for the first time.
     version: of the weights that every shard has seen published.
     wanted: the step whose groups every shard wants.
-    push_waits: a shard waits with its push until nothing is in flight, so nothing is begun.
+    push_waits: a shard waits with its push until nothing is in flight; see ``issue``.
     issued: groups begun since a step took some.
     rounds: in how many rounds these were begun.
     complete: groups that have become complete since then.
@@ -153,10 +153,10 @@ class Deadlines:
     def issue(self) -> list[int]:
         """Decides which ordinals to begin now, and counts them as begun.
 
-        What would replace a group that teaches nothing, while a push waits for the rest, is begun
-        behind the push, together with the groups of the next step. Engines have more to do at once
-        then, and its deadline is a step later. An ``exact`` run begins it before, whatever takes
-        how long, so that it repeats itself.
+        While a push waits, nothing is begun. What replaces a group that teaches nothing is begun
+        behind the push, with the groups of the next step: engines then have more to do at once, and
+        its deadline is a step later. An ``exact`` run begins it at once, since the clock may decide
+        nothing there.
         """
         if self.push_waits and not self.bounds.exact:
             return []

@@ -17,7 +17,8 @@ class ReplayedDeadlines(Deadlines):
     """Follows a journal: the same groups are begun under the same versions and taken by the same
     steps.
 
-    The earlier run kept every bound, so this one does.
+    The earlier run kept every bound, so this one does. What it began while a push waited, this one
+    begins so, too (``push_waits`` changes nothing).
 
     lines: of the journal, see ``read_memberships``.
     source: the earlier run, for messages.

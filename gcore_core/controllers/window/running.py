@@ -341,9 +341,7 @@ class RunningWindow(Window):
 
         answer = await self._agree.ask("look", msgspec.msgpack.encode(own), lead)
         together = msgspec.msgpack.decode(answer, type=Look)
-        self._deadlines.look(
-            together.version, together.wanted, together.told, together.push_waits
-        )
+        self._deadlines.look(together.version, together.wanted, together.told, together.push_waits)
         self._drawn = together.draws
         self._raise_if_too_many_failed()
         self._latest = []
@@ -475,7 +473,7 @@ class RunningWindow(Window):
             self._placement.begin_rollout()
 
     def _note_quiet(self) -> None:
-        """Notes whether nothing is in flight and nothing is to be begun under these weights."""
+        """Notes whether nothing is in flight, and nothing is begun before the next push."""
         if self._is_drawing() or self._is_behind():
             self._is_quiet.clear()
             return

@@ -27,6 +27,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.lending import Lending
 from gcore_core.controllers.placement.loans import Loans
+from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.runtime.shells import begun_records
 from gcore_core.runtime.shells.begun_records import Begun
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
@@ -115,6 +116,36 @@ def test_only_a_push_that_goes_on_cuts_samples(midway: str, tmp_path: Path) -> N
         )
         shares += [report.metrics["age/spanning_share"] for report in outcome.reports[1:]]
     assert (max(shares) > 0) == (midway != "wait")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_nothing_is_begun_while_a_push_waits_unless_a_run_is_to_repeat(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as one of two shards waits, neither begins what replaces groups without a lesson."""
+    look = RunningWindow._look
+    begin = RunningWindow._begin
+    waited = Counter[bool]()
+    begun = Counter[bool]()
+
+    async def noted_look(window: RunningWindow) -> None:
+        own = window._push_waits
+        await look(window)
+        together = window._deadlines.push_waits
+        assert together or not own, "a shard waits, and others do not know it"
+        waited[own] += together
+
+    def noted_begin(window: RunningWindow, ordinals: list[int]) -> None:
+        begun[window._deadlines.push_waits] += 1
+        begin(window, ordinals)
+
+    monkeypatch.setattr(RunningWindow, "_look", noted_look)
+    monkeypatch.setattr(RunningWindow, "_begin", noted_begin)
+    for seed in range(6):
+        job = replace(JOB, judges=0, steps=6, deterministic=deterministic)
+        run_virtual(simulate(job, tmp_path / str(seed), Faults(seed), program(1, 2, "wait")))
+    assert waited[True] and waited[False], "one shard never waited for the other"
+    assert bool(begun[True]) == deterministic
 
 
 def test_with_nothing_ahead_it_trains_as_the_synchronous_program(tmp_path: Path) -> None:

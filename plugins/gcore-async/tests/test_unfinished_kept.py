@@ -207,12 +207,18 @@ def whole(run: Any, directory: Path) -> dict[tuple[int, int], Trained]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        [],
-        ["controller.shards=1", "roles.rollout.slots=1"],
-        ["controller.shards=3", "roles.rollout.slots=3", "cluster.devices=3"]
-        + ["roles.policy.slots=2"],
+        pytest.param([], id="as it was", marks=pytest.mark.slow),
+        pytest.param(
+            ["controller.shards=1", "roles.rollout.slots=1"],
+            id="one shard, one replica",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["controller.shards=3", "roles.rollout.slots=3", "cluster.devices=3"]
+            + ["roles.policy.slots=2"],
+            id="three shards, three replicas, two ranks",
+        ),
     ],
-    ids=["as it was", "one shard, one replica", "three shards, three replicas, two ranks"],
 )
 def test_a_resumed_run_goes_on_with_samples_from_the_tokens_that_its_checkpoint_has(
     overrides: list[str], tmp_path: Path
@@ -242,11 +248,10 @@ def test_a_resumed_run_goes_on_with_samples_from_the_tokens_that_its_checkpoint_
 @pytest.mark.parametrize(
     "override",
     [
-        "controller.config.unfinished=redraw",
-        "controller.config.age=3",
-        "roles.rollout.config.max_new_tokens=390",
+        pytest.param("controller.config.unfinished=redraw", id="redraw", marks=pytest.mark.slow),
+        pytest.param("controller.config.age=3", id="other bounds", marks=pytest.mark.slow),
+        pytest.param("roles.rollout.config.max_new_tokens=390", id="other generators"),
     ],
-    ids=["redraw", "other bounds", "other generators"],
 )
 def test_unfinished_samples_that_cannot_go_on_are_drawn_again(
     override: str, tmp_path: Path

@@ -235,6 +235,8 @@ def simulate_ahead(
 ) -> list[AheadStep]:
     """Returns what each step takes. The same arguments give the same steps.
 
+    Raises ValueError where a judge has no engine.
+
     make: makes the rule of what is begun and taken, from the arguments of ``Deadlines``.
     """
     return _Run(job, layout, source, steps, make).steps()
@@ -303,6 +305,12 @@ class _Engine:
         self._sleeps = False
         self._now_s = max(self._now_s, now_s)
         self._foresee()
+
+    def busy_until(self, now_s: float) -> float:
+        """Returns ``busy_s`` as of now, to the end of a token."""
+        self._play(now_s)
+        self._foresee()
+        return self.busy_s
 
     def keys(self, now_s: float) -> list[Key]:
         """Returns the samples that have not ended by now: those that run, then those that wait."""
@@ -422,6 +430,9 @@ class _Run:
         ]
         self._own = self._engines[: layout.replicas]
         self._lent = self._engines[layout.replicas :]
+        for role in job.judges:
+            if layout.judges.get(role, 0) < 1:
+                raise ValueError(f"the judge {role!r} has no engine in {layout}")
         # Judges. Questions are about different answers, so none shares what it reads with another.
         self._judges = {
             role: [
@@ -587,6 +598,8 @@ class _Run:
             return
         questions = examined.later.popleft()
         examined.missing = len(questions)
+        if not questions:
+            self._next_round(examined)
         for question in questions:
             self._questions += 1
             key = (ordinal, self._questions)
@@ -635,10 +648,10 @@ class _Run:
         """
         deadlines = self._deadlines
         if self._drains:
-            return set(self._missing)
+            return set(self._unjudged)
         if self._membership is not None or deadlines.wanted < deadlines.step:
             return set()
-        oldest = sorted(self._missing, key=lambda ordinal: (self._began[ordinal], ordinal))
+        oldest = sorted(self._unjudged, key=lambda ordinal: (self._began[ordinal], ordinal))
         return set(oldest[: max(1, self._job.prompts - deadlines.finished)])
 
     def _sooner(self, waits_for: set[int]) -> int:
@@ -784,7 +797,7 @@ class _Run:
         pushed_s = self._now_s - marks["drained"]
         could_run_s = len(self._own) * max(seconds - pushed_s, 1e-12)
         judges = [engine for engines in self._judges.values() for engine in engines]
-        judged_s = sum(engine.busy_s for engine in judges)
+        judged_s = sum(engine.busy_until(self._now_s) for engine in judges)
         could_judge_s = max(len(judges) * seconds, 1e-12)
         judges_idle = 1 - (judged_s - self._judged_s) / could_judge_s if judges else 0.0
         self._judged_s = judged_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -93,17 +92,17 @@ def run(words: list[str]) -> int:
 
 
 def best_split(
-    units: int, parties: int, cost: Callable[[tuple[int, ...]], float]
+    units: int, least: Sequence[int], cost: Callable[[tuple[int, ...]], float]
 ) -> tuple[int, ...]:
-    """Returns how many of the units each party has, at least one, where ``cost`` is least.
+    """Returns how many of the units each party has where ``cost`` is least.
 
-    It tries a coarse grid, then moves units between any two parties, fewer and fewer. Where the
-    cost has several valleys narrower than the grid it may find one that is not the deepest.
+    It tries a coarse grid, then moves units between any two parties, as long as that helps; then
+    fewer units, down to one. Where the cost has valleys narrower than the grid, or is level around
+    a split, it may find one that is not the best.
 
+    least: the fewest units of each party; together at most ``units``.
     cost: takes the units of each party.
     """
-    if parties == 1:
-        return (units,)
     costs: dict[tuple[int, ...], float] = {}
 
     def best() -> tuple[int, ...]:
@@ -113,14 +112,14 @@ def best_split(
         if counts not in costs:
             costs[counts] = cost(counts)
 
-    stride = max(1, (units - 1) // _FIRST.get(parties, _FIRST_OF_MORE))
-    for counts in _grid(units, parties, stride):
+    stride = max(1, (units - sum(least)) // _FIRST.get(len(least), _FIRST_OF_MORE))
+    for counts in _grid(units, least, stride):
         try_split(counts)
     while True:
         found = best()
-        for giver, taker in itertools.permutations(range(parties), 2):
+        for giver, taker in itertools.permutations(range(len(least)), 2):
             moved = list(found)
-            amount = min(stride, moved[giver] - 1)
+            amount = min(stride, moved[giver] - least[giver])
             moved[giver] -= amount
             moved[taker] += amount
             try_split(tuple(moved))
@@ -130,11 +129,16 @@ def best_split(
             stride = max(1, stride // 2)
 
 
-def _grid(units: int, parties: int, stride: int) -> Iterator[tuple[int, ...]]:
-    """Yields splits in which all parties but the last one have a multiple of ``stride``, and 1."""
-    for first in itertools.product(range(1, units, stride), repeat=parties - 1):
-        if sum(first) < units:
-            yield (*first, units - sum(first))
+def _grid(units: int, least: Sequence[int], stride: int) -> Iterator[tuple[int, ...]]:
+    """Yields splits in which each party but the last has a multiple of ``stride`` above its least.
+
+    The last one has the rest, at least its own.
+    """
+    ranges = [range(count, units + 1, stride) for count in least[:-1]]
+    for first in itertools.product(*ranges):
+        rest = units - sum(first)
+        if rest >= least[-1]:
+            yield (*first, rest)
 
 
 def _best(
@@ -147,36 +151,29 @@ def _best(
     lends: bool = False,
     shares: bool = False,
 ) -> Candidate:
-    """Returns the best split of the units between generators, judges and trainer.
+    """Returns the best split of the units between generators, judges and trainer, in this order.
 
     lends: whether the trainer lends its units while it waits.
     shares: whether the trainer has all units, in turns with the others, which split them.
     """
-    roles = sorted(measured.judges)
+    of_judges = _least_units(args, measured)
 
     def at(counts: tuple[int, ...]) -> Candidate:
-        judged = dict(zip(roles, counts[1:], strict=False))
-        ranks = units if shares else counts[-1]
-        layout = Layout(
-            counts[0],
-            ranks,
-            shared=shares,
-            lent=ranks if lends else 0,
-            judges={
-                role: count * args.size // measured.judges[role].size
-                for role, count in judged.items()
-            },
-        )
-        devices = {role: count * args.size for role, count in judged.items()}
+        generators, *rest = counts
+        ranks = units if shares else rest.pop()
+        devices = {role: count * args.size for role, count in zip(of_judges, rest, strict=True)}
+        replicas = {role: count // measured.judges[role].size for role, count in devices.items()}
+        lent = ranks if lends else 0
+        layout = Layout(generators, ranks, shared=shares, lent=lent, judges=replicas)
         return _simulated(name, job, layout, args, measured, devices)
 
-    def cost(counts: tuple[int, ...]) -> float:
-        for role, count in zip(roles, counts[1:], strict=False):
-            if count * args.size < measured.judges[role].size:
-                return math.inf  # not one replica of this judge fits
-        return float(at(counts).figures["seconds"])
+    least = [1, *of_judges.values(), *([] if shares else [1])]
+    return at(best_split(units, least, lambda counts: float(at(counts).figures["seconds"])))
 
-    return at(best_split(units, len(roles) + (1 if shares else 2), cost))
+
+def _least_units(args: argparse.Namespace, measured: MeasuredRun) -> dict[str, int]:
+    """Returns role of a judge -> the units that one of its replicas needs."""
+    return {role: -(-judge.size // args.size) for role, judge in sorted(measured.judges.items())}
 
 
 def _simulated(
@@ -237,10 +234,10 @@ def _units(args: argparse.Namespace, measured: MeasuredRun) -> int:
     devices = args.devices or measured.devices
     units = int(devices // args.size)
     # One unit trains, one generates, and each judge needs those of a replica.
-    judges = {role: -(-judge.size // args.size) for role, judge in measured.judges.items()}
+    judges = _least_units(args, measured)
     least = 2 + sum(judges.values())
     if units < least:
-        of_judges = "".join(f", {count} for {role!r}" for role, count in sorted(judges.items()))
+        of_judges = "".join(f", {count} for {role!r}" for role, count in judges.items())
         raise ConfigError(
             f"{devices} devices hold {units} of the units of {args.size}, {least} are needed: one "
             f"trains, one generates{of_judges}.",
@@ -339,7 +336,10 @@ def _parser() -> argparse.ArgumentParser:
         'samples that are not ended then, of which runs do "continue" alone',
     )
     parser.add_argument(
-        "--profile", default="{}", metavar="JSON", help="terms of the engine, instead of the fit"
+        "--profile",
+        default="{}",
+        metavar="JSON",
+        help="terms of the generators' engine, instead of the fit; judges keep theirs",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -7,7 +7,9 @@ engine        ``fit_engine`` over the records of the trace. Of a run whose gener
               default profile is only scaled: pushes came between, and samples of several steps ran
               together.
 judges        the same over what they were asked: each role has an engine of its own. A question
-              that was asked when others about its answer had been answered follows them
+              that was asked when others about its answer had been answered follows them. What
+              several rewards ask at once about an answer counts as asked by one, so where one of
+              them asks again before the others have their verdicts, that counts as asked at once
 training      seconds of preparation and training, which are taken to be proportional to the tokens
               of a rank
 push, reward  medians
@@ -18,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,6 @@ _DECIDED = frozenset({"trained", "filtered"})
 _SURPLUS = "surplus"
 #: Records by which the engine is fitted; the latest ones.
 _FITTED = 4096
-#: A metric of each rank of the trainer; a rank may have several devices.
-_OF_RANK = "cpu_seconds/policy."
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class MeasuredRun:
     """Holds what was read from a run.
 
     prompts: groups that a step trained on, on average.
-    devices: those of trainer, generators and judges.
+    devices: those of the cluster; where the run does not say, of trainer, generators and judges.
     size: devices of a replica of the generators.
     groups: lengths, by ordinal.
     profile: of the engine of a replica.
@@ -111,7 +111,7 @@ def measured_run(directory: Path) -> MeasuredRun:
     slots = {
         role: int(config["roles"][role]["slots"]) for role in ("policy", "rollout", *sorted(asked))
     }
-    ranks = sum(name.startswith(_OF_RANK) for name in steps[-1]) or slots["policy"]
+    ranks = _processes("policy", steps[-1]) or slots["policy"]
     replicas = {record.replica for group in ordered for record in group}
     trained = [group for group in ordered if group[0].verdict == "trained"]
     tokens = statistics.mean(sum(r.n_prompt + r.n_actions for r in group) for group in trained)
@@ -122,7 +122,7 @@ def measured_run(directory: Path) -> MeasuredRun:
     runs_ahead = bool(settings.get("ahead"))
     return MeasuredRun(
         prompts=max(1, round(prompts)),
-        devices=sum(slots.values()),
+        devices=int(config.get("cluster", {}).get("devices") or sum(slots.values())),
         size=max(1, slots["rollout"] // len(replicas)),
         groups=_groups(ordered),
         profile=_profile([_served(record) for group in ordered for record in group], runs_ahead),
@@ -130,8 +130,11 @@ def measured_run(directory: Path) -> MeasuredRun:
         push_s=statistics.median(row.get("seconds/push", 0.0) for row in steps),
         reward_s=statistics.median(map(_reward_s, ordered)),
         controller=settings,
-        judges={role: _judge(role, slots[role], ordered, runs_ahead) for role in sorted(asked)},
-        asks_groups=all(map(_is_asked_whole, ordered)),
+        judges={
+            role: _judge(role, slots[role], _processes(role, steps[-1]), ordered, runs_ahead)
+            for role in sorted(asked)
+        },
+        asks_groups=bool(asked) and all(map(_is_asked_whole, ordered)),
     )
 
 
@@ -210,10 +213,25 @@ def _reward_s(group: Sequence[Record]) -> float:
     return max(0.0, max(record.scored_s for record in group) - max(ended_s))
 
 
+def _processes(role: str, metrics: Mapping[str, float | None]) -> int:
+    """Returns how many processes a role has, by the metrics of a step; 0 where it has none.
+
+    Each may have several devices.
+    """
+    return sum(name.startswith(f"cpu_seconds/{role}.") for name in metrics)
+
+
 def _judge(
-    role: str, slots: int, groups: Sequence[Sequence[Record]], runs_ahead: bool
+    role: str,
+    slots: int,
+    processes: int,
+    groups: Sequence[Sequence[Record]],
+    runs_ahead: bool,
 ) -> MeasuredJudge:
-    """Returns what is known of a judge from the questions to it."""
+    """Returns what is known of a judge from the questions to it.
+
+    processes: how many the role has; 0: those that were asked.
+    """
     served = [
         _Served(
             step=record.step,
@@ -229,8 +247,8 @@ def _judge(
         for one in record.asked
         if one.role == role
     ]
-    replicas = {one.replica for one in served}
-    return MeasuredJudge(max(1, slots // len(replicas)), _profile(served, runs_ahead))
+    replicas = processes or len({one.replica for one in served})
+    return MeasuredJudge(max(1, slots // replicas), _profile(served, runs_ahead))
 
 
 @dataclass(frozen=True, kw_only=True)

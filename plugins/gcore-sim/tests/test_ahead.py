@@ -220,16 +220,43 @@ def test_a_synchronous_step_has_its_verdicts_behind_its_answers(
     for step in simulate_ahead(judged(4.0, ahead=0, age=0, **settings), IN_TURNS, source, 4):
         expected_s = rollout_tokens * TOKEN_S + 4.0 + PUSH_S
         assert step.seconds == pytest.approx(expected_s, abs=3 * TOLERANCE_S)
+        if len(set(source.verdicts)) == 1:  # both judges write for as long
+            busy_s = source.rounds * VERDICT * TOKEN_S
+            assert step.judges_idle_share == pytest.approx(1 - busy_s / expected_s, abs=0.01)
 
 
 def test_judges_go_on_through_a_push() -> None:
-    """Groups take 10 s of sampling, with one push in it, and 40 s of judging, with others in it."""
+    """A step is sampled in 10 s and judged in 40 s, while five are on their way.
+
+    They are staggered, since each is trained for 4 s and pushed for 3 s. So two or more pushes
+    come while a step is judged. If judges stood still for them, it would take 6 s more.
+    """
     source = Judged(verdicts=(4000, 4000))
-    steps = simulate_ahead(judged(0.0, ahead=4, age=4, waits=False), APART, source, 30)
-    # Five steps are on their way at once, each of which takes sampling, judging and pushes.
-    period_s = sum(step.seconds for step in steps[10:15])
-    alone_s = (1000 + 4000) * TOKEN_S
-    assert alone_s <= period_s <= alone_s + 5 * PUSH_S + 5 * TOLERANCE_S
+    steps = simulate_ahead(judged(4.0, ahead=4, age=4, waits=False), APART, source, 40)
+    alone_s = (1000 + 4000) * TOKEN_S + 4.0 + PUSH_S
+    for first in range(10, 30):
+        five = steps[first : first + 5]
+        period_s = sum(step.seconds for step in five)
+        assert alone_s <= period_s + TOLERANCE_S
+        assert period_s <= alone_s + 2 * PUSH_S + 5 * TOLERANCE_S, "two pushes stop its sampling"
+        idle_s = sum(step.judges_idle_share * step.seconds for step in five)
+        assert idle_s < 0.05 * period_s, "some step is always being judged"
+
+
+def test_a_lent_engine_does_not_help_a_group_that_judges_still_work_on() -> None:
+    """With lent engines it takes what it takes without: one more token of rounding at most."""
+    source = Judged((10, 10), (4000, 4000))
+    lends = judged(1.0, ahead=1, age=1, waits=False, give_back="continue")
+    seconds = [
+        mean_seconds(simulate_ahead(lends, replace(APART, lent=lent), source, 10)[3:-2], 0)
+        for lent in (0, 2)
+    ]
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.2)
+
+
+def test_a_judge_without_an_engine_is_refused() -> None:
+    with pytest.raises(ValueError, match="the judge 'judge' has no engine"):
+        simulate_ahead(judged(1.0), Layout(2, 2), Judged(), 2)
 
 
 def test_a_judge_that_is_too_slow_for_its_engines_has_steps_take_its_time() -> None:
@@ -258,7 +285,7 @@ def test_the_best_split_is_that_of_trying_all(units: int, ratio: float) -> None:
         return max(ratio / generators, 1.0 / trainer)
 
     splits = [(count, units - count) for count in range(1, units)]
-    assert ahead_command.best_split(units, 2, cost) == min(splits, key=cost)
+    assert ahead_command.best_split(units, (1, 1), cost) == min(splits, key=cost)
 
 
 @pytest.mark.parametrize("units", [3, 5, 16, 40])
@@ -274,9 +301,25 @@ def test_the_best_split_of_three_parties_takes_as_long_as_that_of_trying_all(
         for one in range(1, units - 1)
         for other in range(1, units - one)
     ]
-    found = ahead_command.best_split(units, 3, cost)
+    found = ahead_command.best_split(units, (1, 1, 1), cost)
     assert sum(found) == units
     assert cost(found) == min(map(cost, splits))
+
+
+@pytest.mark.parametrize(
+    ("units", "least"), [(18, (1, 16, 1)), (19, (1, 16, 1)), (11, (1, 4, 4, 1)), (40, (1, 8, 9, 1))]
+)
+def test_a_party_never_has_less_than_its_least(units: int, least: tuple[int, ...]) -> None:
+    """Also where a coarse grid from one unit on would leave out all splits that can be."""
+    seen = []
+
+    def cost(counts: tuple[int, ...]) -> float:
+        assert all(count >= few for count, few in zip(counts, least, strict=True))
+        assert sum(counts) == units
+        seen.append(counts)
+        return sum(1 / count for count in counts)
+
+    assert ahead_command.best_split(units, least, cost) in seen
 
 
 # -- on the trace of a run -------------------------------------------------------------------------
@@ -382,6 +425,27 @@ def test_judges_get_their_share_of_the_split(
     assert split["seconds"] == pytest.approx(min(seconds), rel=0.01)
     shared = found["shared in turns"]
     assert shared["generators"] + shared["judges"]["judge"] == shared["trainer"] == 10
+
+
+def test_two_judges_have_a_share_each(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second one is asked when the first has answered. The run says how many devices it had."""
+    file = asked / "trace" / "controller.0.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[1:]:
+        _, _, _, _, _, ended_s = line["asked"][0]
+        line["asked"].append(["style", 0, 10, VERDICT, ended_s, ended_s + 1.0])
+        line["scored_s"] = ended_s + 1.0
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = json.loads((asked / "config.yaml").read_text())
+    config["roles"]["style"] = {"slots": 2}
+    config["cluster"] = {"devices": 12}
+    (asked / "config.yaml").write_text(json.dumps(config))
+    measured = measured_run(asked)
+    assert measured.judges["style"].size == 2, "one replica was asked"
+    assert [len(rounds) for rounds in measured.groups[0].asked] == [2, 2]
+    split = simulated(asked, capsys, "--steps", "3")["split ahead 1"]
+    assert set(split["judges"]) == {"judge", "style"}
+    assert split["generators"] + split["trainer"] + sum(split["judges"].values()) == 12
 
 
 def test_the_command_shows_what_judges_get(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
