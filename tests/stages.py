@@ -15,8 +15,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,8 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[1]
+#: Whoever shows what a command has printed; several may end at once.
+PRINTING = threading.Lock()
 #: ends a stage that takes this many times its budget
 PATIENCE = 2
 GRACE_S = 10.0
@@ -33,14 +38,18 @@ GRACE_S = 10.0
 class Stage:
     """Commands, and the minutes that they take together.
 
-    ``{python}`` in a command is this interpreter. began_before: the stage's time counts from the
-    start of the process that started this one, which is tox: so it holds what tox installed.
+    commands: each begins when those before it have ended. ``{python}`` is this interpreter.
+    began_before: the stage's time counts from the start of the process that started this one, which
+        is tox: so it holds what tox installed.
+    at_once: whether the commands do not wait for each other. What one prints is then shown when it
+        has ended.
     """
 
     name: str
     budget_min: float
     commands: tuple[str, ...]
     began_before: bool = False
+    at_once: bool = False
 
 
 #: Engines whose tests every change must pass. Those on Ray are slow: `tox run -e engines` has them.
@@ -59,6 +68,7 @@ STAGES = (
     Stage(
         name="lint",
         budget_min=3,
+        at_once=True,  # each takes one core at most
         commands=(
             "{python} -m ruff check",
             "{python} -m ruff format --check",
@@ -104,29 +114,53 @@ def run_stage(stage: Stage, began_s: float) -> float:
     Raises StageFailed with one line that says which command failed and how.
     """
     limit_s = stage.budget_min * 60 * PATIENCE
-    for command in stage.commands:
+
+    def run(command: str) -> str:
+        """Returns what is wrong; "" where nothing is."""
         words = [word.format(python=sys.executable) for word in shlex.split(command)]
-        print(
-            f"$ {shlex.join(['python' if w == sys.executable else w for w in words])}", flush=True
-        )
+        shown = shlex.join(["python" if word == sys.executable else word for word in words])
+        print(f"$ {shown}", flush=True)
+        command_began_s = time.time()
         try:
-            code = run_command(words, limit_s - (time.time() - began_s))
+            code = run_command(words, limit_s - (command_began_s - began_s), later=stage.at_once)
         except subprocess.TimeoutExpired:
             budget = minutes(stage.budget_min * 60)
-            raise StageFailed(f"took {PATIENCE} times its budget of {budget}: {command}") from None
-        if code:
-            raise StageFailed(f"exit code {code} of: {command}")
+            return f"took {PATIENCE} times its budget of {budget}: {command}"
+        print(f"  {minutes(time.time() - command_began_s)}: {shown}", flush=True)
+        return f"exit code {code} of: {command}" if code else ""
+
+    if stage.at_once:
+        with ThreadPoolExecutor(len(stage.commands)) as pool:
+            found: Iterable[str] = list(pool.map(run, stage.commands))
+    else:
+        found = map(run, stage.commands)  # each runs when it is asked for
+    for wrong in found:
+        if wrong:
+            raise StageFailed(wrong)
     return time.time() - began_s
 
 
-def run_command(words: Sequence[str], timeout_s: float) -> int:
-    """The exit code. Raises TimeoutExpired when time is up; then nothing of the command is left."""
-    process = subprocess.Popen(words, cwd=ROOT, start_new_session=True)
-    try:
-        return process.wait(timeout=max(timeout_s, 0))
-    finally:
-        if process.returncode is None:
-            end_session(process)
+def run_command(words: Sequence[str], timeout_s: float, *, later: bool = False) -> int:
+    """The exit code. Raises TimeoutExpired when time is up; then nothing of the command is left.
+
+    later: what it prints is shown when it has ended.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            start_new_session=True,
+            stdout=output if later else None,
+            stderr=subprocess.STDOUT if later else None,
+        )
+        try:
+            return process.wait(timeout=max(timeout_s, 0))
+        finally:
+            if process.returncode is None:
+                end_session(process)
+            output.seek(0)
+            with PRINTING:
+                print(output.read().decode(errors="replace"), end="", flush=True)
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:

@@ -29,6 +29,25 @@ def test_the_first_command_that_fails_ends_all_stages(
     assert "third" not in printed
 
 
+def test_commands_at_once_do_not_wait_for_each_other_and_all_print(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each of two waits for a file that the other one makes."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    wait = (
+        "sh -c 'touch {own}; until test -e {other}; do sleep 0.05; done; echo {name}; exit {code}'"
+    )
+    commands = (
+        wait.format(own=one, other=other, name="first", code=0),
+        wait.format(own=other, other=one, name="second", code=3),
+    )
+    stage = Stage(name="both", budget_min=1, commands=commands, at_once=True)
+    assert stages.run_stages([stage]) == 1
+    printed = capfd.readouterr().out
+    assert "first\n" in printed and "second\n" in printed
+    assert "stage both: FAILED, exit code 3 of: sh -c" in printed.splitlines()[-1]
+
+
 def test_a_stage_that_takes_twice_its_budget_is_ended_and_fails(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -37,6 +56,9 @@ def test_a_stage_that_takes_twice_its_budget_is_ended_and_fails(
     assert stages.run_stages([slow]) == 1
     assert time.monotonic() - began_s < 30
     assert "stage slow: FAILED, took 2 times its budget" in capfd.readouterr().out
+    both = Stage(name="both", budget_min=0.5 / 60, commands=("sleep 60", "sleep 61"), at_once=True)
+    assert stages.run_stages([both]) == 1
+    assert time.monotonic() - began_s < 60
 
 
 def test_every_test_file_belongs_to_exactly_one_stage() -> None:
