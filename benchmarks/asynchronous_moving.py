@@ -9,7 +9,8 @@ workload  in the course of the run
 drift     answers grow fourfold, verdicts shrink to a third, fewer groups teach
 steady    all three stay at the geometric mean of both ends
 
-The trainer's pace is such that it takes about as long as generation and judging at the best split.
+Preparation and training take some four seconds of a step, so pushes wait for samples most of the
+time: it is the rollout that differs.
 
 moving_<workload>_over_best_fixed
         seconds of whole steps with ``placement/replay`` over those of the fixed split that turned

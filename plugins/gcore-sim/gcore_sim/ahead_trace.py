@@ -59,7 +59,8 @@ class MeasuredRun:
     """Holds what was read from a run.
 
     prompts: groups that a step trained on, on average.
-    devices: those of the cluster; where the run does not say, of trainer, generators and judges.
+    devices: those of the cluster; where the run does not say (``auto``), of trainer, generators and
+        judges together.
     size: devices of a replica of the generators.
     groups: lengths, by ordinal.
     profile: of the engine of a replica.
@@ -120,9 +121,10 @@ def measured_run(directory: Path) -> MeasuredRun:
         row["seconds/train"] + row.get("seconds/prepare", 0.0) for row in steps
     )
     runs_ahead = bool(settings.get("ahead"))
+    devices = config.get("cluster", {}).get("devices")  # may be "auto"
     return MeasuredRun(
         prompts=max(1, round(prompts)),
-        devices=int(config.get("cluster", {}).get("devices") or sum(slots.values())),
+        devices=devices if isinstance(devices, int) else sum(slots.values()),
         size=max(1, slots["rollout"] // len(replicas)),
         groups=_groups(ordered),
         profile=_profile([_served(record) for group in ordered for record in group], runs_ahead),

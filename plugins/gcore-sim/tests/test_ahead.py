@@ -427,7 +427,10 @@ def test_judges_get_their_share_of_the_split(
     assert shared["generators"] + shared["judges"]["judge"] == shared["trainer"] == 10
 
 
-def test_two_judges_have_a_share_each(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("told", "devices"), [(12, 12), ("auto", RANKS + REPLICAS + 2 + 2)])
+def test_two_judges_have_a_share_each(
+    told: int | str, devices: int, asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second one is asked when the first has answered. The run says how many devices it had."""
     file = asked / "trace" / "controller.0.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -438,14 +441,14 @@ def test_two_judges_have_a_share_each(asked: Path, capsys: pytest.CaptureFixture
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = json.loads((asked / "config.yaml").read_text())
     config["roles"]["style"] = {"slots": 2}
-    config["cluster"] = {"devices": 12}
+    config["cluster"] = {"devices": told}
     (asked / "config.yaml").write_text(json.dumps(config))
     measured = measured_run(asked)
     assert measured.judges["style"].size == 2, "one replica was asked"
     assert [len(rounds) for rounds in measured.groups[0].asked] == [2, 2]
     split = simulated(asked, capsys, "--steps", "3")["split ahead 1"]
     assert set(split["judges"]) == {"judge", "style"}
-    assert split["generators"] + split["trainer"] + sum(split["judges"].values()) == 12
+    assert split["generators"] + split["trainer"] + sum(split["judges"].values()) == devices
 
 
 def test_the_command_shows_what_judges_get(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
