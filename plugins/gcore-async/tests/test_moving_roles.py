@@ -98,7 +98,9 @@ def test_no_request_is_left_when_placement_decides(
     made = program(1, 4, "wait")
     outcome = run_virtual(simulate(job, tmp_path / "store", CALM, made))
     assert not broken_rules(outcome, job, 4)
-    assert len(ended) >= job.steps
+    assert len(ended) >= job.steps - 1, (
+        "a round for the first two steps, and one for each later one"
+    )
 
 
 def test_a_policy_that_has_roles_take_turns_is_refused_by_name(tmp_path: Path) -> None:
