@@ -159,6 +159,7 @@ def _best(
     of_judges = _least_units(args, measured)
 
     def at(counts: tuple[int, ...]) -> Candidate:
+        # Generators come first, then each judge. The trainer is last, unless it has all units.
         generators, *rest = counts
         ranks = units if shares else rest.pop()
         devices = {role: count * args.size for role, count in zip(of_judges, rest, strict=True)}

@@ -6,10 +6,10 @@ teaching      as the run found. Of a group that its step did not need nobody kno
 engine        ``fit_engine`` over the records of the trace. Of a run whose generation ran ahead the
               default profile is only scaled: pushes came between, and samples of several steps ran
               together.
-judges        the same over what they were asked: each role has an engine of its own. A question
-              that was asked when others about its answer had been answered follows them. What
-              several rewards ask at once about an answer counts as asked by one, so where one of
-              them asks again before the others have their verdicts, that counts as asked at once
+judges        the same over the questions to them: each role has an engine of its own
+questions     about an answer, in rounds. A question begins a round if all earlier ones had their
+              verdicts when it was sent. Rewards are not told apart: where one asks again while
+              another waits for a verdict, both questions are of one round
 training      seconds of preparation and training, which are taken to be proportional to the tokens
               of a rank
 push, reward  medians

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from gcore_language.lora_settings import LoraSettings
-from gcore_language.tiny import save_tokenizer
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.memory import generator_memory, trainer_memory
 from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
 from gcore_torch.trainer import TorchTrainer
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from gcore_core.contract.memory import ASLEEP, MemoryNeed, WorkerShape
+from tests.support import sleeping_ranks
 from tests.support.known_models import KNOWN
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 
@@ -58,15 +56,7 @@ def test_what_is_foreseen_of_a_rank_is_what_it_holds_awake_and_asleep(tmp_path: 
     One rank's weights lie in mapped files, whose pages are the system's to keep: those count asleep
     too.
     """
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        vocab_size=4096,
-    )
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
+    sleeping_ranks.save_large(tmp_path)
     settings = TorchTrainerConfig(learning_rate=1e-3, resplit_every=0)
     trainer = TorchTrainer(settings, make_context(tmp_path, Clip(beta=0.0)))
     records = make_records(groups=1)
