@@ -1,0 +1,1 @@
+ADDS_EOS = True

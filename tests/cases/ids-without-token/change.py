@@ -1,0 +1,1 @@
+VOCABULARY = 160
