@@ -15,6 +15,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example:\n  g-core check job.yaml roles.rollout.use=vllm"
 
 
+def _say(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
 def run(args: argparse.Namespace) -> int:
     from gcore_core.cli import print_table
     from gcore_core.config import checks
@@ -30,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         checks.interpreters(plan.settings, plan.provided, plan.source)
         placed = place(plan, find_nodes(plan))
         check_parts(plan)
-        check_files(plan, placed.nodes)
+        check_files(plan, placed.nodes, _say)
         memory_notes = check_memory(plan, placed, placed.nodes, args.overrides)
         push_note = check_pushes(plan, placed, build(plan.factory("launcher")))
     except ConfigError as error:

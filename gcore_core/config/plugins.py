@@ -11,18 +11,20 @@ import copy
 import hashlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pluggy
 
 from gcore_core.config.catalog import CORE, Installed
 from gcore_core.contract import hookspecs
+from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
 from gcore_core.contract.factories import import_source
+from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import KINDS, Provider
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
@@ -80,6 +82,18 @@ def local_plugin(file: Path, where: str = "local") -> Installed:
     return Installed(
         name=file.stem, distribution=str(file), version=f"blake2b:{digest}", module=str(file)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChecks:
+    """Holds what plugins say of the files that a job names.
+
+    problems: one sentence each, with the plugin's name.
+    looks: plugin and what it has looked at; whoever checks has them answered.
+    """
+
+    problems: list[str]
+    looks: list[tuple[str, Look]]
 
 
 class Plugins:
@@ -171,30 +185,55 @@ class Plugins:
 
     def check(self, config: Mapping[str, Any]) -> list[str]:
         """Returns the problems that ``gcore_check`` hooks report, each with its plugin's name."""
-        return self._problems("gcore_check", config, {})
+        return [_of_plugin(name, said) for name, said in self._said("gcore_check", config, {})]
 
-    def check_files(self, config: Mapping[str, Any], *, here: bool) -> list[str]:
-        """Returns the problems that ``gcore_check_files`` hooks report, as ``check`` does.
+    def check_files(
+        self,
+        config: Mapping[str, Any],
+        *,
+        here: bool,
+        datasets: Mapping[str, Dataset] | None = None,
+    ) -> FileChecks:
+        """Returns what ``gcore_check_files`` hooks report; a look that is not valid is a problem.
 
         here: whether all workers start on this machine.
+        datasets: config path -> the dataset that is opened.
         """
-        return self._problems("gcore_check_files", config, {"here": here})
+        problems = []
+        looks = []
+        more = {"here": here, "datasets": MappingProxyType(dict(datasets or {}))}
+        for name, said in self._said("gcore_check_files", config, more):
+            if not isinstance(said, Look):
+                problems.append(_of_plugin(name, said))
+            elif wrong := said.problems():
+                problems.append(
+                    _of_plugin(name, f"{said.where}: a look that is not valid: {wrong[0]}.")
+                )
+            else:
+                looks.append((name, self._anchored_look(name, said)))
+        return FileChecks(problems=problems, looks=looks)
 
-    def _problems(self, hook: str, config: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
-        """Returns the problems that one hook reports, of all plugins. One that raises has one, too.
+    def _said(
+        self, hook: str, config: Mapping[str, Any], more: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yields plugin and what its hook reports, of all plugins. One that raises reports that.
 
         config: the resolved configuration, of which every plugin gets a copy, as ``plan``.
         more: the hook's other arguments.
         """
-        problems = []
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
             try:
                 arguments = {"plan": copy.deepcopy(dict(config)), **more}
                 reported = list(_call(impl, arguments) or ())
             except Exception as error:
                 reported = [f"{hook} raised {type(error).__name__}: {error}"]
-            problems += [f"{problem} [plugin {impl.plugin_name}]" for problem in reported]
-        return problems
+            for said in reported:
+                yield impl.plugin_name, said
+
+    def _anchored_look(self, plugin: str, look: Look) -> Look:
+        module: Any = self._manager.get_plugin(plugin)
+        reference = _anchored_reference(look.function, self._loaded[plugin], module)
+        return replace(look, function=reference)
 
     def observers(self, report: ReportFailure) -> Observers:
         return Observers(self._manager.hook, report)
@@ -393,14 +432,24 @@ def _anchored(spec: Provider, plugin: Installed, module: ModuleType) -> Provider
 
     Such a file calls itself by its stem, but it can be found only by its path.
     """
-    if not plugin.module.endswith(".py"):
-        return spec
-    anchored: dict[str, Any] = {}
-    for name in _REFERENCES:
-        source, _, attribute = getattr(spec, name, "").rpartition(":")
-        if source in (plugin.name, module.__name__):
-            anchored[name] = f"{plugin.module}:{attribute}"
+    anchored: dict[str, Any] = {
+        name: _anchored_reference(getattr(spec, name), plugin, module)
+        for name in _REFERENCES
+        if hasattr(spec, name)
+    }
     return replace(spec, **anchored)
+
+
+def _anchored_reference(reference: str, plugin: Installed, module: ModuleType) -> str:
+    """Replaces the name of a project's own file in a reference by the file's path."""
+    source, _, attribute = reference.rpartition(":")
+    is_own = plugin.module.endswith(".py") and source in (plugin.name, module.__name__)
+    return f"{plugin.module}:{attribute}" if is_own else reference
+
+
+def _of_plugin(plugin: str, problem: Any) -> str:
+    """Returns a problem with the name of the plugin that reports it."""
+    return f"{problem} [plugin {plugin}]"
 
 
 def _who(plugin: Installed) -> str:

@@ -251,6 +251,17 @@ class ShowsImages(Protocol):
 
 
 @runtime_checkable
+class Downloads(Protocol):
+    """Says that opening a dataset may take what is not on this machine yet."""
+
+    def downloads(self) -> bool:
+        """Returns whether opening it would ask a network, under these settings.
+
+        ``g-core check`` then leaves it closed; a run opens it first. Without the method: False.
+        """
+
+
+@runtime_checkable
 class CountsUpdates(Protocol):
     """Says how many optimizer updates a controller's step makes."""
 
@@ -418,6 +429,11 @@ def shows_images(config: Any) -> bool:
     return isinstance(config, ShowsImages) and config.shows_images()
 
 
+def downloads(config: Any) -> bool:
+    """Returns whether opening a dataset would ask a network."""
+    return isinstance(config, Downloads) and config.downloads()
+
+
 def updates_per_step(config: Any) -> int:
     """Returns the optimizer updates of one step under a controller."""
     return config.updates_per_step() if isinstance(config, CountsUpdates) else 1
@@ -496,6 +512,7 @@ ABILITIES = (
     _ability(GivesRouting, "generator"),
     _ability(NeedsRouting, "trainer"),
     _ability(ShowsImages, "dataset", "reward"),
+    _ability(Downloads, "dataset"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
     _ability(LimitsGaps, "controller"),

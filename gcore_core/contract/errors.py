@@ -59,6 +59,11 @@ class GcoreError(Exception):
             lines += [f"  {line}" for line in part.splitlines() if line.strip()]
         return "\n".join(lines[:6])
 
+    def sentence(self) -> str:
+        """Returns all that it says on one line, without a full stop, for lists of problems."""
+        parts = [f"{self.where}: {self.what}".removeprefix(": "), self.why, self.todo]
+        return "; ".join(" ".join(part.rstrip(".").split()) for part in parts if part)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.where, self.why, self.todo, self.facts)
 

@@ -15,7 +15,7 @@ descriptions. They are called once, in the process that reads the configuration,
 plugin was imported, and only if the configuration names the plugin. An exception in one means that
 the plugin is broken; the run does not start.
 
-**The check hook** sees the resolved plan before anything starts and returns problems; it changes
+**The check hooks** see the resolved plan before anything starts and return problems; they change
 nothing.
 
 **Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results
@@ -33,6 +33,8 @@ from typing import Any
 import pluggy
 
 from gcore_core.contract import providers as p
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.looking import Look
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
 hookspec = pluggy.HookspecMarker("gcore")
@@ -180,7 +182,9 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty
 
 
 @hookspec
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:  # type: ignore[empty-body]
+def gcore_check_files(  # type: ignore[empty-body]
+    plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]
+) -> Iterable[str | Look]:
     """Problems with files, data and models that the job names, one sentence each, starting with the
     config path.
 
@@ -188,6 +192,14 @@ def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:  # 
     is only read, as to plan, shrink or export it, since its files may lie elsewhere then. ``here``
     says whether all workers start on this machine: a worker elsewhere may have a file that is not
     here. Must not raise, download, import an engine or change the plan.
+
+    What needs an engine's libraries is yielded as a ``Look``: its function is called in a helper
+    process of the role's interpreter, and what it finds is reported as if this hook had.
+
+    ``datasets`` maps "data" and "evaluation.data" to the dataset that the job chose there, opened
+    in this process just before the first call of the hook and closed after the last. One is left
+    out where it cannot be opened, or where its settings say that opening it ``downloads``. A plugin
+    that reads rows takes few of them: see ``gcore_core.kits.rows``.
     """
 
 

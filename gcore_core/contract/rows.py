@@ -136,9 +136,7 @@ def problem_of(where: str, opened: Callable[[], object]) -> str:
     try:
         opened()
     except GcoreError as error:
-        parts = [f"{error.where}: {error.what}".removeprefix(": "), error.why, error.todo]
-        text = "; ".join(" ".join(part.rstrip(".").split()) for part in parts if part)
-        return f"{where}.path: {text.replace('data.config.', f'{where}.')}."
+        return f"{where}.path: {error.sentence().replace('data.config.', f'{where}.')}."
     return ""
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import importlib.util
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.yaml_source import flat
-from gcore_core.contract.abilities import pushes_nearby
+from gcore_core.contract.abilities import downloads, pushes_nearby
+from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
@@ -26,12 +28,15 @@ from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.providers import ControllerProvider
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
+from gcore_core.run.looking import problems_seen
 from gcore_core.run.make_model import check_make
 from gcore_core.runtime.gaps import refuse_gaps
 from gcore_core.runtime.shells.checked_rewards import read_known
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
 LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
+#: Where a job names datasets.
+DATASETS = ("data", "evaluation.data")
 #: What a resumed run must not change: it would be another run.
 _FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
 #: What it may change of each reward: a run that ends since scores take too long may get more time.
@@ -57,17 +62,46 @@ def check_parts(plan: Plan) -> None:
         _check_module(plan, f"observers.{name}")
 
 
-def check_files(plan: Plan, nodes: Sequence[NodeFacts]) -> None:
+def check_files(
+    plan: Plan,
+    nodes: Sequence[NodeFacts],
+    say: Callable[[str], None],
+    opened: Mapping[str, Dataset] | None = None,
+) -> None:
     """Raises one ConfigError that lists what plugins miss of the files that the job names, or for
     a file of known rewards that has none.
 
     nodes: the machines that the run may use.
+    say: told what goes on, where it takes longer than a second.
+    opened: config path -> a dataset that is opened already. Others are opened here, and closed.
     """
     here = not any(node.host for node in nodes)
     for name, reward in plan.settings.rewards.items():
         if here and reward.known:
             read_known(reward.known, name)
-    checks.refuse(plan.plugins.check_files(plan.config, here=here), plan.source)
+    with ExitStack() as closing:
+        datasets = dict(opened or {})
+        for path in DATASETS:
+            if path not in datasets and (dataset := _opened(plan, path)) is not None:
+                closing.callback(getattr(dataset, "close", lambda: None))
+                datasets[path] = dataset
+        checked = plan.plugins.check_files(plan.config, here=here, datasets=datasets)
+    problems = [*checked.problems, *problems_seen(checked.looks, say)]
+    checks.refuse(problems, plan.source)
+
+
+def _opened(plan: Plan, path: str) -> Dataset | None:
+    """Opens a dataset of the job; None where there is none, or it cannot be opened here.
+
+    Why it cannot, the plugin's own check of files says.
+    """
+    if path not in plan.provided or downloads(plan.objects[path]):
+        return None
+    try:
+        dataset: Dataset = build(plan.factory(path))
+    except Exception:  # isolation point: a plugin's code
+        return None
+    return dataset
 
 
 def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:

@@ -46,6 +46,8 @@ from gcore_core.runtime.process.leftovers import RECORD, clear_up
 log = logging.getLogger(__name__)
 _ENDS_S = 3.0  # a supervisor that was just killed is gone within that
 _LOOK_S = 0.1
+#: Config path of a dataset -> what ``Job.rows`` calls it.
+_ROWS = {"data": "train", "evaluation.data": "evaluation"}
 
 #: Makes the display of a run: (number of steps, whether it evaluates) -> display.
 DisplayOf = Callable[[int, bool], Display]
@@ -78,10 +80,8 @@ def prepare(
         _end_what_is_left(resume)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
-    dataset = build(plan.factory("data"))
-    rows = {"train": len(dataset)}
-    if "evaluation.data" in plan.provided:
-        rows["evaluation"] = len(build(plan.factory("evaluation.data")))
+    datasets = {path: build(plan.factory(path)) for path in _ROWS if path in plan.provided}
+    rows = {_ROWS[path]: len(dataset) for path, dataset in datasets.items()}
     launcher: Launcher = build(plan.factory("launcher"))
     # One that takes a killed one's place may wait for machines, and says so.
     waits = again and isinstance(launcher, ElasticLauncher)
@@ -89,7 +89,13 @@ def prepare(
     found = _found(plan, launcher, display)
     placed = found.placed
     check_parts(plan)
-    check_files(plan, placed.nodes)
+
+    def say(text: str) -> None:
+        nonlocal display
+        display = display or _displayed(plan, display_of)
+        display.phase(text)
+
+    check_files(plan, placed.nodes, say, datasets)
     memory_notes = check_memory(plan, placed, placed.nodes, overrides)
     push_note = check_pushes(plan, placed, launcher)
     run = plan.settings.run
@@ -97,7 +103,7 @@ def prepare(
     if resumed is not None:
         check_same(resumed, plan, rows["train"])
     directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
-    check_data(directory, dataset, resumed=resume is not None)
+    check_data(directory, datasets["data"], resumed=resume is not None)
     display = display or _displayed(plan, display_of)
     for note in resumed.notes if resumed else ():
         display.note(note)

@@ -288,7 +288,7 @@ def test_checks_of_files_are_told_whether_workers_start_here_and_cannot_change_t
     add(installed, "two", f"{hook}(plan):\n    raise ValueError('no')")
     config = {"a": {"b": 1}}
     plugins = load("one", "two")
-    assert plugins.check_files(config, here=False) == [
+    assert plugins.check_files(config, here=False).problems == [
         "a.b: False. [plugin one]",
         "gcore_check_files raised ValueError: no [plugin two]",
     ]

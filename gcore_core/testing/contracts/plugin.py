@@ -154,7 +154,9 @@ class PluginContract(Contract):
         plugins = Plugins()
         plugins.load(installed)
         for here in (True, False):
-            assert plugins.check_files(_JOB_OF_ANOTHER, here=here) == []
+            checked = plugins.check_files(_JOB_OF_ANOTHER, here=here)
+            assert checked.problems == []
+            assert checked.looks == []
 
     def test_its_metadata_bounds_the_core(self, installed: catalog.Installed) -> None:
         if installed.name == catalog.CORE:

@@ -44,7 +44,7 @@ def gcore_check_files(plan: Mapping[str, Any]) -> Iterable[str]:
         yield from filter(None, [problem_of(where, partial(_open_parquet, config))])
     for where, config in datasets_of(plan, "data/hub"):
         settings = msgspec.convert(config, HubConfig)
-        if settings.is_local or _is_offline():
+        if not settings.downloads():
             yield from filter(None, [problem_of(where, partial(_open_hub, settings))])
 
 
@@ -60,9 +60,3 @@ def _open_hub(config: HubConfig) -> None:
     from gcore_data.hub import Hub
 
     Hub(config)
-
-
-def _is_offline() -> bool:
-    import datasets
-
-    return bool(datasets.config.HF_HUB_OFFLINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -94,5 +95,15 @@ class HubConfig:
         explicit = path.startswith(("/", "~", ".")) or path.count("/") > 1
         return explicit or Path(path).suffix in FILE_SUFFIXES or Path(path).exists()
 
+    def downloads(self) -> bool:
+        """Whether the rows come over a network. Offline they are in the cache or nowhere."""
+        return not (self.is_local or _is_offline())
+
     def shows_images(self) -> bool:
         return self.images is not None
+
+
+def _is_offline() -> bool:
+    """Whether the libraries of the hub may not ask it."""
+    words = [os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")]
+    return any(word.lower() in ("1", "true", "yes", "on") for word in words)

@@ -34,8 +34,10 @@ def test_a_name_on_the_hub_is_looked_for_only_where_the_hub_may_not_be_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
     assert told("data/hub", HubConfig(path="org/nowhere")) == []
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)  # it reads its variable once
     [problem] = told("data/hub", HubConfig(path="org/nowhere"))
     assert problem.startswith("data.config.path: org/nowhere") and "in the cache: " in problem
