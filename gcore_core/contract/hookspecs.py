@@ -193,6 +193,9 @@ def gcore_check_files(  # type: ignore[empty-body]
     says whether all workers start on this machine: a worker elsewhere may have a file that is not
     here. Must not raise, download, import an engine or change the plan.
 
+    A model that the job makes (``model.make``) has ``model.path`` beside it once it has been made;
+    a run calls the hook once more after it made one.
+
     What needs an engine's libraries is yielded as a ``Look``: its function is called in a helper
     process of the role's interpreter, and what it finds is reported as if this hook had.
 

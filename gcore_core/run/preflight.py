@@ -29,7 +29,7 @@ from gcore_core.contract.providers import ControllerProvider
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import problems_seen
-from gcore_core.run.make_model import check_make
+from gcore_core.run.make_model import check_make, find_made, models_cache
 from gcore_core.runtime.gaps import refuse_gaps
 from gcore_core.runtime.shells.checked_rewards import read_known
 
@@ -85,9 +85,21 @@ def check_files(
             if path not in datasets and (dataset := _opened(plan, path)) is not None:
                 closing.callback(getattr(dataset, "close", lambda: None))
                 datasets[path] = dataset
-        checked = plan.plugins.check_files(plan.config, here=here, datasets=datasets)
+        checked = plan.plugins.check_files(_with_made(plan), here=here, datasets=datasets)
     problems = [*checked.problems, *problems_seen(checked.looks, say)]
     checks.refuse(problems, plan.source)
+
+
+def _with_made(plan: Plan) -> dict[str, Any]:
+    """Returns the configuration with the directory of each model that the job makes, as ``path``
+    beside ``make``, where it has been made.
+    """
+    config = dict(plan.config)
+    config["roles"] = roles = dict(config["roles"])
+    for name, node in plan.settings.roles.items():
+        if "make" in node.model and (made := find_made(node.model["make"], models_cache())):
+            roles[name] = {**roles[name], "model": {**roles[name]["model"], "path": str(made)}}
+    return config
 
 
 def _opened(plan: Plan, path: str) -> Dataset | None:

@@ -112,6 +112,8 @@ def prepare(
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
     environment.write(directory, plan, resumed.step if resumed else 0)
     models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}
+    if any("make" in node.model for node in plan.settings.roles.values()):
+        check_files(plan, placed.nodes, display.phase, datasets)  # those models are there only now
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
             models[role] = models[node.follows]

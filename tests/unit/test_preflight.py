@@ -12,6 +12,7 @@ from gcore_core import cli
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
+from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.preflight import check_same
 from gcore_core.testing.installed import InstalledPlugins
 
@@ -184,3 +185,36 @@ def test_of_a_path_and_a_model_that_is_made_the_command_line_wins_and_both_are_r
     assert list(model(made)) == ["make"]
     assert model(made, "roles.policy.model.path=org/other") == {"path": "org/other"}
     assert model(made, "roles.policy.model.make=null") == {}
+
+
+MADE = """
+from gcore_core import hookimpl
+
+@hookimpl
+def gcore_check_files(plan):
+    for name, role in plan["roles"].items():
+        model = role["model"]
+        if "make" in model:
+            yield f"roles.{name}.model.make: {model.get('path', 'not made')}."
+"""
+
+
+def test_plugins_see_the_directory_of_a_made_model_once_it_is_there(
+    tmp_path: Path,
+    job: Job,
+    installed: InstalledPlugins,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("G_CORE_CACHE", str(tmp_path / "cache"))
+    teach = "def teach(directory, config, progress): (directory / 'config.json').touch()"
+    (tmp_path / "make.py").write_text(teach)
+    installed.add("made", MADE)
+    make = {"path": str(tmp_path / "make.py"), "name": "teach", "config": {}}
+    overrides = (
+        "plugins=[fake,made]",
+        f"roles.policy.model.make={{path: {make['path']}, name: teach}}",
+    )
+    assert "roles.policy.model.make: not made." in refused(job, capsys, *overrides, code=2)
+    directory = make_model(make, models_cache(), lambda share, text: None)
+    assert f"roles.policy.model.make: {directory}." in refused(job, capsys, *overrides, code=2)

@@ -57,9 +57,9 @@ def file_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str]:
 
     for name, role in plan["roles"].items():
         model = role.get("model") or {}
-        if role["use"].partition("/")[0] != "diffusion" or "make" in model or not model.get("path"):
+        if role["use"].partition("/")[0] != "diffusion" or not model.get("path"):
             continue
-        where = f"roles.{name}.model.path"
+        where = f"roles.{name}.model.{'make' if 'make' in model else 'path'}"
         directory = directory_here(str(model["path"]), model.get("revision"))
         if directory is None:
             yield from missing(where, str(model["path"]), here)

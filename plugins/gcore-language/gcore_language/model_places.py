@@ -64,9 +64,10 @@ def problems(plan: Mapping[str, Any], plugin: str, here: bool) -> Iterator[str]:
         model = role.get("model") or {}
         if role["use"].partition("/")[0] != plugin:
             continue
-        if "make" not in model and model.get("path"):
+        if model.get("path"):  # a model that the job makes has one when it has been made
+            key = "make" if "make" in model else "path"
             yield from path_problems(
-                f"roles.{name}.model.path", str(model["path"]), model.get("revision"), here
+                f"roles.{name}.model.{key}", str(model["path"]), model.get("revision"), here
             )
         reference = str((role.get("config") or {}).get("reference_path") or "")
         if reference and directory_here(reference) is None:
