@@ -18,6 +18,14 @@ SHIPPED = [
 #: "file: the line" -> why it may stay.
 ALLOWED: dict[str, str] = {
     (
+        "plugins/gcore-rewards/gcore_rewards/driver.py: exec(_compile(code, module.__file__), "
+        "module.__dict__)"
+    ): "the program inside of the confinement: to run code that a model wrote is its work",
+    (
+        "plugins/gcore-rewards/gcore_rewards/driver.py: return compile(source, file, "
+        '"exec", dont_inherit=True)  # not this file\'s __future__'
+    ): "the same; it does so before the code runs, which may change what compiles",
+    (
         'plugins/gcore-megatron/gcore_megatron/shim.py: return compile(tree, path, "exec", '
         "dont_inherit=True)"
     ): (

@@ -6,6 +6,7 @@ The code runs confined (see ``confine``) or, unless ``allow_unconfined`` is set,
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -14,8 +15,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,27 @@ from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, f
 from gcore_rewards import confine
 from gcore_rewards.config import CodeConfig
 from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
+from gcore_rewards.verifiers import shortened
 
 log = logging.getLogger(__name__)
 _PATIENCE_S = 20.0  # beyond the program's own time, for the confinement to start and to end
+_MOST_LOOKED = 1 << 16  # rows whose tests are remembered
 
 
 class NotConfined(Exception):
     """The program was not started, because it could not be confined."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Says what a row's tests are.
+
+    calls: of each test, the names of what it defines as a test and does not call.
+    fault: why they test nothing; "" where they do.
+    """
+
+    calls: tuple[tuple[str, ...], ...] = ()
+    fault: str = ""
 
 
 class Confinement:
@@ -54,15 +70,37 @@ class Confinement:
             "processes": config.processes,
         }
 
-    def passes(self, code: str, tests: Sequence[str]) -> bool:
+    def passes(self, code: str, tests: Sequence[str], calls: Sequence[Sequence[str]] = ()) -> bool:
         """Returns whether the code, and then the tests, come to their end in time.
 
+        calls: of each test, the names of what is called after it; (): nothing.
         Raises NotConfined when the program could not be started or ended as it should.
         """
-        # The driver prints this word, which the code is not given, when the tests have ended: a
-        # program that exits early has not passed, whatever its exit code says.
+        calls = calls or [()] * len(tests)
+        word, output, in_time = self._run({"code": code, "tests": tests, "calls": calls})
+        return in_time and output == word
+
+    def look(self, tests: Sequence[str]) -> Looked:
+        """Looks whether tests fail for programs that do nothing, and what in them is to be called.
+
+        Raises NotConfined.
+        """
+        word, output, in_time = self._run({"code": None, "tests": tests})
+        findings: dict[str, Any] = {}
+        for line in output.splitlines():
+            findings |= json.loads(line.removeprefix(word))
+        # Tests that take too long for a program that does nothing do not pass it.
+        fault = findings.get("fault", "they end the process" if in_time else "")
+        return Looked(tuple(map(tuple, findings.get("calls", ()))), fault)
+
+    def _run(self, task: Mapping[str, Any]) -> tuple[bytes, bytes, bool]:
+        """Gives the driver a task; returns (word, what it printed, whether it ended in time).
+
+        word: the driver prints it when the tests have ended. The code is not given it: a program
+            that exits early has not passed, whatever its exit code says.
+        Raises NotConfined.
+        """
         word = secrets.token_hex(16)
-        task = json.dumps({"code": code, "tests": list(tests), "word": word})
         with tempfile.TemporaryDirectory(dir=self._place.name) as base:
             command = [
                 sys.executable,
@@ -81,7 +119,8 @@ class Confinement:
             )
             try:
                 output, why = process.communicate(
-                    task.encode("utf-8", "replace"), timeout=self._time_s + _PATIENCE_S
+                    json.dumps({**task, "word": word}).encode(),
+                    timeout=self._time_s + _PATIENCE_S,
                 )
             except subprocess.TimeoutExpired as error:
                 raise NotConfined("it did not end in time") from error
@@ -91,7 +130,7 @@ class Confinement:
             raise NotConfined(
                 why.decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
             )
-        return process.returncode == 0 and output == word.encode()
+        return word.encode(), output, process.returncode == 0
 
     def close(self) -> None:
         self._place.cleanup()
@@ -109,6 +148,7 @@ class CodeReward:
         self._pattern = Pattern(config.pattern, config.pattern_s)
         self._confinement = Confinement(config)
         self._pool = ThreadPoolExecutor(config.parallel)
+        self._looked: dict[bytes, Looked] = {}  # by the tests' hash
         try:
             if not self._confinement.passes("x = 1", ["assert x == 1"]):
                 raise NotConfined("a program that should pass does not")
@@ -128,21 +168,38 @@ class CodeReward:
             self._confinement = Confinement(config, confined=False)
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        return list(self._pool.map(self._score, records))
+        """Returns one score for each record; a failure where its row's tests test nothing."""
+        tests = [_tests(record.prompt.fields.get(self._config.tests)) for record in records]
+        # Each row's tests once, before any code runs: records of a group have the same.
+        looks = dict(self._pool.map(self._look, {one for one in tests if one is not None}))
+        looked = [None if one is None else looks[one] for one in tests]
+        return list(self._pool.map(self._score, records, tests, looked))
 
     def close(self) -> None:
         self._pool.shutdown()
         self._confinement.close()
 
-    def _score(self, record: ScoredRecord) -> Score:
-        tests = _tests(record.prompt.fields.get(self._config.tests))
-        if tests is None:
-            has = ", ".join(record.prompt.fields) or "none"
-            what = (
-                f"row {record.prompt.row} has no tests in field {self._config.tests!r}; it "
-                f"has: {has}"
-            )
-            return failure(what[:REASON_CHARACTERS])
+    def _look(self, tests: tuple[str, ...]) -> tuple[tuple[str, ...], Looked | str]:
+        """Returns a row's tests with what they are, or with why that is not known."""
+        key = hashlib.sha256("\0".join(tests).encode("utf-8", "surrogatepass")).digest()
+        looked = self._looked.get(key)
+        if looked is None:
+            try:
+                looked = self._confinement.look(tests)
+            except (NotConfined, OSError) as error:
+                return tests, str(error)
+            if len(self._looked) >= _MOST_LOOKED:
+                self._looked.clear()
+            self._looked[key] = looked
+        return tests, looked
+
+    def _score(
+        self, record: ScoredRecord, tests: tuple[str, ...] | None, looked: Looked | str | None
+    ) -> Score:
+        if tests is None or looked is None:
+            return self._refused(record, _shape(record, self._config.tests))
+        if isinstance(looked, Looked) and looked.fault:
+            return self._refused(record, looked.fault)
         try:
             code = self._pattern.part(record.text)
         except SlowPattern as error:
@@ -150,22 +207,43 @@ class CodeReward:
         if code is None:
             return Score(value=0.0)
         try:
-            passed = self._confinement.passes(code, tests)
+            if isinstance(looked, str):
+                raise NotConfined(looked)
+            passed = self._confinement.passes(code, tests, looked.calls)
         except (NotConfined, OSError) as error:
             return failure(f"the code could not be run: {error}"[:REASON_CHARACTERS])
         return Score(value=float(passed))
 
+    def _refused(self, record: ScoredRecord, why: str) -> Score:
+        what = f"row {record.prompt.row} has no tests in field {self._config.tests!r}; {why}"
+        return failure(what[:REASON_CHARACTERS])
 
-def _tests(field: Any) -> list[str] | None:
-    """Returns the tests in a row's field; None where it is no text and no list of texts."""
+
+def _tests(field: Any) -> tuple[str, ...] | None:
+    """Returns the tests in a row's field; None where it is no text and no list of texts.
+
+    A list may be written as one text of JSON, as files without lists have it. As Python, such a
+    text would be a value, which raises nothing.
+    """
     tests = [field] if isinstance(field, str) else field
-    if (
-        isinstance(tests, list)
-        and tests
-        and all(isinstance(test, str) and test.strip() for test in tests)
-    ):
-        return tests
+    if isinstance(field, str) and field.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            tests = json.loads(field)
+    if isinstance(tests, list) and tests and all(_is_text(test) for test in tests):
+        return tuple(tests)
     return None
+
+
+def _shape(record: ScoredRecord, field: str) -> str:
+    """What a row has in place of tests."""
+    tests = record.prompt.fields.get(field)
+    if tests is None:
+        return f"it has: {', '.join(record.prompt.fields) or 'none'}"
+    return f"{shortened(tests)!r} is neither Python nor a list of it"
+
+
+def _is_text(test: Any) -> bool:
+    return isinstance(test, str) and bool(test.strip())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -146,7 +146,7 @@ class CodeConfig:
 
     tests: str = "tests"
     """Field of the row with tests: Python that raises where the code is wrong, or a list of
-    such.
+    such, which may be written as one text of JSON.
     """
     pattern: str = r"```(?:python|py)?[ \t]*\n([\s\S]*?)```"
     """Regular expression: its last match (its first group, where it has one) is the code; without a

@@ -29,6 +29,8 @@ from gcore_core.testing.contracts.scorer import scored_record
 
 CONTEXT = WorkerContext(role="scorer")
 TESTS = ["assert double(2) == 4"]
+RIGHT = "def double(x):\n    return 2 * x"
+WRONG = "def double(x):\n    return 5"
 LIMITS: dict[str, Any] = {"time_s": 4.0, "memory_mib": 256, "files_mib": 4, "processes": 8}
 
 
@@ -51,6 +53,13 @@ confined = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 @pytest.fixture(scope="module")
 def confinement() -> Iterator[Confinement]:
     made = Confinement(CodeConfig(**LIMITS))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[CodeReward]:
+    made = CodeReward(CodeConfig(**LIMITS), CONTEXT)
     yield made
     made.close()
 
@@ -97,6 +106,124 @@ def test_a_row_without_tests_is_a_failure(tests: Any) -> None:
     reward.close()
     assert (score.value, score.status) == (None, REWARD_FAILED)
     assert "has no tests in field 'tests'" in score.reason
+
+
+def _class(base: str, call: str) -> str:
+    """Tests with a class that looks at ``double``."""
+    return f"class TestDouble({base}):\n    def test_two(self):\n        {call}\n"
+
+
+FUNCTION = "def test_two():\n    assert double(2) == 4\n"
+CHECK = "def check(candidate):\n    assert candidate(2) == 4\n"
+IMPORT = "from solution import double\n"
+CASE = f"import unittest\n{_class('unittest.TestCase', 'self.assertEqual(double(2), 4)')}"
+SUITE = "unittest.defaultTestLoader.loadTestsFromTestCase(TestDouble)"
+SWALLOWED = "try:\n    assert double(2) == 4\nexcept Exception as error:\n    print(error)"
+
+REAL_TESTS = {
+    "a text": "assert double(2) == 4",
+    "a list as one text of JSON": json.dumps(TESTS),
+    "a function that nobody calls": FUNCTION,
+    "such a function behind an import of the code": IMPORT + FUNCTION,
+    "a function that is called": f"{FUNCTION}test_two()",
+    "a function for candidates": f"{CHECK}check(double)",
+    "a function for candidates that another text calls": [CHECK, "check(double)"],
+    "a class of unittest": CASE,
+    "a class that unittest.main is to run": f"{CASE}unittest.main()",
+    "a script": f"{CASE}if __name__ == '__main__':\n    unittest.main()",
+    "a class whose failures raise nothing": f"{CASE}unittest.TextTestRunner().run({SUITE})",
+    "an exit code": "import sys\nsys.exit(0 if double(2) == 4 else 1)",
+    "a function that raises": "def fail(): raise ValueError\ndouble(2) == 4 or fail()",
+}
+
+
+@pytest.mark.parametrize("form", REAL_TESTS)
+@confined
+def test_wrong_code_is_0_and_right_code_1_however_tests_are_written(
+    form: str, reward: CodeReward
+) -> None:
+    tests = REAL_TESTS[form]
+    found = reward.score([record(WRONG, tests), record(RIGHT, tests)])
+    assert [score.value for score in found] == [0, 1]
+
+
+NO_TESTS = {
+    "nothing": "pass",
+    "comments": "# assert double(2) == 4",
+    "a text in quotes": "'assert double(2) == 4'",
+    "a list in a list": json.dumps([json.dumps(TESTS)]),
+    "a list as Python shows it": str(TESTS),
+    "inputs and outputs as JSON": json.dumps({"input": [2], "output": [4]}),
+    "inputs and outputs": {"input": [2], "output": [4]},
+    "lists": [TESTS],
+    "a function that nobody calls": CHECK,
+    "such a function behind an import of the code": IMPORT + CHECK,
+    "a function with arguments": "def test_two(x, y):\n    assert double(x) == y",
+    "a coroutine": "async def test_two():\n    assert double(2) == 4",
+    "a generator": "def test_two():\n    yield double(2) == 4",
+    "a class that is none of unittest": _class("object", "assert double(2) == 4"),
+    "errors that are caught": SWALLOWED,
+    "errors that are caught behind an import of the code": IMPORT + SWALLOWED,
+    "a comparison": "double(2) == 4",
+    "a print": "print(double(2) == 4)",
+    "an assert of two things": "assert (double(2) == 4, 'it is not doubled')",
+    "what is no Python": "assert double(2) = 4",
+    "the end of the process": "import os; os._exit(0)",
+    "the end of the program": "import sys; sys.exit(0)",
+    "a module that nobody has": "from candidate import double\nassert double(2) == 4",
+}
+
+
+@pytest.mark.parametrize("form", NO_TESTS)
+@confined
+def test_tests_that_any_program_passes_or_none_are_a_failure_that_names_the_row(
+    form: str, reward: CodeReward
+) -> None:
+    found = reward.score([record(WRONG, NO_TESTS[form]), record(RIGHT, NO_TESTS[form])])
+    assert [(score.value, score.status) for score in found] == [(None, REWARD_FAILED)] * 2
+    assert all("row 1 has no tests in field 'tests'; " in score.reason for score in found)
+
+
+@confined
+def test_tests_of_a_row_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = []
+    look = Confinement.look
+
+    def counted(self: Confinement, tests: Any) -> Any:
+        looks.append(tests)
+        return look(self, tests)
+
+    monkeypatch.setattr(Confinement, "look", counted)
+    reward = CodeReward(CodeConfig(**LIMITS), CONTEXT)
+    for _ in range(2):
+        reward.score([record(RIGHT), record(WRONG), record(RIGHT, CHECK)])
+    reward.close()
+    assert sorted(looks) == sorted([tuple(TESTS), (CHECK,)])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import builtins\nbuiltins.exec = lambda *_: None",
+        "import builtins\nbuiltins.compile = lambda *_, **__: 'pass'",
+        "import runpy\nrunpy.run_path = lambda *_, **__: {}",
+        "import sys\nsys.exit = lambda *_: None",
+        "import builtins\nbuiltins.AssertionError = ValueError",
+        "AssertionError = KeyboardInterrupt",
+        "__builtins__ = {'double': lambda x: 4}",
+        "import atexit, os\natexit.register(os._exit, 0)",
+        "def double(x):\n    raise SystemExit(0)",
+        "def double(x):\n    exec(compile('raise SystemExit(0)', 'tests0.py', 'exec'))",
+        "def test_two():\n    pass",
+    ],
+)
+@confined
+def test_code_that_puts_its_own_in_place_of_what_runs_tests_has_not_passed(
+    code: str, reward: CodeReward
+) -> None:
+    code = code if "def double" in code else f"{code}\n{WRONG}"
+    found = reward.score([record(code), record(code, FUNCTION), record(code, CASE)])
+    assert [score.value for score in found] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -352,12 +479,11 @@ def test_who_allows_it_runs_code_unconfined_with_a_warning_and_with_limits(
     forbidden: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        hungry = record("held = bytearray(1 << 30)", ["pass"])
+        hungry = record(f"held = bytearray(1 << 30)\n{RIGHT}")
         endless = record(
-            "import subprocess; subprocess.Popen(['sleep', '1000']); exec('while True: pass')",
-            ["pass"],
+            "import subprocess; subprocess.Popen(['sleep', '1000']); exec('while True: pass')"
         )
-        right = record("def double(x):\n    return 2 * x")
+        right = record(RIGHT)
         assert scores([right, hungry, endless], allow_unconfined=True, time_s=1.5) == [1, 0, 0]
     assert "runs unconfined, as allow_unconfined says" in caplog.text
 
