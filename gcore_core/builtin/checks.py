@@ -1,4 +1,4 @@
-"""Says before anything starts what is wrong with the files of a user: functions of rewards, data.
+"""Says before anything starts what is wrong with the files of a user: functions of rewards.
 
 A file of Python is parsed, never imported: it may need what only its worker has. One that does not
 exist is left to the run, since an earlier command may make it.
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from gcore_core.builtin.config import JsonLinesConfig
 from gcore_core.contract.errors import did_you_mean
-from gcore_core.contract.rows import datasets_of, problem_of
 
 _FUNCTION = "core/function"
-_JSON_LINES = "core/jsonl"
 
 
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -44,23 +38,6 @@ def _function_problems(where: str, config: Mapping[str, Any]) -> Iterator[str]:
     if name not in names and "*" not in names and "__getattr__" not in names:
         near = did_you_mean(name, sorted(names))
         yield f"{where}.name: {file} has no function {name!r}{near}."
-
-
-def data_problems(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a sentence for each file of JSON lines that is not one, or has a row without a prompt.
-
-    Every row is read, as a run does first; both read a file once, until it changes.
-    """
-    for where, config in datasets_of(plan, _JSON_LINES):
-        settings = msgspec.convert(config, JsonLinesConfig)
-        if problem := problem_of(where, partial(_opened, settings)):
-            yield problem
-
-
-def _opened(settings: JsonLinesConfig) -> None:
-    from gcore_core.builtin.json_lines import JsonLines
-
-    JsonLines(settings).close()
 
 
 def top_names(tree: ast.Module) -> set[str]:

@@ -133,10 +133,3 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     from gcore_core.builtin.checks import problems_of
 
     return problems_of(plan)
-
-
-@hookimpl
-def gcore_check_files(plan: Mapping[str, Any]) -> Iterable[str]:
-    from gcore_core.builtin.checks import data_problems
-
-    return data_problems(plan)

@@ -201,8 +201,9 @@ def gcore_check_files(  # type: ignore[empty-body]
 
     ``datasets`` maps "data" and "evaluation.data" to the dataset that the job chose there, opened
     in this process just before the first call of the hook and closed after the last. One is left
-    out where it cannot be opened, or where its settings say that opening it ``downloads``. A plugin
-    that reads rows takes few of them: see ``gcore_core.kits.rows``.
+    out where its settings say that opening it ``downloads``. So is one that cannot be opened or
+    read; the core tells that. A plugin that looks at rows takes few of them: see
+    ``gcore_core.kits.rows``.
     """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.contract.errors import ConfigError, DataError, GcoreError, did_you_mean
+from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
 from gcore_core.contract.records import Prompt
 
 _SHOWN_CHARACTERS = 60
@@ -114,30 +114,15 @@ def fields_of(values: Any, where: str) -> dict[str, Any]:
     return dict(values)
 
 
-def datasets_of(plan: Mapping[str, Any], reference: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields config path and settings of the job's datasets of one provider, as ``data.config``.
+def spread(rows: int, most: int) -> Iterable[int]:
+    """Returns numbers of rows: all, or ``most`` of them evenly from the first to the last.
 
-    plan: the resolved configuration, as ``gcore_check_files`` gets it.
-    reference: the provider, as ``use:`` names it; ``<plugin>/default`` is ``<plugin>``, too.
+    rows: how many there are.
+    most: at least 2.
     """
-    evaluation = plan.get("evaluation") or {}
-    for where, node in (("data", plan.get("data")), ("evaluation.data", evaluation.get("data"))):
-        if node and str(node.get("use")).removesuffix("/default") == reference:
-            yield f"{where}.config", dict(node.get("config") or {})
-
-
-def problem_of(where: str, opened: Callable[[], object]) -> str:
-    """Returns a sentence for ``g-core check`` where a dataset cannot be opened; "": it can.
-
-    where: config path of its settings, ``data.config`` or ``evaluation.data.config``. Advice of
-        errors that names ``data.config`` is given that path.
-    opened: opens it.
-    """
-    try:
-        opened()
-    except GcoreError as error:
-        return f"{where}.path: {error.sentence().replace('data.config.', f'{where}.')}."
-    return ""
+    if rows <= most:
+        return range(rows)
+    return (place * (rows - 1) // (most - 1) for place in range(most))
 
 
 def _is_chat(value: Any) -> bool:

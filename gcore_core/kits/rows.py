@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.records import Prompt
+from gcore_core.contract.rows import spread
 
 #: Rows that are read, spread evenly over the dataset: to find forms, and to find long ones.
 _READ_FOR_FORMS = 2_000
-_READ_FOR_LENGTHS = 20_000
+_READ_FOR_LENGTHS = 10_000
 
 
 def rows_of_each_form(dataset: Dataset, most: int = 100) -> list[dict[str, Any]]:
@@ -39,7 +40,7 @@ def rows_of_each_form(dataset: Dataset, most: int = 100) -> list[dict[str, Any]]
     most: forms that are looked for.
     """
     first_of: dict[str, Prompt] = {}
-    for row in _spread(len(dataset), _READ_FOR_FORMS):
+    for row in spread(len(dataset), _READ_FOR_FORMS):
         prompt = dataset[row]
         first_of.setdefault(_form(prompt), prompt)
         if len(first_of) == most:
@@ -51,7 +52,7 @@ def longest_rows(dataset: Dataset, over_bytes: int, most: int = 300) -> list[dic
     """Returns the rows whose prompts have most bytes, longest first, of those that may be too long.
 
     A token has at least one byte, so a prompt of no more bytes than a limit in tokens has room, but
-    for what a template adds. All rows are read, or 20,000 that are spread evenly.
+    for what a template adds. All rows are read, or 10,000 that are spread evenly.
 
     Raises DataError for a row that is malformed.
 
@@ -59,20 +60,13 @@ def longest_rows(dataset: Dataset, over_bytes: int, most: int = 300) -> list[dic
     most: rows that are returned.
     """
     longest: list[tuple[int, int]] = []
-    for row in _spread(len(dataset), _READ_FOR_LENGTHS):
+    for row in spread(len(dataset), _READ_FOR_LENGTHS):
         nbytes = _nbytes(dataset[row])
         if nbytes > over_bytes:
             # Of two that are equally long the first one counts.
             push = heapq.heappush if len(longest) < most else heapq.heappushpop
             push(longest, (nbytes, -row))
     return [_plain(dataset[-row]) for _, row in sorted(longest, reverse=True)]
-
-
-def _spread(rows: int, most: int) -> Iterable[int]:
-    """Returns row numbers: all, or ``most`` of them from the first to the last."""
-    if rows <= most:
-        return range(rows)
-    return (place * (rows - 1) // (most - 1) for place in range(most))
 
 
 def _form(prompt: Prompt) -> str:

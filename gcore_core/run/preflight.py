@@ -2,7 +2,8 @@
 
 check_parts: whether its parts can be made. ``g-core check`` and ``g-core run`` both call it, so
     that the first knows what the second would refuse.
-check_files: whether the files, data and models that it names are there; both call it, too.
+check_files: whether the files, data and models that it names are there and in order; both call
+    it, too.
 check_pushes: whether weights reach every generator.
 check_same: whether a resumed run is still the same run.
 """
@@ -19,7 +20,7 @@ from typing import Any
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.yaml_source import flat
-from gcore_core.contract.abilities import downloads, pushes_nearby
+from gcore_core.contract.abilities import pushes_nearby
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
 from gcore_core.contract.factories import build
@@ -30,13 +31,12 @@ from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import problems_seen
 from gcore_core.run.make_model import check_make, find_made, models_cache
+from gcore_core.run.opened_data import open_data
 from gcore_core.runtime.gaps import refuse_gaps
 from gcore_core.runtime.shells.checked_rewards import read_known
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
 LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
-#: Where a job names datasets.
-DATASETS = ("data", "evaluation.data")
 #: What a resumed run must not change: it would be another run.
 _FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
 #: What it may change of each reward: a run that ends since scores take too long may get more time.
@@ -68,8 +68,8 @@ def check_files(
     say: Callable[[str], None],
     opened: Mapping[str, Dataset] | None = None,
 ) -> None:
-    """Raises one ConfigError that lists what plugins miss of the files that the job names, or for
-    a file of known rewards that has none.
+    """Raises one ConfigError that lists datasets that cannot be read, and what plugins miss of the
+    files that the job names; or for a file of known rewards that has none.
 
     nodes: the machines that the run may use.
     say: told what goes on, where it takes longer than a second.
@@ -80,13 +80,9 @@ def check_files(
         if here and reward.known:
             read_known(reward.known, name)
     with ExitStack() as closing:
-        datasets = dict(opened or {})
-        for path in DATASETS:
-            if path not in datasets and (dataset := _opened(plan, path)) is not None:
-                closing.callback(getattr(dataset, "close", lambda: None))
-                datasets[path] = dataset
+        datasets, problems = open_data(plan, opened or {}, closing)
         checked = plan.plugins.check_files(_with_made(plan), here=here, datasets=datasets)
-    problems = [*checked.problems, *problems_seen(checked.looks, say)]
+    problems += [*checked.problems, *problems_seen(checked.looks, say)]
     checks.refuse(problems, plan.source)
 
 
@@ -100,20 +96,6 @@ def _with_made(plan: Plan) -> dict[str, Any]:
         if "make" in node.model and (made := find_made(node.model["make"], models_cache())):
             roles[name] = {**roles[name], "model": {**roles[name]["model"], "path": str(made)}}
     return config
-
-
-def _opened(plan: Plan, path: str) -> Dataset | None:
-    """Opens a dataset of the job; None where there is none, or it cannot be opened here.
-
-    Why it cannot, the plugin's own check of files says.
-    """
-    if path not in plan.provided or downloads(plan.objects[path]):
-        return None
-    try:
-        dataset: Dataset = build(plan.factory(path))
-    except Exception:  # isolation point: a plugin's code
-        return None
-    return dataset
 
 
 def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:

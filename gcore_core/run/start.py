@@ -38,6 +38,7 @@ from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_f
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.observers import chosen_observers
+from gcore_core.run.opened_data import DATASETS
 from gcore_core.run.preflight import check_files, check_parts, check_pushes, check_same
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
@@ -46,8 +47,6 @@ from gcore_core.runtime.process.leftovers import RECORD, clear_up
 log = logging.getLogger(__name__)
 _ENDS_S = 3.0  # a supervisor that was just killed is gone within that
 _LOOK_S = 0.1
-#: Config path of a dataset -> what ``Job.rows`` calls it.
-_ROWS = {"data": "train", "evaluation.data": "evaluation"}
 
 #: Makes the display of a run: (number of steps, whether it evaluates) -> display.
 DisplayOf = Callable[[int, bool], Display]
@@ -80,8 +79,8 @@ def prepare(
         _end_what_is_left(resume)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
-    datasets = {path: build(plan.factory(path)) for path in _ROWS if path in plan.provided}
-    rows = {_ROWS[path]: len(dataset) for path, dataset in datasets.items()}
+    datasets = {path: build(plan.factory(path)) for path in DATASETS if path in plan.provided}
+    rows = {DATASETS[path]: len(dataset) for path, dataset in datasets.items()}
     launcher: Launcher = build(plan.factory("launcher"))
     # One that takes a killed one's place may wait for machines, and says so.
     waits = again and isinstance(launcher, ElasticLauncher)

@@ -31,6 +31,12 @@ def gcore_check_files(plan, here):
     yield f"roles.policy.model.path: not there, workers here: {here}."
 
 @hookimpl
+def gcore_datasets():
+    for name in ("NoData", "BadRow", "Nowhere"):
+        factory = f"gcore_parts_made:{name}"
+        yield p.DatasetProvider(name=name.lower(), summary="-", factory=factory)
+
+@hookimpl
 def gcore_filters():
     yield p.FilterProvider(name="bare", summary="-", factory="gcore_parts_made:TakesNothing")
     yield p.FilterProvider(name="gone", summary="-", factory="gcore_parts_made:Gone")
@@ -47,6 +53,17 @@ class NoRecords:
 
 class TakesNothing:
     def __init__(self): ...
+
+class NoData:
+    def __init__(self, config):
+        raise OSError("no disk")
+
+class BadRow:
+    def __init__(self, config): ...
+    def __len__(self):
+        return 3
+    def __getitem__(self, row):
+        return [1, 2][row]
 """
 MORE_TIME = ["rewards.length.timeout_s=60", "rewards.length.workers=2"]
 
@@ -132,6 +149,28 @@ def test_what_a_plugin_misses_of_files_is_refused_and_a_job_that_is_only_read_is
     shown = refused(job, capsys, "plugins=[parts]", code=2)
     assert "roles.policy.model.path: not there, workers here: True. [plugin parts]" in shown
     assert cli.main(["config", str(job()), "plugins=[parts]"]) == 0
+
+
+@pytest.mark.parametrize("where", ["data", "evaluation.data"])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nodata", "parts/nodata: opening it raised OSError: no disk [plugin parts]"),
+        ("badrow", "reading row 2 raised IndexError: list index out of range [plugin parts]"),
+        ("nowhere", "gcore_parts_made has no 'Nowhere'. [plugin parts]"),
+    ],
+)
+def test_a_dataset_of_any_plugin_that_cannot_be_opened_or_read_is_refused(
+    parts: InstalledPlugins,
+    job: Job,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+    name: str,
+    problem: str,
+) -> None:
+    shown = refused(job, capsys, "evaluation.every=1", f"{where}.use=parts/{name}", code=2)
+    assert f"{where}.use: " in shown and problem in shown
+    assert "Traceback" not in shown
 
 
 @pytest.mark.parametrize("where", ["data", "evaluation.data"])

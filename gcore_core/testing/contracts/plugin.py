@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,12 +27,16 @@ from gcore_core.config import catalog
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.errors import PluginBroken
 from gcore_core.contract.factories import import_attribute, reference_to
+from gcore_core.contract.job_settings import JobSettings, Reward, Role
 from gcore_core.contract.memory import MemoryNeed, WorkerShape
 from gcore_core.contract.providers import (
     AnnotatorProvider,
+    DatasetProvider,
     GeneratorProvider,
+    RewardProvider,
     TrainerProvider,
 )
+from gcore_core.contract.records import Prompt
 from gcore_core.testing.contracts.base import Contract
 
 #: What a hook may take: descriptions are data, nothing is computed or opened for them.
@@ -158,6 +164,23 @@ class PluginContract(Contract):
             assert checked.problems == []
             assert checked.looks == []
 
+    def test_it_looks_at_files_that_are_missing_without_an_exception(
+        self, installed: catalog.Installed, provided: list[Provided]
+    ) -> None:
+        """``gcore_check_files`` raises nothing for a job of its own that names files which are not
+        there. What it yields as a ``Look`` is valid, and the module of its function is there.
+        """
+        plugins = Plugins()
+        plugins.load(installed)
+        for job in _jobs_of_its_own(provided):
+            for here, datasets in ((True, {"data": _TwoRows()}), (False, {})):
+                checked = plugins.check_files(job, here=here, datasets=datasets)
+                raised = [text for text in checked.problems if "gcore_check_files raised" in text]
+                not_valid = [text for text in checked.problems if "a look that is not" in text]
+                assert raised == not_valid == []
+                for _, look in checked.looks:
+                    assert _is_module(look.function.rpartition(":")[0]), look.function
+
     def test_its_metadata_bounds_the_core(self, installed: catalog.Installed) -> None:
         if installed.name == catalog.CORE:
             self.not_claimed("a requirement on itself")
@@ -220,6 +243,49 @@ class PluginContract(Contract):
             )
             if not missing and _defaults_are_allowed(config):
                 assert msgspec.convert(plain, config) == config(), item.reference
+
+
+class _TwoRows:
+    """A dataset of a text and a chat."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> Prompt:
+        if row == 0:
+            return Prompt(row=0, text="1 + 1 =", fields={"answer": "2"})
+        return Prompt(row=1, messages=[{"role": "user", "content": "1 + 1 = ?"}])
+
+
+def _jobs_of_its_own(provided: list[Provided]) -> Iterator[dict[str, Any]]:
+    """Yields a resolved job for each provider that opens files, which are not there.
+
+    One whose settings have no defaults is left out.
+    """
+    for item in provided:
+        config = item.spec.config
+        if config is not None and not _defaults_are_allowed(config):
+            continue
+        node: dict[str, Any] = {"use": item.reference, "config": asdict(config()) if config else {}}
+        job: dict[str, Any] = asdict(JobSettings())
+        if isinstance(item.spec, _HOLDS_A_MODEL):
+            role = Role(**node, model={"path": "/nowhere/at-all"})
+            job["roles"] = {"policy": asdict(role)}
+        elif isinstance(item.spec, RewardProvider):
+            job["rewards"] = {"any": asdict(Reward(**node))}
+        elif isinstance(item.spec, DatasetProvider):
+            job["data"].update(node)
+        else:
+            continue
+        yield job
+
+
+def _is_module(name: str) -> bool:
+    """Says whether there is a module, or a file of a project, without importing it."""
+    try:
+        return name.endswith(".py") or importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _heavy_modules(program: str, words: list[str]) -> list[str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterable
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.contract.rows import datasets_of, problem_of
 from gcore_data.config import HubConfig, ParquetConfig
 
 
@@ -29,34 +26,3 @@ def gcore_datasets() -> Iterable[p.DatasetProvider]:
         config=ParquetConfig,
         needs=("pyarrow>=18",),
     )
-
-
-@hookimpl
-def gcore_check_files(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields a problem for each data set that cannot be opened.
-
-    One of the hub is opened where HF_HUB_OFFLINE is set: its rows are in the cache or nowhere.
-    Otherwise a run downloads it first.
-    """
-    import msgspec
-
-    for where, config in datasets_of(plan, "data/parquet"):
-        yield from filter(None, [problem_of(where, partial(_open_parquet, config))])
-    for where, config in datasets_of(plan, "data/hub"):
-        settings = msgspec.convert(config, HubConfig)
-        if not settings.downloads():
-            yield from filter(None, [problem_of(where, partial(_open_hub, settings))])
-
-
-def _open_parquet(config: Mapping[str, Any]) -> None:
-    import msgspec
-
-    from gcore_data.parquet import Parquet
-
-    Parquet(msgspec.convert(config, ParquetConfig))
-
-
-def _open_hub(config: HubConfig) -> None:
-    from gcore_data.hub import Hub
-
-    Hub(config)

@@ -92,6 +92,30 @@ def gcore_check_files(plan):
 """
 
 
+class RaisesWhereAModelIsMissing(Clean):
+    caught_by = ("test_it_looks_at_files_that_are_missing_without_an_exception",)
+    root = f"""{ROOT}
+@hookimpl
+def gcore_check_files(plan):
+    for role in plan["roles"].values():
+        if role["use"] == "kit":
+            open(role["model"]["path"] + "/config.json")
+"""
+
+
+class LooksByAFunctionThatIsNotThere(Clean):
+    caught_by = ("test_it_looks_at_files_that_are_missing_without_an_exception",)
+    root = f"""{ROOT}
+from gcore_core.contract.looking import Look
+
+@hookimpl
+def gcore_check_files(plan, datasets):
+    for name, role in plan["roles"].items():
+        if role["use"] == "kit" and "data" in datasets:
+            yield Look(where=f"roles.{{name}}", function="gcore_kit_looks:find")
+"""
+
+
 class HasNoUpperBound(Clean):
     caught_by = ("test_its_metadata_bounds_the_core",)
     wheel = Wheel(requires=("gcore-core>=0.2",))
