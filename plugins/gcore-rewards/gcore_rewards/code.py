@@ -26,6 +26,7 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards import confine
 from gcore_rewards.config import CodeConfig
+from gcore_rewards.interpreter import this_interpreter
 from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
 from gcore_rewards.verifiers import shortened
 
@@ -35,7 +36,14 @@ _MOST_LOOKED = 1 << 16  # rows whose tests are remembered
 
 
 class NotConfined(Exception):
-    """The program was not started, because it could not be confined."""
+    """The program was not started, or did not end as it should.
+
+    forbidden: because the system does not permit to confine it.
+    """
+
+    def __init__(self, why: str, *, forbidden: bool = False) -> None:
+        super().__init__(why)
+        self.forbidden = forbidden
 
 
 @dataclass(frozen=True)
@@ -56,19 +64,33 @@ class Confinement:
     def __init__(self, config: CodeConfig, *, confined: bool = True) -> None:
         self._place = tempfile.TemporaryDirectory(prefix="g-core-code-")
         here = Path(__file__).parent
-        self._confine = here / "confine.py"
         self._time_s = config.time_s
+        python = this_interpreter()
+        self._command = [python.path, "-I", str(here / "confine.py")]
+        self._environment = python.environment
         self._settings = {
             "confined": confined,
-            "python": sys.executable,
+            "shows_errors": False,
+            "python": python.path,
+            "environment": python.environment,
             "driver": str(here / "driver.py"),
-            "readable": [*dict.fromkeys((sys.prefix, sys.base_prefix)), *config.readable],
+            "readable": [*python.places, *config.readable],
             "time_s": config.time_s,
             "cpu_s": max(1, int(config.time_s)),
             "memory_mib": config.memory_mib,
             "files_mib": config.files_mib,
             "processes": config.processes,
         }
+
+    def require(self) -> None:
+        """Raises NotConfined where a program that should pass does not."""
+        task = {"code": "x = 1", "tests": ["assert x == 1"], "calls": [[]]}
+        word, output, in_time, errors = self._run(task, shows_errors=True)
+        if not in_time:
+            raise NotConfined(f"a program of one line did not end within {self._time_s:g} s")
+        if output != word:
+            last = errors.strip().rpartition("\n")[2]
+            raise NotConfined(last or "a program that should pass does not")
 
     def passes(self, code: str, tests: Sequence[str], calls: Sequence[Sequence[str]] = ()) -> bool:
         """Returns whether the code, and then the tests, come to their end in time.
@@ -77,7 +99,7 @@ class Confinement:
         Raises NotConfined when the program could not be started or ended as it should.
         """
         calls = calls or [()] * len(tests)
-        word, output, in_time = self._run({"code": code, "tests": tests, "calls": calls})
+        word, output, in_time, _ = self._run({"code": code, "tests": tests, "calls": calls})
         return in_time and output == word
 
     def look(self, tests: Sequence[str]) -> Looked:
@@ -85,7 +107,7 @@ class Confinement:
 
         Raises NotConfined.
         """
-        word, output, in_time = self._run({"code": None, "tests": tests})
+        word, output, in_time, _ = self._run({"code": None, "tests": tests})
         findings: dict[str, Any] = {}
         for line in output.splitlines():
             findings |= json.loads(line.removeprefix(word))
@@ -93,32 +115,31 @@ class Confinement:
         fault = findings.get("fault", "they end the process" if in_time else "")
         return Looked(tuple(map(tuple, findings.get("calls", ()))), fault)
 
-    def _run(self, task: Mapping[str, Any]) -> tuple[bytes, bytes, bool]:
-        """Gives the driver a task; returns (word, what it printed, whether it ended in time).
+    def _run(
+        self, task: Mapping[str, Any], *, shows_errors: bool = False
+    ) -> tuple[bytes, bytes, bool, str]:
+        """Gives the driver a task; returns (word, what it printed, whether it ended in time,
+        errors).
 
         word: the driver prints it when the tests have ended. The code is not given it: a program
             that exits early has not passed, whatever its exit code says.
+        shows_errors: whether the program's own errors are returned, which are dropped else.
         Raises NotConfined.
         """
         word = secrets.token_hex(16)
         with tempfile.TemporaryDirectory(dir=self._place.name) as base:
-            command = [
-                sys.executable,
-                "-I",
-                str(self._confine),
-                json.dumps({**self._settings, "base": base}),
-            ]
+            settings = {**self._settings, "base": base, "shows_errors": shows_errors}
             process = subprocess.Popen(
-                command,
+                [*self._command, json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={},
+                env=self._environment,
                 cwd=base,
                 start_new_session=True,
             )
             try:
-                output, why = process.communicate(
+                output, written = process.communicate(
                     json.dumps({**task, "word": word}).encode(),
                     timeout=self._time_s + _PATIENCE_S,
                 )
@@ -126,11 +147,12 @@ class Confinement:
                 raise NotConfined("it did not end in time") from error
             finally:
                 _end(process)
-        if process.returncode not in (0, confine.TIMED_OUT):
-            raise NotConfined(
-                why.decode("utf-8", "replace").strip() or f"exit code {process.returncode}"
-            )
-        return word.encode(), output, process.returncode == 0
+        errors = written.decode("utf-8", "replace").strip()
+        code = process.returncode
+        if code not in (0, confine.TIMED_OUT):
+            why = errors or f"exit code {code}"
+            raise NotConfined(why, forbidden=code == confine.FORBIDDEN)
+        return word.encode(), output, code == 0, errors
 
     def close(self) -> None:
         self._place.cleanup()
@@ -150,18 +172,10 @@ class CodeReward:
         self._pool = ThreadPoolExecutor(config.parallel)
         self._looked: dict[bytes, Looked] = {}  # by the tests' hash
         try:
-            if not self._confinement.passes("x = 1", ["assert x == 1"]):
-                raise NotConfined("a program that should pass does not")
-        except NotConfined as error:
+            self._confinement.require()
+        except (NotConfined, OSError) as error:
             if not config.allow_unconfined:
-                raise ConfigError(
-                    "code that a model wrote cannot be confined here, so it is not run.",
-                    where="rewards/code",
-                    why=str(error)[:REASON_CHARACTERS],
-                    todo="run as root or allow user name spaces (sysctl "
-                    "user.max_user_namespaces); in a container "
-                    "of its own, set allow_unconfined: true",
-                ) from error
+                raise _not_confined(error) from error
             log.warning(
                 "code that a model wrote runs unconfined, as allow_unconfined says: %s", error
             )
@@ -217,6 +231,28 @@ class CodeReward:
     def _refused(self, record: ScoredRecord, why: str) -> Score:
         what = f"row {record.prompt.row} has no tests in field {self._config.tests!r}; {why}"
         return failure(what[:REASON_CHARACTERS])
+
+
+def _not_confined(error: Exception) -> ConfigError:
+    """Returns the error for a machine or an interpreter on which no program was confined."""
+    if isinstance(error, NotConfined) and error.forbidden:
+        todo = (
+            "run as root or allow user name spaces (sysctl user.max_user_namespaces); in a "
+            "container of its own, set allow_unconfined: true"
+        )
+    elif "Permission denied" in str(error) and os.geteuid() == 0:
+        todo = f"the code runs as the user nobody: let it read {sys.prefix} (chmod -R o+rX)"
+    else:
+        todo = (
+            "name in readable what else the interpreter needs, and leave it enough time_s, "
+            f"memory_mib and files_mib; it is {sys.executable}"
+        )
+    return ConfigError(
+        "code that a model wrote cannot be confined here, so it is not run.",
+        where="rewards/code",
+        why=str(error)[:REASON_CHARACTERS],
+        todo=todo,
+    )
 
 
 def _tests(field: Any) -> tuple[str, ...] | None:

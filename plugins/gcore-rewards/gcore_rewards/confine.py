@@ -9,13 +9,16 @@ make user name spaces.
 Exit codes:
     0: the program ended.
     TIMED_OUT: it was killed when its time was over.
-    NOT_CONFINED: it was not started; the reason is on standard error.
+    FORBIDDEN: the system permits no name spaces, or no mounts in them; it was not started.
+    NOT_STARTED: it could not be started for another reason.
+Of the last two, standard error has the reason.
 
 Uses the standard library only, and imports nothing of the project: it runs with ``-I``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -23,10 +26,12 @@ import resource
 import select
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 TIMED_OUT = 124
-NOT_CONFINED = 125
+FORBIDDEN = 125
+NOT_STARTED = 126
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 WORK = "/.work"  # a name that no path of the system has
@@ -56,16 +61,22 @@ _DEATH_SIGNAL = 1
 _DUMPABLE = 4
 _NO_NEW_PRIVILEGES = 38
 _LIBC = ctypes.CDLL(None, use_errno=True)
+#: As many links as a path may lead through, as in the kernel.
+_MOST_LINKS = 40
+
+
+class Forbidden(Exception):
+    """The system does not let this process confine another."""
 
 
 def _check(result: int, what: str) -> None:
-    """Raises OSError, with the C library's error, unless a call returned 0."""
+    """Raises Forbidden, with the C library's error, unless a call returned 0."""
     if result != 0:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise Forbidden(f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    words = [None if word is None else word.encode() for word in (source, target, kind)]
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
     _check(_LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
 
 
@@ -78,54 +89,95 @@ def _name_spaces() -> None:
     gid = os.getegid()
     flags = _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | (0 if uid == 0 else _NEWUSER)
     _check(_LIBC.unshare(flags), "unshare")
-    if uid != 0:
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{uid} {uid} 1"),
-            ("gid_map", f"{gid} {gid} 1"),
-        ):
+    if uid == 0:
+        return
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        try:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
+        except OSError as error:
+            raise Forbidden(f"{name}: {error.strerror}") from error
 
 
 def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) -> None:
     """Replaces the root by a file system in memory that shows what is readable and nothing else.
 
     base: the directory over which it is mounted.
-    readable: absolute paths that are shown, read only, beside SYSTEM and DEVICES.
+    readable: absolute paths that are shown, read only, beside SYSTEM and DEVICES. Links on the way
+        to them are there, too.
     mebibytes: how much may be written.
     driver: source text of the driver, which becomes /.driver.py.
     """
     # Private: what is mounted from here on is not passed on to the machine's other name spaces.
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, f"size={mebibytes}m,mode=755")
-    for path in dict.fromkeys((*SYSTEM, *DEVICES, *readable)):
-        place = base + path
-        if os.path.islink(path) or not os.path.exists(path) or os.path.lexists(place):
-            if os.path.islink(path) and not os.path.lexists(place):
-                os.makedirs(os.path.dirname(place), exist_ok=True)
-                os.symlink(os.readlink(path), place)
-            continue
-        os.makedirs(place if os.path.isdir(path) else os.path.dirname(place), exist_ok=True)
-        if not os.path.isdir(path):
-            os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
-        _mount(path, place, None, _BIND | _REC)
-        # A bind mount becomes read only by a second mount, which must repeat the flags that a user
-        # name space may not clear. Bit 4096 of statvfs is ST_RELATIME.
-        flags = os.statvfs(place).f_flag
-        kept = (flags & _KEPT) | (_RELATIME if flags & 4096 else 0)
-        extra = 0 if path in DEVICES else _NODEV
-        _mount("none", place, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | extra | kept)
+    ways = [_way(path) for path in (*SYSTEM, *DEVICES, *readable)]
+    # What contains others comes before them, or its place would be taken by a folder for those.
+    for path in sorted({real for _, real in ways}, key=len):
+        _show(path, base)
+    for link, target in dict(link for links, _ in ways for link in links).items():
+        place = base + link
+        if not os.path.lexists(place):
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.symlink(target, place)
     for name in (WORK, "/.old"):
         os.mkdir(base + name, 0o700)
     if os.geteuid() == 0:
-        os.chown(base + WORK, _NOBODY, _NOBODY)
+        with _of_nobody():
+            os.chown(base + WORK, _NOBODY, _NOBODY)
     with open(base + "/.driver.py", "w") as file:
         file.write(driver)
     # The new root takes the place of the old one, which is then detached from under /.old.
-    _check(_LIBC.pivot_root(base.encode(), (base + "/.old").encode()), "pivot_root")
+    _check(_LIBC.pivot_root(os.fsencode(base), os.fsencode(base + "/.old")), "pivot_root")
     os.chdir("/")
     _check(_LIBC.umount2(b"/.old", _DETACH), "umount")
+
+
+def _way(path: str) -> tuple[list[tuple[str, str]], str]:
+    """Returns the links on the way to an absolute path, as (link, target), and the path behind
+    them.
+    """
+    links: list[tuple[str, str]] = []
+    left = path.split("/")[::-1]
+    reached = ""
+    while left:
+        name = left.pop()
+        if name == "..":
+            reached = os.path.dirname(reached).rstrip("/")
+        elif name not in ("", "."):
+            place = f"{reached}/{name}"
+            if os.path.islink(place) and len(links) < _MOST_LINKS:
+                target = os.readlink(place)
+                links.append((place, target))
+                left += target.split("/")[::-1]
+                reached = "" if target.startswith("/") else reached
+            else:
+                reached = place
+    return links, reached
+
+
+def _show(path: str, base: str) -> None:
+    """Shows a file or a folder below the new root, read only, where it is there and not yet seen.
+
+    path: absolute, and without links.
+    """
+    place = base + path
+    if not os.path.exists(path) or os.path.lexists(place):
+        return
+    os.makedirs(place if os.path.isdir(path) else os.path.dirname(place), exist_ok=True)
+    if not os.path.isdir(path):
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
+    _mount(path, place, None, _BIND | _REC)
+    # A bind mount becomes read only by a second mount, which must repeat the flags that a user
+    # name space may not clear. Bit 4096 of statvfs is ST_RELATIME.
+    flags = os.statvfs(place).f_flag
+    kept = (flags & _KEPT) | (_RELATIME if flags & 4096 else 0)
+    extra = 0 if path in DEVICES else _NODEV
+    _mount("none", place, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | extra | kept)
 
 
 def _limit(settings: dict[str, Any]) -> None:
@@ -143,6 +195,25 @@ def _limit(settings: dict[str, Any]) -> None:
         resource.setrlimit(which, (limit, limit))
 
 
+@contextlib.contextmanager
+def _of_nobody() -> Iterator[None]:
+    """Raises Forbidden where there is no such user: root of a container may be the only one."""
+    try:
+        yield
+    except OSError as error:
+        raise Forbidden(f"there is no user {_NOBODY}: {error.strerror}") from error
+
+
+def _drop_privileges() -> None:
+    """Makes root the user ``nobody``, in a user name space of its own."""
+    with _of_nobody():
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    # The kernel counts, and limits, processes by user name space.
+    _check(_LIBC.unshare(_NEWUSER), "unshare")
+
+
 def _program(settings: dict[str, Any]) -> None:
     """Turns this process into the program, with its limits and as an unprivileged user.
 
@@ -150,11 +221,7 @@ def _program(settings: dict[str, Any]) -> None:
     """
     if settings["confined"]:
         if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-            # The kernel counts, and limits, processes by user name space.
-            _check(_LIBC.unshare(_NEWUSER), "unshare")
+            _drop_privileges()
         os.chdir(WORK)
     _check(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
     _limit(settings)
@@ -163,16 +230,19 @@ def _program(settings: dict[str, Any]) -> None:
         "HOME": os.getcwd(),
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
+        **settings["environment"],
     }
-    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+    if not settings["shows_errors"]:
+        os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     driver = "/.driver.py" if settings["confined"] else settings["driver"]
     os.execve(settings["python"], [settings["python"], "-I", "-B", driver], environment)
 
 
-def _start(settings: dict[str, Any]) -> None:
+def _start(settings: dict[str, Any]) -> int:
     """Is the first process of the name spaces: prepares them, starts the program, ends with it.
 
     When the first process of a process name space ends, the kernel ends all others in it.
+    Returns 0 when the program has ended, else why it was not started.
     """
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if settings["confined"]:
@@ -182,22 +252,30 @@ def _start(settings: dict[str, Any]) -> None:
     ready, failed = os.pipe()
     program = os.fork()
     if program == 0:
+        code = NOT_STARTED
         try:
             _program(settings)
         except BaseException as error:
-            os.write(failed, str(error).encode()[:1000])
-        os._exit(NOT_CONFINED)
+            code = _reported(error, failed)
+        os._exit(code)
     os.close(failed)
     # The program may have the same user, and must not look into this process.
     _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)
     # The pipe closes without a word when the copy of this process is replaced by the program;
     # what can be read says why it was not.
-    if why := os.read(ready, 1000):
-        raise OSError(why.decode("utf-8", "replace"))
+    why = os.read(ready, 1000)
+    os.write(2, why)
     for number in (0, 1):
         os.close(number)
-    while os.wait()[0] != program:
+    while (ended := os.wait())[0] != program:
         pass
+    return os.waitstatus_to_exitcode(ended[1]) if why else 0
+
+
+def _reported(error: BaseException, output: int = 2) -> int:
+    """Writes why the program was not started, and returns the exit code for it."""
+    os.write(output, str(error).encode("utf-8", "replace")[:1000])
+    return FORBIDDEN if isinstance(error, Forbidden) else NOT_STARTED
 
 
 def main() -> int:
@@ -207,16 +285,15 @@ def main() -> int:
         if settings["confined"]:
             _name_spaces()
         first = os.fork()
-    except OSError as error:
-        print(error, file=sys.stderr)
-        return NOT_CONFINED
+    except (Forbidden, OSError) as error:
+        return _reported(error)
     if first == 0:
+        code = NOT_STARTED
         try:
-            _start(settings)
+            code = _start(settings)
         except BaseException as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(NOT_CONFINED)
-        os._exit(0)
+            code = _reported(error)
+        os._exit(code)
     os.close(1)
     waiting = select.poll()
     waiting.register(os.pidfd_open(first), select.POLLIN)

@@ -27,6 +27,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.config import MathConfig
+from gcore_rewards.interpreter import library_path
 from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
 from gcore_rewards.verifiers import no_answer, shortened
 
@@ -81,7 +82,7 @@ class Comparer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+            env={"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **library_path()},
             start_new_session=True,
         )
         self._comparisons = 0

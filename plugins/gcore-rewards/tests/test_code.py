@@ -16,11 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gcore_rewards
 import pytest
 from gcore_rewards import confine
 from gcore_rewards.code import CodeReward, Confinement, NotConfined
 from gcore_rewards.config import CodeConfig
+from gcore_rewards.interpreter import this_interpreter
 
+import gcore_core
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import REWARD_FAILED
@@ -417,6 +420,8 @@ def _as_nobody(place: Path) -> None:
         "python": str(PLAIN_PYTHON),
         "driver": str(driver),
         "readable": [],
+        "environment": {},
+        "shows_errors": False,
         "base": str(base),
     }
     settings |= {**LIMITS, "cpu_s": 4}
@@ -432,6 +437,133 @@ def _as_nobody(place: Path) -> None:
     assert (done.returncode, json.loads(done.stdout)) == (0, [False, -1, 65534, ["lo"]]), (
         done.stderr
     )
+
+
+# -- interpreters and directories of every name ---------------------------------------------------
+
+TRY = """
+import sys
+from gcore_rewards.code import Confinement
+from gcore_rewards.config import CodeConfig
+from gcore_rewards.interpreter import this_interpreter
+confinement = Confinement(CodeConfig())
+confinement.require()
+code = "import os, sys; prefix = sys.prefix; seen = os.path.exists(sys.argv[0] + '/../etc/passwd')"
+print(confinement.passes(code, [f"assert prefix == {sys.prefix!r} and not seen, prefix"]))
+"""
+
+
+def _venv(folder: Path, python: str = sys.executable) -> Path:
+    """Makes an environment without packages and returns the path of its interpreter."""
+    words = [os.path.realpath(python) if python == sys.executable else python, "-m", "venv"]
+    subprocess.run([*words, "--without-pip", str(folder)], check=True)
+    return folder / "bin/python"
+
+
+def _tried(python: str | Path, cwd: Path, **environment: str) -> str:
+    """What the program above prints, run by an interpreter that is named as it is given."""
+    packages = [Path(str(package.__file__)).parents[1] for package in (gcore_rewards, gcore_core)]
+    paths = os.pathsep.join([*map(str, packages), *filter(None, sys.path)])
+    environment = {"PYTHONPATH": paths, **environment}
+    words = [str(python), "-c", TRY]
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
+    return done.stdout.strip() or done.stderr
+
+
+@pytest.mark.parametrize("name", ["link/bin/python", "deep/../venv/bin/python", "bin/python"])
+@confined
+def test_code_is_confined_by_an_interpreter_that_is_reached_by_links_dots_and_shims(
+    name: str, tmp_path: Path
+) -> None:
+    _venv(tmp_path / "venv")
+    (tmp_path / "link").symlink_to("venv")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text(f'#!/bin/sh\nexec "{tmp_path}/link/bin/python" "$@"\n')
+    (tmp_path / "bin/python").chmod(0o755)
+    assert _tried(name, tmp_path) == "True"
+    assert _tried(tmp_path / name, Path("/")) == "True"
+
+
+@confined
+def test_code_is_confined_by_an_environment_whose_python_lies_behind_links(tmp_path: Path) -> None:
+    """Each version is a link, as is the folder of its programs, and names have spaces."""
+    (tmp_path / "all versions").mkdir()
+    (tmp_path / "all versions/3.x").symlink_to(sys.base_prefix)
+    (tmp_path / "current").symlink_to("all versions/3.x")
+    python = _venv(tmp_path / "my venv", str(tmp_path / "current/bin/python3"))
+    (tmp_path / "my venv/bin").rename(tmp_path / "programs")
+    (tmp_path / "my venv/bin").symlink_to("../programs")
+    assert _tried(python, tmp_path) == "True"
+
+
+@pytest.mark.parametrize("name", ["linked", "with spaces", "venv/tmp", "venv/../plain"])
+@confined
+def test_code_is_confined_wherever_temporary_files_lie(name: str, tmp_path: Path) -> None:
+    python = _venv(tmp_path / "venv")
+    for folder in ("plain", "with spaces", "venv/tmp"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "linked").symlink_to("plain")
+    assert _tried(python, tmp_path, TMPDIR=str(tmp_path / name)) == "True"
+    assert _tried(python, tmp_path, TMPDIR=name) == "True"
+
+
+@confined
+def test_what_is_named_as_readable_is_read_behind_links_and_above_the_interpreter(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/words").write_text("a b")
+    (tmp_path / "link").symlink_to("data")
+    readable = [str(tmp_path / "link/words"), str(Path(sys.prefix).parent)]
+    confinement = Confinement(CodeConfig(**LIMITS, readable=readable))
+    beside = sorted(os.listdir(Path(sys.prefix).parent))
+    code = f"import os\nwords = open({readable[0]!r}).read()\nfound = os.listdir({readable[1]!r})"
+    assert confinement.passes(
+        code, ["assert words == 'a b'", f"assert sorted(found) == {beside!r}"]
+    )
+    confinement.close()
+
+
+def test_libraries_are_looked_for_where_the_interpreter_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "libraries").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"libraries::{tmp_path}/libraries/..")
+    assert this_interpreter().environment == {"LD_LIBRARY_PATH": f"{tmp_path}/libraries:{tmp_path}"}
+    libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    (c_library,) = (name for name in libraries if Path(name).name.startswith(("libc.", "libc-")))
+    assert str(Path(c_library).parent) in this_interpreter().places
+
+
+@confined
+def test_an_interpreter_that_cannot_be_started_confined_is_no_reason_to_run_code_unconfined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hidden = tmp_path / "python"
+    hidden.write_text("#!/no/such/interpreter\n")
+    hidden.chmod(0o755)
+    plain = Confinement.__init__
+
+    def init(self: Confinement, *args: Any, **more: Any) -> None:
+        plain(self, *args, **more)
+        self._settings["python"] = str(hidden)
+
+    monkeypatch.setattr(Confinement, "__init__", init)
+    with pytest.raises(ConfigError, match="cannot be confined here") as caught:
+        CodeReward(CodeConfig(**LIMITS), CONTEXT)
+    assert "No such file or directory" in caught.value.why
+    assert "allow_unconfined" not in caught.value.todo
+    assert "name in readable" in caught.value.todo
+
+
+@confined
+def test_too_little_memory_for_the_interpreter_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CodeReward(CodeConfig(**{**LIMITS, "memory_mib": 4}), CONTEXT)
+    assert "memory_mib" in caught.value.todo
+    assert "allow_unconfined" not in caught.value.todo
 
 
 # -- where programs cannot be confined -------------------------------------------------------------
@@ -453,7 +585,7 @@ def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def init(self: Confinement, *args: Any, **more: Any) -> None:
         plain(self, *args, **more)
-        self._confine = program
+        self._command[-1] = str(program)
 
     monkeypatch.setattr(Confinement, "__init__", init)
 
