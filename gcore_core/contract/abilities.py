@@ -57,6 +57,29 @@ class WorksWithoutRewards(Protocol):
 
 
 @runtime_checkable
+class ComparesSamples(Protocol):
+    """Says that an advantage compares the samples of one prompt with each other."""
+
+    def compares_samples(self) -> bool:
+        """Returns whether samples of a prompt that are all the same have advantage 0.
+
+        A job whose rollout would draw such samples is refused then: it would train on nothing.
+        Without the method: False.
+        """
+
+
+@runtime_checkable
+class SamplesAlike(Protocol):
+    """Says that a generator gives all samples of a prompt alike under these settings."""
+
+    def samples_alike(self) -> str:
+        """Returns which setting makes them alike, such as "temperature=0"; "": they may differ.
+
+        Without the method: "".
+        """
+
+
+@runtime_checkable
 class StatesLogprobBand(Protocol):
     """Says how exact the log-probs of a generator or trainer are."""
 
@@ -343,6 +366,16 @@ def works_without_rewards(config: Any) -> bool:
     return isinstance(config, WorksWithoutRewards) and config.works_without_rewards()
 
 
+def compares_samples(config: Any) -> bool:
+    """Returns whether samples of a prompt that are all the same teach an advantage nothing."""
+    return isinstance(config, ComparesSamples) and config.compares_samples()
+
+
+def samples_alike(config: Any) -> str:
+    """Returns which setting of a generator makes all samples of a prompt alike; "": none."""
+    return config.samples_alike() if isinstance(config, SamplesAlike) else ""
+
+
 def logprob_band(*configs: Any) -> float:
     """Returns the widest band that a config states, in nats; 1e-3 where none does."""
     stated = [config.logprob_band() for config in configs if isinstance(config, StatesLogprobBand)]
@@ -499,6 +532,8 @@ def _ability(protocol: type, *kinds: str) -> Ability:
 ABILITIES = (
     _ability(Requires, "objective", "advantage"),
     _ability(WorksWithoutRewards, "advantage"),
+    _ability(ComparesSamples, "advantage"),
+    _ability(SamplesAlike, "generator"),
     _ability(StatesLogprobBand, "generator", "trainer"),
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),

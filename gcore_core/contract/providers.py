@@ -275,7 +275,7 @@ class GeneratorProvider(Provider):
         ``("label",)``. An objective may require those of the role rollout.
 
     Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``,
-    ``takes_adapters``, ``gives_routing``.
+    ``takes_adapters``, ``gives_routing``, ``samples_alike``.
     """
 
     columns: tuple[str, ...] = ()
@@ -337,7 +337,8 @@ class AdvantageProvider(Provider):
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks
         (``ActionAdvantage``); controllers give these the record's reward.
 
-    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``.
+    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``,
+    ``compares_samples``.
     """
 
     level: str = "record"

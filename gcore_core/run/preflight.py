@@ -20,13 +20,14 @@ from typing import Any
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.yaml_source import flat
-from gcore_core.contract.abilities import pushes_nearby
+from gcore_core.contract.abilities import compares_samples, pushes_nearby, samples_alike
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.providers import ControllerProvider
+from gcore_core.contract.sampling import GrowsAnswers
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import problems_seen
@@ -124,11 +125,37 @@ def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:
 
 
 def _check_waves(plan: Plan) -> None:
-    """Has the sampling program cut a group of the advantage's size into waves."""
+    """Has the sampling program cut a group of the advantage's size into waves.
+
+    Raises ConfigError where all samples of a group would be the same and teach nothing.
+    """
     if {"advantage", "sampling"} <= plan.provided.keys():
         group_size = getattr(build(plan.factory("advantage")), "group_size", None)
         if isinstance(group_size, int):
-            build(plan.factory("sampling")).waves(group_size)
+            program = build(plan.factory("sampling"))
+            # Answers that are made from drafts have other prompts than the drafts; those that go on
+            # with a draft are compared among each other.
+            if len(program.waves(group_size)) == 1 or isinstance(program, GrowsAnswers):
+                _check_samples_differ(plan)
+
+
+def _check_samples_differ(plan: Plan) -> None:
+    path = f"roles.{ROLLOUT}"
+    setting = samples_alike(plan.objects.get(path))
+    if setting and compares_samples(plan.objects.get("advantage")):
+        name = setting.partition("=")[0]
+        raise ConfigError(
+            f"with {setting} all samples of a prompt are the same.",
+            where=f"{path}.config.{name}",
+            why=(
+                f"{plan.provided['advantage'].reference} compares the samples of one prompt; if "
+                "they are all the same, each has advantage 0 and teaches nothing"
+            ),
+            todo=(
+                f"leave {path}.config.{name} at its default, or set it so that samples differ; an "
+                "evaluation samples greedily by itself"
+            ),
+        )
 
 
 def _check_light(plan: Plan, path: str) -> None:

@@ -52,6 +52,10 @@ class RecordAdvantageConfig:
         """Returns the scalar of preparation that the KL penalty reads, if there is one."""
         return frozenset({f"kl_{self.kl.estimator}"}) if self.kl.coefficient else frozenset()
 
+    def compares_samples(self) -> bool:
+        """Whether the baseline is of the group: then one of equal records teaches nothing."""
+        return self.smallest_group > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class StandardisedConfig(RecordAdvantageConfig):
@@ -128,6 +132,10 @@ class GdpoConfig:
 
     def requires(self) -> frozenset[str]:
         return frozenset()
+
+    def compares_samples(self) -> bool:
+        """Each reward is normalised in its group."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)

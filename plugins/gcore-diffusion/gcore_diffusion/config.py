@@ -137,6 +137,10 @@ class DiffusionGeneratorConfig(DenoiserSettings):
         )
         require(0 <= self.window <= last, "window", f"must be in 0..{last}, is {self.window}")
 
+    def samples_alike(self) -> str:
+        """Returns the setting under which no noise, neither the first nor a step's, differs."""
+        return f"scale={self.scale}" if self.same_noise and self.scale == 0 else ""
+
     @property
     def last_stochastic(self) -> int:
         """Steps from this one on are never stochastic."""

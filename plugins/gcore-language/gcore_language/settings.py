@@ -19,6 +19,12 @@ from gcore_core.contract.errors import ConfigError
 #: stops; the plugin ``sentinel`` finds what is below.
 LOGPROB_BANDS = {"float32": 1e-3, "float16": 5e-1, "bfloat16": 4.0}
 
+#: Below this temperature the likeliest token is sampled, unless another one is as likely but for
+#: rounding.
+_COLD = 0.01
+#: Up to this ``top_p``, the likeliest token alone has that probability at nearly every place.
+_NARROW = 0.01
+
 #: What ``prompts.encode`` itself gives to a chat template.
 TEMPLATE_ARGUMENTS = frozenset({"add_generation_prompt", "conversation", "messages", "tokenize"})
 
@@ -86,6 +92,14 @@ class GeneratorSettings:
         require("" not in self.stop, "stop", "an empty string would end every sample")
         length = self.context_length
         require(length is None or length > 0, "context_length", f"must be positive, is {length}")
+
+    def samples_alike(self) -> str:
+        """Returns the setting under which the likeliest token is taken, always or all but."""
+        if self.temperature < _COLD:
+            return f"temperature={self.temperature}"
+        if self.top_k == 1:
+            return "top_k=1"
+        return f"top_p={self.top_p}" if self.top_p <= _NARROW else ""
 
     def logprob_band(self) -> float:
         return LOGPROB_BANDS[self.dtype]
