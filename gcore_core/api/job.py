@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from gcore_core.api import rewards, rows, templates
 from gcore_core.api.functions import file_of
-from gcore_core.api.overrides import Overrides, words
-from gcore_core.config import yaml_source
+from gcore_core.api.overrides import Overrides, flow, words
+from gcore_core.config import yaml12, yaml_source
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import ConfigError, GcoreError
 
@@ -43,7 +42,7 @@ class Job:
     @property
     def yaml(self) -> str:
         """Returns the job as ``g-core run`` reads it; file names are relative to it."""
-        return str(yaml.safe_dump(dict(self.tree), sort_keys=False, allow_unicode=True, width=100))
+        return yaml12.dump(dict(self.tree))
 
     def __str__(self) -> str:
         return self.yaml
@@ -122,12 +121,12 @@ def _from_here(word: str) -> str:
     """
     key, _, text = word.partition("=")
     try:
-        value = yaml.safe_load(text)
+        value = yaml12.load(text)
     except yaml.YAMLError:  # told where the job is read
         return word
     placed = _placed(key.rpartition(".")[2], value)
     is_same = placed is value or placed == value  # NaN equals nothing
-    return word if is_same else f"{key}={msgspec.json.encode(placed).decode()}"
+    return word if is_same else f"{key}={flow(placed).rstrip()}"
 
 
 def _placed(key: str, value: Any) -> Any:
@@ -179,8 +178,7 @@ def _with_overrides(tree: dict[str, Any], files: dict[str, bytes], given: list[s
     with tempfile.TemporaryDirectory(prefix="g-core-job-") as folder:
         file = draft.write(folder)
         plan = named(lambda: load_plan(file, given), folder)
-        merged = yaml_source.read(file, given).tree
-    return Job(tree=_known(merged, plan), files=files)
+    return Job(tree=_known(plan), files=files)
 
 
 def named(call: Callable[[], Plan], folder: str) -> Plan:
@@ -200,8 +198,8 @@ def _without(text: str, folder: str) -> str:
     return text.replace(str(Path(folder) / FILE), "gcore.train").replace(f"{folder}/", "")
 
 
-def _known(merged: Any, plan: Plan) -> dict[str, Any]:
-    """Returns the part of a tree that the resolved configuration has."""
+def _known(plan: Plan) -> dict[str, Any]:
+    """Returns what was written for a plan, the part that its resolved configuration has."""
     known = set(yaml_source.flat(plan.config))
 
     def kept(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -215,4 +213,4 @@ def _known(merged: Any, plan: Plan) -> dict[str, Any]:
                 parts[name] = value
         return parts
 
-    return kept(merged, "")
+    return kept(plan.written, "")

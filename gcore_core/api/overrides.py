@@ -74,8 +74,9 @@ def _word(key: str, value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{key}={_IN_YAML.get(value, '.nan')}"
     try:
-        text = msgspec.json.encode(value, enc_hook=_plain).decode()
-        _require_finite(msgspec.to_builtins(value, enc_hook=_plain))
+        plain = msgspec.to_builtins(value, enc_hook=_plain)
+        _require_finite(plain)
+        text = flow(plain).rstrip()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"a value of type {type(value).__qualname__} cannot stand in YAML.",
@@ -84,6 +85,18 @@ def _word(key: str, value: Any) -> str:
             todo="give numbers, texts, lists or mappings",
         ) from error
     return f"{key}={text}"
+
+
+def flow(value: Any) -> str:
+    """Returns plain values as YAML on one line.
+
+    None has a tag: a key whose type is text would take the word ``null`` for a text.
+    """
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{flow(str(key))}:{flow(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(flow, value))}]"
+    return "!!null " if value is None else msgspec.json.encode(value).decode()
 
 
 def _plain(value: Any) -> Any:

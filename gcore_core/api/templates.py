@@ -12,9 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-from gcore_core.config import catalog
+from gcore_core.config import catalog, yaml12
 from gcore_core.contract.errors import ConfigError, did_you_mean
 
 FOLDER = "jobs"
@@ -33,7 +31,7 @@ def template(algorithm: str) -> dict[str, Any]:
     if plugin:
         matching = [key for key in matching if key == algorithm]
     if len(matching) == 1:
-        return dict(yaml.safe_load(files[matching[0]].read_text(encoding="utf-8")))
+        return dict(yaml12.load(files[matching[0]].read_text(encoding="utf-8")))
     names = sorted({key.rpartition("/")[2] for key in files})
     if matching:
         raise ConfigError(

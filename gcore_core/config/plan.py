@@ -78,6 +78,8 @@ class Plan:
     provided: config path ("roles.policy", "rewards.exact", "advantage", ...) -> chosen provider.
     objects: the same paths -> the provider's own config object; None where it has no settings.
     source: the YAML file.
+    written: what the file and the overrides say and nothing else, with texts as they were written;
+        interpolations are not replaced, and paths are those of the file.
     columns: role of this run -> the per-action columns that it gives under its settings.
     lock: one entry for each loaded plugin, with its name, distribution and version.
     origins: dotted key -> where it was set; a key with a fixed default is absent.
@@ -90,6 +92,7 @@ class Plan:
     provided: Mapping[str, Provided]
     objects: Mapping[str, Any]
     source: Path
+    written: Mapping[str, Any]
     columns: Mapping[str, tuple[ColumnSpec, ...]]
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
@@ -174,7 +177,7 @@ def load_plan(
     overrides: of the command line, as ``path=value``.
     installed: the plugins that there are; None: they are looked for.
     """
-    source = yaml_source.read(Path(file), overrides)
+    source = yaml_source.read_source(Path(file), overrides)
     chosen = _first_phase(source, installed)
     provided, settings = _second_phase(chosen, source)
     # Defaults that depend on other values, which no schema can say.
@@ -196,6 +199,7 @@ def load_plan(
         provided=provided,
         objects=objects,
         source=source.file,
+        written=_written(source, provided),
         columns=_given_columns(settings, objects, chosen.plugins),
         lock=_lock(chosen.plugins),
         origins=origins,
@@ -224,8 +228,7 @@ class _Chosen:
 
 def _first_phase(source: yaml_source.Source, installed: catalog.Catalog | None) -> _Chosen:
     """Finds out what is chosen where, and loads the plugins. Every ``config`` stays open."""
-    user = _normalised(source.tree)
-    schema.check_containers(JobSettings, user, "")
+    user = _fitted(source)
     tree = _schema_tree(user)
     merged = _merged(tree, user, source, {})
     core = _core_values(merged)
@@ -277,7 +280,12 @@ def _second_phase(
         if source.origins.get(f"{path}.use", "").startswith(yaml_source.OVERRIDE):
             _drop_of_others(item, _get(user, f"{path}.config"), f"{path}.config", source.origins)
         _graft(chosen.tree, path, item, _get(user, f"{path}.config"))
+        if node := _get(user, path):
+            node.update(_fitted_config(item, node, path, source))
     plain = _plain_tree(_merged(chosen.tree, user, source, provided))
+    for key, word in source.words.items():
+        if word.error is not None and _get(user, key) is None:  # no text took it
+            raise word.error
     checks.no_missing(plain, provided)
     return provided, msgspec.convert(plain, JobSettings)
 
@@ -335,6 +343,41 @@ def _normalised(tree: Mapping[str, Any]) -> dict[str, Any]:
     for node in _choices(user):
         if "config" in node and node["config"] is None:
             node["config"] = {}
+    return user
+
+
+def _fitted(source: yaml_source.Source) -> dict[str, Any]:
+    """Returns what the user wrote, with texts where the core's keys are texts; see ``schema``."""
+    user = _normalised(source.tree)
+    fitting = schema.Fitting(words=source.words, origins=source.origins)
+    fitted: dict[str, Any] = fitting.fit(JobSettings, user, _normalised(source.texts))
+    return fitted
+
+
+def _fitted_config(
+    item: Provided, node: Mapping[str, Any], path: str, source: yaml_source.Source
+) -> dict[str, Any]:
+    """Returns ``config`` with texts where the provider's keys are texts; {} without settings."""
+    if item.spec.config is None or "config" not in node:
+        return {}
+    fitting = schema.Fitting(words=source.words, origins=source.origins)
+    where = f"{path}.config"
+    texts = _get(source.texts, where)
+    try:
+        return {"config": fitting.fit(item.spec.config, node["config"], texts, where)}
+    except ConfigError as error:
+        error.why = "\n".join(filter(None, (error.why, _whose(item))))
+        raise
+
+
+def _written(source: yaml_source.Source, provided: Mapping[str, Provided]) -> dict[str, Any]:
+    """Returns ``Plan.written``."""
+    user = _fitted(source)
+    for path, item in provided.items():
+        if node := _get(user, path):
+            node.update(_fitted_config(item, node, path, source))
+    if isinstance(source.texts.get("plugins"), list):  # the short form that the user chose
+        user["plugins"] = source.texts["plugins"]
     return user
 
 
@@ -403,10 +446,7 @@ def _explained(
         (item for path, item in provided.items() if where.startswith(f"{path}.config")), None
     )
     if owner is not None:
-        why.append(
-            f"from plugin {owner.plugin} ({owner.owner}); its fields: g-core plugins show "
-            f"{owner.plugin}"
-        )
+        why.append(_whose(owner))
     choices = []
     if isinstance(error, ConfigKeyError) and isinstance(error.parent_node, DictConfig):
         choices = [str(key) for key in error.parent_node]
@@ -414,6 +454,12 @@ def _explained(
         first = f"{what}{did_you_mean(str(error.key), choices)}."
         why.append(f"there are: {', '.join(choices)}")
     return ConfigError(first, where=where, why="\n".join(why), choices=choices)
+
+
+def _whose(item: Provided) -> str:
+    return (
+        f"from plugin {item.plugin} ({item.owner}); its fields: g-core plugins show {item.plugin}"
+    )
 
 
 def _core_values(tree: DictConfig) -> dict[str, Any]:
@@ -658,7 +704,6 @@ def _graft(tree: DictConfig, path: str, item: Provided, settings: Any) -> None:
                 where=f"{path}.config",
             )
         return
-    schema.check_containers(item.spec.config, settings, f"{path}.config")
     try:
         OmegaConf.update(
             tree, f"{path}.config", OmegaConf.structured(item.spec.config), merge=False

@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcore_core.config import venvs
+from gcore_core.config import venvs, yaml12
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.job_settings import JobSettings
 from gcore_core.contract.run_files import LATEST
@@ -28,25 +28,66 @@ _LITERAL = re.compile(r"(\\*)\$\{")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Word:
+    """Holds an override whose value is no plain value, but a mapping, a list or no YAML at all.
+
+    text: the value as it was written, without spaces around it; a key whose type is text takes it.
+    error: for every other key; None where it is YAML.
+    """
+
+    text: str
+    error: ConfigError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Holds what the user wrote, with the place of every value.
 
     file: the YAML file.
     tree: the file with the overrides merged over it; interpolations are not yet replaced.
+    texts: the same mappings and lists, in which every other value is the text that was written.
+    words: dotted key -> an override that only a key whose type is text takes as it was written.
     origins: dotted key -> where it was set: a line of the file, or an override.
     """
 
     file: Path
     tree: dict[str, Any]
+    texts: dict[str, Any]
+    words: Mapping[str, Word]
     origins: Mapping[str, str]
 
 
-def read(file: Path, overrides: Sequence[str] = ()) -> Source:
+def read_source(file: Path, overrides: Sequence[str] = ()) -> Source:
     """Reads the file and merges the overrides ``a.b=value`` over it. The last override wins."""
-    text = _text(file)
+    node = _node(file)
+    tree, texts = _created(node, str(file))
+    origins = {key: f"{file.name}, line {line}" for key, line in _lines(node, "")}
+    words: dict[str, Word] = {}
+    for override in overrides:
+        key, value, text, word = _override(override)
+        try:
+            tree = _merged(tree, key, value)
+            texts = _merged(texts, key, text)
+        except OmegaConfBaseException as error:
+            raise _unreadable(error, key) from error
+        except TypeError as error:  # a list over a mapping, or the other way round
+            raise ConfigError(
+                f"override {override!r} does not fit: {error}.", where=str(file)
+            ) from error
+        # Neither what it replaces nor what it becomes a part of is as it was written.
+        words = {other: one for other, one in words.items() if not _overlap(other, key)}
+        words |= {key: word} if word else {}
+        origins |= dict.fromkeys(flat(value, key), f"{OVERRIDE}{override!r}")
+    return Source(
+        file=file, tree=_plain(tree, file), texts=_plain(texts, file), words=words, origins=origins
+    )
+
+
+def _node(file: Path) -> yaml.Node | None:
+    """Returns the root of a file, a mapping; None for an empty file. Raises ConfigError."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        loaded: Any = OmegaConf.create(text) if isinstance(node, yaml.MappingNode) else None
+        node = yaml12.compose(_text(file))
+        yaml12.values(node)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError(
@@ -58,40 +99,62 @@ def read(file: Path, overrides: Sequence[str] = ()) -> Source:
     except yaml.YAMLError as error:  # a character that no YAML has
         first = str(error).splitlines()[0]
         raise ConfigError(f"not valid YAML: {first}.", where=str(file)) from error
-    except OmegaConfBaseException as error:
-        raise _unreadable(error, str(file)) from error
-    if node is not None and loaded is None:
+    if node is not None and not isinstance(node, yaml.MappingNode):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
-    origins = {key: f"{file.name}, line {line}" for key, line in _lines(node, "")}
-    whole: Any = loaded if loaded is not None else OmegaConf.create({})
-    for override in overrides:
-        tree = _override(override)
-        try:
-            whole = OmegaConf.merge(whole, tree)
-        except TypeError as error:  # a list over a mapping, or the other way round
-            raise ConfigError(
-                f"override {override!r} does not fit: {error}.", where=str(file)
-            ) from error
-        origins |= dict.fromkeys(flat(OmegaConf.to_container(tree)), f"{OVERRIDE}{override!r}")
-    merged = OmegaConf.to_container(whole)
+    return node
+
+
+def _created(node: yaml.Node | None, where: str) -> tuple[Any, Any]:
+    """Returns the values of a document and its texts, as OmegaConf has them."""
+    try:
+        return (
+            OmegaConf.create(yaml12.values(node) or {}),
+            OmegaConf.create(yaml12.texts(node) or {}),
+        )
+    except OmegaConfBaseException as error:
+        raise _unreadable(error, where) from error
+
+
+def _merged(tree: Any, key: str, value: Any) -> Any:
+    override = OmegaConf.create()
+    OmegaConf.update(override, key, value)
+    return OmegaConf.merge(tree, override)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Says whether one dotted key is the other, or stands above or below it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def _plain(tree: Any, file: Path) -> dict[str, Any]:
+    merged = OmegaConf.to_container(tree)
     if not isinstance(merged, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
-    return Source(
-        file=file, tree={str(key): value for key, value in merged.items()}, origins=origins
-    )
+    return {str(key): value for key, value in merged.items()}
 
 
 def written(config: Mapping[str, Any]) -> str:
     """Returns the YAML of resolved settings, which reads as they are: no ``${`` is a reference."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(dict(config))))
+    return yaml12.dump(_escaped(dict(config)))
 
 
 def read_written(file: Path) -> dict[str, Any]:
     """Returns the settings of a file that holds what ``written`` gave, as plain values.
 
-    Raises OSError where there is no such file; yaml and OmegaConf raise for one that is broken.
+    Raises OSError where there is no such file, and ConfigError for one that is broken.
     """
-    tree = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    try:
+        loaded = yaml12.load(file.read_text(encoding="utf-8"))
+        if not isinstance(loaded, dict):
+            return {}
+        tree = OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "the run's configuration cannot be read.",
+            where=str(file),
+            why=str(error).splitlines()[0],
+            todo="name a run that G-Core has written",
+        ) from error
     return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
 
 
@@ -189,22 +252,29 @@ def _text(file: Path) -> str:
         raise ConfigError(f"cannot be read as text: {error}.", where=str(file)) from error
 
 
-def _override(override: str) -> Any:
-    """Parses one override into a tree. Raises ConfigError when it is not of the form key=value."""
-    key, equals, _ = override.partition("=")
+def _override(override: str) -> tuple[str, Any, Any, Word | None]:
+    """Returns key, value and text of an override, and its Word where the value is no plain one.
+
+    Raises ConfigError when it is not of the form key=value.
+    """
+    key, equals, text = override.partition("=")
+    text = text.strip()
     if not equals or not _OVERRIDE.fullmatch(key):
         raise ConfigError(
             f"override {override!r} is not of the form key=value.",
             todo="example: run.steps=10; quote what the shell would split",
         )
     try:
-        return OmegaConf.from_dotlist([override])
+        node = yaml12.compose(text)
+        value, written = yaml12.values(node), yaml12.texts(node)
     except yaml.YAMLError as error:
-        raise ConfigError(
-            f"the value of override {override!r} is not valid YAML.", where=key
-        ) from error
-    except OmegaConfBaseException as error:
-        raise _unreadable(error, key) from error
+        problem = ConfigError(f"the value of override {override!r} is not valid YAML.", where=key)
+        problem.__cause__ = error
+        return key, None, text, Word(text=text, error=problem)
+    if isinstance(value, dict | list):
+        return key, value, written, Word(text=text)
+    is_bare = node is None or (node.style is None and not text.startswith("!"))
+    return key, value, text if is_bare else written, None
 
 
 def _unreadable(error: OmegaConfBaseException, where: str) -> ConfigError:

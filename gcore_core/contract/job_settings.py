@@ -54,9 +54,11 @@ class Limit:
         return ""
 
 
-#: Keys of a field's metadata: its Limit, and the kind of provider that is chosen there.
+#: Keys of a field's metadata: its Limit, the kind of provider that is chosen there, and the class
+#: that names the known keys of an open mapping.
 LIMIT = "limit"
 KIND = "kind"
+KEYS = "keys"
 
 
 def _at_least(least: int, default: int) -> Any:
@@ -208,6 +210,24 @@ class Checkpoint:
 
 
 @dataclass
+class MadeModel:
+    """What ``model.make`` of a role holds: a function that makes the model before the run."""
+
+    path: str = MISSING
+    name: str = MISSING
+    config: dict[str, Any] = _open()
+
+
+@dataclass
+class Model:
+    """The keys of a role's ``model`` that the core knows; plugins may read others."""
+
+    path: str | None = None
+    revision: str | None = None
+    make: MadeModel | None = None
+
+
+@dataclass
 class Role(Choice):
     """One of ``roles``: a backend and where it runs."""
 
@@ -220,7 +240,7 @@ class Role(Choice):
     lent: int = _at_least(0, default=0)
     follows: str | None = None
     python: str | None = None
-    model: dict[str, Any] = _open()
+    model: dict[str, Any] = field(default_factory=dict, metadata={KEYS: Model})
     engine: dict[str, Any] = _open()
     # Of a trainer besides the policy: what it trains, how, and for how many steps before the policy
     # trains too. None: what the role's plugin says.

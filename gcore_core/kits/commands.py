@@ -12,6 +12,8 @@ find_devices: the devices of this machine.
 SHARED_MEMORY: the directory of shared memory.
 print_table: prints rows under headings.
 write_file: writes the file that an option names.
+read_source: reads a job's YAML and overrides, and resolves and checks nothing.
+yaml12: the module that reads and writes YAML by the rules that jobs have.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
     from gcore_core.cli import write_file as write_file
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
+    from gcore_core.config import yaml12 as yaml12
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
     from gcore_core.config.plan import load_plan as load_plan
     from gcore_core.config.plugins import Plugins as Plugins
+    from gcore_core.config.yaml_source import read_source as read_source
     from gcore_core.run.start import run_file as run_file
     from gcore_core.runtime.process.devices import find_devices as find_devices
     from gcore_core.runtime.process.spawn import SHARED_MEMORY as SHARED_MEMORY
@@ -39,10 +43,11 @@ _HOMES = {
     "load_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
     "print_table": "gcore_core.cli",
+    "read_source": "gcore_core.config.yaml_source",
     "run_file": "gcore_core.run.start",
     "write_file": "gcore_core.cli",
 }
-_MODULES = {"catalog": "gcore_core.config.catalog", "venvs": "gcore_core.config.venvs"}
+_MODULES = {name: f"gcore_core.config.{name}" for name in ("catalog", "venvs", "yaml12")}
 
 __all__ = [*_HOMES, *_MODULES]
 

@@ -29,7 +29,10 @@ class _Record(msgspec.Struct):
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """Returns the resolved configuration of a run, as plain values. Raises OSError without one."""
+    """Returns the resolved configuration of a run, as plain values.
+
+    Raises OSError where there is none, and ConfigError for one that is broken.
+    """
     from gcore_core.config.yaml_source import read_written
 
     return read_written(run_dir / CONFIG)

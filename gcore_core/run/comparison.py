@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from omegaconf import OmegaConf
 
+from gcore_core.config import yaml_source
 from gcore_core.contract.errors import ConfigError, GcoreError
 from gcore_core.contract.run_files import (
     CONFIG,
@@ -217,15 +217,7 @@ def _read(directory: Path) -> _Run:
             why=f"it has no {' and no '.join(missing)}",
             todo="name a directory such as runs/<name>/<NNN>",
         )
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(directory / CONFIG))
-    except Exception as error:  # yaml and OmegaConf raise many kinds
-        raise ConfigError(
-            "the run's configuration cannot be read.",
-            where=str(directory / CONFIG),
-            why=str(error).splitlines()[0],
-            todo="name a run that G-Core has written",
-        ) from None
+    tree = yaml_source.read_written(directory / CONFIG)
     rows = {row["step"]: row for row in read_metrics(directory)}
     if not rows or not all(row.get("digests") for row in rows.values()):
         raise ConfigError(

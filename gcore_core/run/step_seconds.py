@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from gcore_core.config import yaml_source
 from gcore_core.config.plan import Plan
 from gcore_core.contract import run_files
 from gcore_core.contract.engine_profiles import EngineFit
-from gcore_core.contract.errors import DataError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.run_files import Measured, read_metrics, read_placement
 from gcore_core.run.initial_placement import Placed
@@ -112,11 +113,8 @@ def _latest(plan: Plan) -> tuple[Path, list[Measured], list[Mapping[str, Any]]] 
 
 def _slots_of(run: Path) -> dict[str, int]:
     """Returns role -> its slots in an earlier run; {} where its configuration cannot be read."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
-        roles = OmegaConf.to_container(OmegaConf.load(run / run_files.CONFIG))
-        return {name: int(node["slots"]) for name, node in roles["roles"].items()}  # type: ignore[index,call-overload,union-attr]
-    except (OSError, OmegaConfBaseException, KeyError, TypeError, ValueError):
+        roles = yaml_source.read_written(run / run_files.CONFIG)["roles"]
+        return {name: int(node["slots"]) for name, node in roles.items()}
+    except (OSError, ConfigError, KeyError, TypeError, ValueError):
         return {}

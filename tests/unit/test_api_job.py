@@ -364,3 +364,16 @@ def test_a_value_that_a_frame_lacks_is_null() -> None:
 
     _, files = dataset_of(Lacking(), "rows.jsonl", "data")
     assert json.loads(files["rows.jsonl"]) == {"prompt": "1+1=", "n": None}
+
+
+@pytest.mark.parametrize("name", ["0012", "1e3", "yes", "null", "2026-11-28", "1_000"])
+def test_a_text_of_a_call_is_that_text_in_the_job_that_it_makes(name: str, tmp_path: Path) -> None:
+    tree = {**FAKE, "run": {"name": name}}
+    for made in (job(run__name=name), job(algorithm=tree), job(overrides=[f'run.name="{name}"'])):
+        assert made.tree["run"]["name"] == name
+        assert load_plan(made.write(tmp_path)).name == name
+
+
+def test_a_number_for_a_text_of_a_call_is_its_digits(tmp_path: Path) -> None:
+    for made in (job(run__name=12), job(algorithm={**FAKE, "run": {"name": 12}})):
+        assert made.tree["run"]["name"] == "12" and load_plan(made.write(tmp_path)).name == "12"

@@ -321,7 +321,7 @@ def test_an_unknown_key_of_a_plugin_names_the_plugin(job: Job) -> None:
     [
         (
             "run.steps=many",
-            "run.steps: Value 'many' of type 'str' could not be converted to Integer.",
+            "run.steps: expected int, got str: 'many'.",
         ),
         (
             "run.steps=1.5",
@@ -340,7 +340,7 @@ def test_an_unknown_key_of_a_plugin_names_the_plugin(job: Job) -> None:
         ),
         (
             "roles.rollout.config.limit=x",
-            "roles.rollout.config.limit: Value 'x' of type 'str' could not be converted",
+            "roles.rollout.config.limit: expected float, got str: 'x'.",
         ),
         (
             "roles.rollout.config.dtype=f8",

@@ -229,13 +229,17 @@ class PluginContract(Contract):
         """
         from omegaconf import OmegaConf
 
+        from gcore_core.config import yaml12
+        from gcore_core.config.yaml_source import written
+
         for item in provided:
             config = item.spec.config
             if config is None:
                 continue
             tree = OmegaConf.structured(config)
-            text = OmegaConf.to_yaml(tree)
-            again = OmegaConf.merge(tree, OmegaConf.create(text))
+            defaults: Any = OmegaConf.to_container(tree)
+            text = written(defaults)
+            again = OmegaConf.merge(tree, yaml12.load(text))
             missing = OmegaConf.missing_keys(again)
             plain: Any = OmegaConf.to_container(again)
             assert import_attribute(reference_to(config)) is config, (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import msgspec
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.run_files import CONFIG, DATA, LATEST
@@ -96,7 +96,7 @@ def check_rows(own: Path, replay: str) -> None:
     files = [Path(replay).expanduser() / DATA, own / DATA]
     if not all(file.is_file() for file in files):
         return
-    there, here = (yaml.safe_load(file.read_text()) for file in files)
+    there, here = (msgspec.json.decode(file.read_bytes()) for file in files)
     if there == here:
         return
     what = f"{there['rows']} rows there, {here['rows']} here"

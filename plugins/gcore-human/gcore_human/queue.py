@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.runs import read_config
 from gcore_human.answers import digest_of
 from gcore_human.checks import queues
@@ -63,7 +64,7 @@ def queues_of(run: Path) -> list[Path]:
     """
     try:
         config = read_config(run)
-    except OSError:
+    except (OSError, ConfigError):
         return []
     return queues(config, run)
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.kits.commands import yaml12
 from gcore_migrate import shell
 
 _SCRIPTS = (".sh", ".bash", "")
@@ -26,6 +27,8 @@ _VARIABLE = re.compile(
 )
 #: The beginning of a variable in another form, such as ${NAME%/*}; not of what a job says.
 _OTHER_FORM = re.compile(r"\$\{(?!oc\.)([A-Za-z_]\w*)")
+_PADDED = re.compile(r"[-+]?0[0-9]+")
+_UNDERSCORED = re.compile(r"[-+]?[1-9][0-9]*(_[0-9]+)+")
 #: Stand for the "${" and the "}" of a variable that is replaced already, so that it is not found
 #: again. No text holds them.
 _OPENS = "\0"
@@ -74,7 +77,7 @@ def _text(file: Path) -> str:
 
 def _tree(file: Path) -> Mapping[Any, Any]:
     try:
-        tree = yaml.safe_load(_text(file))
+        tree = yaml.safe_load(_text(file))  # by YAML 1.1, as those programs read it
     except yaml.YAMLError as error:
         raise ConfigError("it is no YAML", where=str(file), why=str(error)) from error
     if not isinstance(tree, Mapping):
@@ -92,20 +95,22 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _value(text: Any) -> Any:
-    """Returns what a word means: read as YAML, as Hydra reads it."""
+    """Returns what a word means, as Hydra reads it.
+
+    That is as YAML 1.2 does, but that a number with zeros before it is a text, and that a whole
+    number may have underscores.
+    """
     if not isinstance(text, str):
         return [_value(part) for part in text] if isinstance(text, list) else text
     text = _of_environment(text)
+    if _PADDED.fullmatch(text):
+        return text
+    if _UNDERSCORED.fullmatch(text):
+        return int(text)
     try:
-        value = yaml.safe_load(text)
+        return yaml12.load(text)
     except yaml.YAMLError:
         return text
-    if isinstance(value, str):
-        try:
-            return float(value)  # YAML 1.1 takes 1e-6 for a text
-        except ValueError:
-            return value
-    return value
 
 
 def _of_environment(text: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
+from gcore_core.kits.commands import yaml12
 from gcore_migrate.rules import Draft, Outcome
 
 #: The order in which a job is read best.
@@ -27,7 +26,6 @@ _ORDER = (
     "plugins",
 )
 _FIRST = ("name", "use", "slots", "weight", "model", "config")
-_WIDTH = 100
 
 
 def written(draft: Draft, outcomes: Sequence[Outcome], source: str) -> str:
@@ -48,8 +46,7 @@ def written(draft: Draft, outcomes: Sequence[Outcome], source: str) -> str:
 
 
 def _section(name: str, value: Mapping[str, Any]) -> str:
-    text: str = yaml.safe_dump({name: value}, sort_keys=False, width=_WIDTH, allow_unicode=True)
-    return text.rstrip("\n")
+    return str(yaml12.dump({name: value})).rstrip("\n")
 
 
 def _sorted(tree: Any) -> Any:

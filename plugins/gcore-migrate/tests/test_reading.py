@@ -63,6 +63,23 @@ def test_a_variable_of_the_environment_is_asked_for_with_its_default(
     assert read_verl(file) == {"data.train_files": expected}
 
 
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("0012", "0012"),
+        ("yes", "yes"),
+        ("1e-6", 1e-6),
+        ("1_000", 1000),
+        ("True", True),
+        ("07", "07"),
+    ],
+)
+def test_a_word_means_what_hydra_takes_it_for(said: str, value: object, tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"train trainer.experiment_name={said}\n")
+    assert read_verl(file) == {"trainer.experiment_name": value}
+
+
 def test_a_negative_number_is_the_value_of_its_option() -> None:
     found = options(words_of("trl grpo --max_steps -1 --bf16 -q --min_p -.5"))
     assert found == {"max_steps": "-1", "bf16": True, "min_p": "-.5"}

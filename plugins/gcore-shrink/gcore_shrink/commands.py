@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcore_core.contract.errors import ConfigError, DataError
-from gcore_core.kits.commands import load_plan
+from gcore_core.contract.errors import ConfigError
+from gcore_core.kits.commands import load_plan, read_source, yaml12
 from gcore_shrink.namespaces import MOST_NODES, problem
 from gcore_shrink.shrinking import Shrinking
-
-_WIDTH = 100
 
 
 def shrink(words: Sequence[str]) -> int:
@@ -38,7 +35,8 @@ def shrink(words: Sequence[str]) -> int:
     small.run()
     to.parent.mkdir(parents=True, exist_ok=True)
     unchecked = to.with_suffix(".unchecked.yaml")
-    unchecked.write_text(written(small, args.file), encoding="utf-8")
+    texts = read_source(args.file, args.overrides).texts
+    unchecked.write_text(written(small, args.file, texts), encoding="utf-8")
     load_plan(unchecked)
     unchecked.replace(to)
     for note in small.notes:
@@ -65,18 +63,14 @@ def read_job(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns a job as plain values, with overrides and without interpolations.
 
     Paths that lie beside the file are absolute, since the small job may lie elsewhere: those of
-    data, models and functions, of ``local``, and of interpreters. Raises DataError and ConfigError.
+    data, models and functions, of ``local``, and of interpreters. Raises ConfigError.
     """
+    source = read_source(file, overrides)
     try:
-        tree = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
-        job = OmegaConf.to_container(tree, resolve=True)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        job: Any = OmegaConf.to_container(OmegaConf.create(source.tree), resolve=True)
+    except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0], where=str(file)) from error
-    if not isinstance(job, dict):
-        raise ConfigError("the file must hold a mapping of keys to values.", where=str(file))
-    plain: dict[str, Any] = {str(name): value for name, value in job.items()}
+    plain: dict[str, Any] = dict(job)
     if isinstance(plain.get("plugins"), list):
         plain["plugins"] = {str(name): None for name in plain["plugins"]}
     base = file.absolute().parent
@@ -90,17 +84,18 @@ def read_job(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return plain
 
 
-def written(small: Shrinking, source: Path) -> str:
-    """Returns a small job as YAML, after what was done to it."""
+def written(small: Shrinking, source: Path, texts: Mapping[str, Any]) -> str:
+    """Returns a small job as YAML, after what was done to it.
+
+    texts: what was written for each value of the large one, and is written again where it stays.
+    """
     lines = [
         f"# Made of {source.name} by g-core shrink: here it can be seen whether its parts go",
         "# together, and nothing of what it learns.",
         *(f"#   {note}" for note in small.notes),
     ]
     for name, section in small.job.items():
-        text: str = yaml.safe_dump(
-            {name: section}, sort_keys=False, width=_WIDTH, allow_unicode=True
-        )
+        text = yaml12.dump({name: section}, {name: texts.get(name)})
         lines.append(text.rstrip("\n"))
     return "\n".join(lines) + "\n"
 

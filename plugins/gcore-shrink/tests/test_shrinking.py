@@ -132,6 +132,15 @@ def test_rows_have_the_columns_that_the_settings_name(small: tuple[Path, dict[st
     assert rows[1].fields["answer"] == "2"
 
 
+def test_what_stays_is_written_as_it_was_since_it_may_be_a_text(tmp_path: Path) -> None:
+    large = JOB.replace("name: large", "name: 0012").replace("revision: abc", "revision: 1e3")
+    (tmp_path / "job.yaml").write_text(large)
+    to = tmp_path / "small.yaml"
+    override = "rewards.exact.timeout_s=1e1"
+    assert shrink([str(tmp_path / "job.yaml"), "-o", str(to), override]) == 0
+    assert load_plan(to).name == "0012" and "timeout_s: 1e1\n" in to.read_text()
+
+
 def test_files_beside_a_job_are_found_from_wherever_the_small_one_lies(tmp_path: Path) -> None:
     job = yaml.safe_load(JOB)
     job["local"] = ["mine.py"]

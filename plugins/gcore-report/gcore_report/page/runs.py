@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract import run_files
-from gcore_core.contract.errors import DataError
+from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.kits.runs import read_config
 
 Rows = list[dict[str, Any]]
@@ -36,7 +36,7 @@ class Run:
         """Returns the resolved configuration; empty where it cannot be read."""
         try:
             return read_config(self.directory)
-        except OSError:
+        except (OSError, ConfigError):
             return {}
 
     @property
