@@ -111,7 +111,7 @@ def test_a_backend_without_a_module_is_refused_although_only_workers_import_it(
 def test_an_invalid_number_is_refused_with_its_path(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = refused(job, capsys, "run.patience_s=inf", code=2)
+    shown = refused(job, capsys, "run.patience_s=.inf", code=2)
     assert "run.patience_s: must be a finite number, not inf." in shown
 
 
