@@ -139,7 +139,7 @@ class Fitting:
                     " or ".join(one.__name__ for one in plain),
                     value,
                     path,
-                    todo="numbers are 1000, 1e3, 0x3E8 or .inf, bools true or false, as in YAML 1.2",
+                    todo="numbers are 1000, 1e3, 0x3E8, .inf; bools true or false, as in YAML 1.2",
                 )
             return meant
         return value
