@@ -74,6 +74,11 @@ class Installed:
     notes: tuple[str, ...] = ()
 
     @property
+    def is_file(self) -> bool:
+        """Says whether it is a project's own file."""
+        return self.module.endswith(".py")
+
+    @property
     def owner(self) -> str:
         """Returns the distribution and version as errors show them: ``gcore-vllm 1.3.0``."""
         return f"{self.distribution} {self.version}".rstrip()

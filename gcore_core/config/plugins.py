@@ -20,7 +20,7 @@ from typing import Any
 import pluggy
 
 from gcore_core.config.catalog import CORE, Installed
-from gcore_core.contract import hookspecs
+from gcore_core.contract import hookspecs, local_files
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
 from gcore_core.contract.factories import import_source
@@ -72,10 +72,11 @@ class Provided:
 def local_plugin(file: Path, where: str = "local") -> Installed:
     """Describes a project's own file as a plugin.
 
-    The plugin's name is the stem of the file, and its version is a hash of the content.
+    The plugin's name is the stem of the file, and its version is a hash of the content, and of that
+    of files beside it that it imports.
     """
     try:
-        content = file.read_bytes()
+        content = b"".join(one.read_bytes() for one in (file, *local_files.files_beside(file)))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}.", where=where) from error
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
@@ -126,7 +127,8 @@ class Plugins:
                 f"plugin {plugin.name!r} ({plugin.owner}, {plugin.module}) failed to import: "
                 f"{type(error).__name__}: {error}",
                 where=where,
-                todo=f"see the whole cause: G_CORE_TRACEBACK=1 g-core plugins show {plugin.name}",
+                todo=(local_files.advice(Path(plugin.module), error) if plugin.is_file else "")
+                or f"see the whole cause: G_CORE_TRACEBACK=1 g-core plugins show {plugin.name}",
                 plugin=plugin.name,
                 distribution=plugin.distribution,
             ) from error
@@ -441,10 +443,14 @@ def _anchored(spec: Provider, plugin: Installed, module: ModuleType) -> Provider
 
 
 def _anchored_reference(reference: str, plugin: Installed, module: ModuleType) -> str:
-    """Replaces the name of a project's own file in a reference by the file's path."""
+    """Replaces the name of a project's own file in a reference, or of one beside, by its path."""
     source, _, attribute = reference.rpartition(":")
-    is_own = plugin.module.endswith(".py") and source in (plugin.name, module.__name__)
-    return f"{plugin.module}:{attribute}" if is_own else reference
+    if not plugin.is_file:
+        return reference
+    if source in (plugin.name, module.__name__):
+        return f"{plugin.module}:{attribute}"
+    beside = Path(plugin.module).with_name(f"{source}.py")
+    return f"{beside}:{attribute}" if beside.is_file() else reference
 
 
 def _of_plugin(plugin: str, problem: Any) -> str:

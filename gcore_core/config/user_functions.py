@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
-from gcore_core.contract.factories import import_file
+from gcore_core.contract.local_files import advice, import_file
 
 
 def load_function(file: Path, name: str) -> Callable[..., Any]:
@@ -31,6 +31,7 @@ def load_function(file: Path, name: str) -> Callable[..., Any]:
         raise DataError(
             f"does not import: {type(error).__name__}: {error}",
             where=f"{file}:{line}" if line else str(file),
+            todo=advice(file, error),
         ) from error
     if not hasattr(module, name):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]

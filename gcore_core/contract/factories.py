@@ -6,9 +6,7 @@ a file of the project itself.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +15,8 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
-
-_LOCAL_PREFIX = "gcore_local_"
+from gcore_core.contract.local_files import import_file as import_file
+from gcore_core.contract.local_files import is_local, module_name
 
 
 class FactorySpec(msgspec.Struct, frozen=True):
@@ -91,28 +89,6 @@ def import_source(source: str) -> ModuleType:
     return import_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
 
 
-def import_file(path: Path) -> ModuleType:
-    """Imports a project's own file once, under a name that no other file has.
-
-    ``sys.path`` stays as it is.
-    """
-    path = path.resolve()
-    name = f"{_LOCAL_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"  # noqa: E501
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
 def reference_to(cls: type) -> str:
     """Returns the reference by which another process finds the class."""
     if "<locals>" in cls.__qualname__:
@@ -121,6 +97,7 @@ def reference_to(cls: type) -> str:
             "import it."
         )
     module = cls.__module__
-    if module.startswith(_LOCAL_PREFIX):
-        module = str(sys.modules[module].__file__)
+    if is_local(module):
+        file = Path(str(sys.modules[module].__file__))
+        module = str(file) if module == module_name(file) else module
     return f"{module}:{cls.__qualname__}"

@@ -22,7 +22,8 @@ from packaging.requirements import Requirement
 from gcore_core.config.interpreters import Interpreter, open_interpreter
 from gcore_core.config.plan import Plan
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.run_files import ENVIRONMENT, Environment
+from gcore_core.contract.local_files import files_beside
+from gcore_core.contract.run_files import ENVIRONMENT, Environment, read_environment
 from gcore_core.run.directory import ends_with_newline
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,18 @@ def write(run_dir: Path, plan: Plan, step: int) -> None:
             file.write(b"\n" * torn + msgspec.json.encode(line, order="sorted") + b"\n")
     except OSError as error:
         log.error("%s cannot be written: %s", path, error.strerror)
+
+
+def changed_files(run_dir: Path, plan: Plan, step: int) -> list[str]:
+    """Returns the keys of files that are not what they were when the run was last started.
+
+    step: how many steps are finished.
+    """
+    before = read_environment(run_dir, step)
+    if before is None:
+        return []
+    files = file_digests(plan.config)
+    return sorted(key for key, digest in before.files.items() if files.get(key) != digest)
 
 
 # -- versions --------------------------------------------------------------------------------------
@@ -143,7 +156,8 @@ def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the digest of each file that the configuration names, by the name of its key.
 
     A value names a file when it has a slash and a file is there. A digest does not depend on the
-    path: the same file under another path is the same, and a changed one is not.
+    path: the same file under another path is the same, and a changed one is not. Files beside one
+    of Python that it imports have its key and their own path from there.
     """
     digests = {}
     for key, value in flat(config):
@@ -152,6 +166,8 @@ def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str) and "/" in value and os.path.isfile(value):
             try:
                 digests[key] = _digest(Path(value))
+                for file in files_beside(Path(value)):
+                    digests[f"{key}/{os.path.relpath(file, Path(value).parent)}"] = _digest(file)
             except OSError as error:
                 log.warning("%s cannot be read: %s", value, error.strerror)
     return digests

@@ -23,6 +23,7 @@ from typing import Any
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.launching import Peer, Site
+from gcore_core.contract.local_files import files_beside
 from gcore_core.contract.run_files import log_path
 from gcore_core.run.jobs import Job
 from gcore_core.runtime.messages import (
@@ -95,7 +96,7 @@ def named_paths(job: Job) -> Iterator[tuple[str, str]]:
     The role is "" for what is not below ``roles``. A value names a path when it has a slash and
     something is there; the files of the project's own code are named, too. Left out are keys that
     end with ``_dir``, which say where something is written, and the run's own directory with those
-    above it.
+    above it. With a file of Python come those beside it that it imports.
     """
     config = dict(job.plan.config)
     roles = {
@@ -115,7 +116,7 @@ def named_paths(job: Job) -> Iterator[tuple[str, str]]:
         # Not Path's own method: it raises for a text that is longer than a path can be, such as the
         # template of a judge.
         if os.path.exists(path) and not job.directory.absolute().is_relative_to(path):
-            yield role, str(path)
+            yield from ((role, str(file)) for file in (path, *files_beside(path)))
 
 
 def _texts(tree: Any, key: str = "") -> Iterator[str]:

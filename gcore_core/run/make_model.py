@@ -26,6 +26,7 @@ import msgspec
 
 from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError, DataError, GcoreError
+from gcore_core.contract.local_files import files_beside
 from gcore_core.runtime.cache import cache_root
 
 Progress = Callable[[float, str], None]
@@ -142,12 +143,17 @@ def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
 
 
 def _key(file: Path, name: str, config: dict[str, Any]) -> str:
-    """Returns <stem of the file>-<hash of all that the model depends on>."""
+    """Returns <stem of the file>-<hash of all that the model depends on>.
+
+    Files beside it that it imports are part of that.
+    """
+    beside = [one.read_bytes().hex() for one in files_beside(file)]
     parts = (
         file.read_bytes().hex(),
         name,
         config,
         {library: _version(library) for library in _LIBRARIES},
+        *([beside] if beside else []),
     )
     content = msgspec.json.encode(parts, order="deterministic")
     return f"{file.stem}-{hashlib.blake2b(content, digest_size=12).hexdigest()}"

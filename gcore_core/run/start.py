@@ -24,7 +24,7 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.run import directory as run_directory
 from gcore_core.run import environment, summary
-from gcore_core.run.checkpoint_service import newest
+from gcore_core.run.checkpoint_service import Resumed, newest
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.consumed import check_data
 from gcore_core.run.display import Display, open_display
@@ -104,7 +104,7 @@ def prepare(
     directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
     check_data(directory, datasets["data"], resumed=resume is not None)
     display = display or _displayed(plan, display_of)
-    for note in resumed.notes if resumed else ():
+    for note in _resume_notes(directory, plan, resumed) if resumed else ():
         display.note(note)
     run_directory.write_config(directory, yaml_source.written(plan.config))
     run_directory.write_origins(directory, plan.provenance())
@@ -133,6 +133,13 @@ def prepare(
         missing=found.missing,
     )
     return job, display
+
+
+def _resume_notes(directory: Path, plan: Plan, resumed: Resumed) -> Iterator[str]:
+    """Yields what is to be known of a run that goes on: bad checkpoints, files that changed."""
+    yield from resumed.notes
+    for key in environment.changed_files(directory, plan, resumed.step):
+        yield f"the file of {key} is not what it was when the run was last started"
 
 
 def _end_what_is_left(run_dir: Path) -> None:

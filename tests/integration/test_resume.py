@@ -425,6 +425,20 @@ def test_a_run_that_goes_on_evaluates_the_steps_of_one_that_was_not_disturbed(
     assert len(drawn) == len(due) + len(again), "one that was made before was made again"
 
 
+def test_a_run_that_goes_on_says_which_file_beside_a_reward_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from helpers import length")
+    (tmp_path / "helpers.py").write_text("def length(record): return len(record.text)")
+    own = {"use": "core/function", "config": {"path": f"{tmp_path}/own.py", "name": "length"}}
+    job = {**config(), "rewards": {"own": own}}
+    with runs.running(tmp_path, job) as run:
+        run.read_until(f"step 2/{STEPS}")
+        run.process.kill()
+    (tmp_path / "helpers.py").write_text("def length(record): return 1 + len(record.text)")
+    done = resume(run)
+    assert done.returncode == 0, done.stderr
+    assert "the file of rewards.own.config.path/helpers.py is not what it was" in done.stdout
+
+
 def test_a_run_is_not_resumed_with_another_configuration(tmp_path: Path) -> None:
     run = killed_at(tmp_path, 2)
     done = resume(run, "run.seed=4")

@@ -22,6 +22,20 @@ def test_the_files_that_a_job_names_are_digested_and_texts_are_none(tmp_path: Pa
     assert list(file_digests(config)) == ["data.config.path"]
 
 
+def test_a_file_beside_a_function_is_digested_and_its_change_is_known(tmp_path: Path) -> None:
+    """A run that goes on says what is not as it was."""
+    (tmp_path / "rewards.py").write_text("from helpers import score")
+    (tmp_path / "helpers.py").write_text("def score(record): return 0.0")
+    key = "rewards.own.config.path"
+    config = {"rewards": {"own": {"config": {"path": f"{tmp_path}/rewards.py"}}}}
+    assert list(file_digests(config)) == [key, f"{key}/helpers.py"]
+    plan: Any = SimpleNamespace(lock=(), config=config, settings=SimpleNamespace(roles={}))
+    environment.write(tmp_path, plan, 0)
+    assert environment.changed_files(tmp_path, plan, 2) == []
+    (tmp_path / "helpers.py").write_text("def score(record): return 1.0")
+    assert environment.changed_files(tmp_path, plan, 2) == [f"{key}/helpers.py"]
+
+
 def test_a_start_behind_half_a_line_is_read(tmp_path: Path) -> None:
     """A killed run, or a full disk, may have left half a line at an earlier start."""
     plan: Any = SimpleNamespace(lock=(), config={}, settings=SimpleNamespace(roles={}))

@@ -243,10 +243,16 @@ async def test_a_directory_with_too_many_files_is_named(
 def test_the_files_of_a_job_are_found_by_its_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written is left out, as are the run's directory and what is above it."""
+    """What is written is left out, as are the run's directory and what is above it. With a file of
+    Python come those beside it that it imports.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("data", "made", "own.py", "known", "relative", "dumps", "sockets"):
         write(tmp_path / name, "")
+    write(tmp_path / "own.py", "import beside\nfrom known import what_is_no_python")
+    write(tmp_path / "beside.py", "from parts.inner import x")
+    write(tmp_path / "parts/inner.py", "")
+    write(tmp_path / "parts/unused.py", "")
     run = tmp_path / "runs" / "001"
     run.mkdir(parents=True)
     config = {
@@ -265,7 +271,8 @@ def test_the_files_of_a_job_are_found_by_its_values(
     }
     job = job_of(config, run, models={"policy": {"path": f"{tmp_path}/made", "make": {}}})
     found = {(role, Path(path).name) for role, path in named_paths(job)}
-    assert found == {("", "data"), ("", "own.py"), ("", "known"), ("policy", "made")}
+    files = {("", "data"), ("", "own.py"), ("", "known"), ("policy", "made")}
+    assert found == files | {("", "beside.py"), ("", "inner.py")}
 
 
 def test_packages_are_those_of_chosen_providers_in_this_interpreter() -> None:

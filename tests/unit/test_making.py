@@ -93,6 +93,15 @@ def test_a_model_is_made_once_per_content(tmp_path: Path) -> None:
     assert made(written(tmp_path, TEACH + "\n# another comment\n"), cache) != first
 
 
+def test_a_model_is_made_again_when_a_file_beside_has_changed(tmp_path: Path) -> None:
+    file = written(tmp_path, f"import sizes\n{TEACH}")
+    (tmp_path / "sizes.py").write_text("SIZE = 1")
+    first = made(file, tmp_path / "cache")
+    assert made(file, tmp_path / "cache") == first
+    (tmp_path / "sizes.py").write_text("SIZE = 2")
+    assert made(file, tmp_path / "cache") != first
+
+
 def test_the_order_of_the_config_does_not_matter(tmp_path: Path) -> None:
     file, cache = written(tmp_path), tmp_path / "cache"
     assert made(file, cache, size=1, depth=2) == made(file, cache, depth=2, size=1)

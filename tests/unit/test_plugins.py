@@ -7,6 +7,7 @@ import pytest
 from gcore_core.config import catalog
 from gcore_core.config.plugins import Plugins, local_plugin
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken
+from gcore_core.contract.factories import FactorySpec, build, reference_to
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.testing.installed import InstalledPlugins
 
@@ -349,6 +350,36 @@ def test_whatever_a_description_of_a_project_file_names_in_it_is_found_by_path(
         f"{file}:t",
         f"{file}:o",
     ]
+
+
+def test_a_project_file_may_be_several_files_and_its_version_is_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"{HEAD}from settings import Settings\n@hookimpl\ndef gcore_filters():\n"
+        "    yield p.FilterProvider(summary='', factory='keeping:Keep', config=Settings)\n"
+    )
+    keeping = "from settings import Settings\nclass Keep:\n    def __init__(self, config): pass"
+    (tmp_path / "keeping.py").write_text(keeping)
+    head = "from dataclasses import dataclass\n@dataclass(frozen=True)\n"
+    settings = f"{head}class Settings:\n    n: int = 1"
+    (tmp_path / "settings.py").write_text(settings)
+    plugins = Plugins()
+    plugins.load(local_plugin(file))
+    (item,) = plugins.providers("filter")
+    assert item.spec.factory == f"{tmp_path}/keeping.py:Keep"
+    config_class = reference_to(item.spec.config)  # type: ignore[arg-type]
+    assert build(FactorySpec(item.spec.factory, config_class, {"n": 2}))
+    version = local_plugin(file).version
+    (tmp_path / "settings.py").write_text(f"{settings}\n")
+    assert local_plugin(file).version != version
+
+
+def test_a_project_file_that_lacks_another_is_told_where_to_put_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import settings")
+    with pytest.raises(PluginBroken) as caught:
+        Plugins().load(local_plugin(tmp_path / "mine.py"))
+    assert "No module named 'settings'" in str(caught.value)
+    assert "put settings.py beside mine.py" in caught.value.todo
 
 
 def test_a_missing_project_file_is_named(tmp_path: Path) -> None:
