@@ -14,7 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from gcore_core.api import rewards, rows, templates
 from gcore_core.api.functions import file_of
-from gcore_core.api.overrides import Overrides, flow, words
+from gcore_core.api.overrides import Overrides, flow, with_paths_as_texts, words
 from gcore_core.config import yaml12, yaml_source
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import ConfigError, GcoreError
@@ -41,8 +41,19 @@ class Job:
 
     @property
     def yaml(self) -> str:
-        """Returns the job as ``g-core run`` reads it; file names are relative to it."""
-        return yaml12.dump(dict(self.tree))
+        """Returns the job as ``g-core run`` reads it; file names are relative to it.
+
+        Raises ConfigError for a value for which YAML has no word.
+        """
+        try:
+            return yaml12.dump(with_paths_as_texts(self.tree))
+        except yaml.YAMLError as error:
+            value = error.args[-1]
+            raise ConfigError(
+                f"a value of type {type(value).__qualname__} cannot stand in YAML: {value!r:.60}.",
+                where="gcore.train",
+                todo="give numbers, texts, lists or mappings",
+            ) from error
 
     def __str__(self) -> str:
         return self.yaml

@@ -8,7 +8,6 @@ Two forms say the same: a mapping of dotted keys, ``{"run.steps": 20}``, and key
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -19,6 +18,7 @@ import msgspec
 from gcore_core.config.yaml_source import flat
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.job_settings import JobSettings
+from gcore_core.contract.json_values import json_value
 
 Overrides = Mapping[str, Any] | Sequence[str] | None
 #: Numbers for which JSON has no word, and in whose place its encoder writes null.
@@ -74,14 +74,12 @@ def _word(key: str, value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{key}={_IN_YAML.get(value, '.nan')}"
     try:
-        plain = msgspec.to_builtins(value, enc_hook=_plain)
-        _require_finite(plain)
-        text = flow(plain).rstrip()
-    except (TypeError, ValueError, NotImplementedError) as error:
+        text = flow(json_value(with_paths_as_texts(value))).rstrip()
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"a value of type {type(value).__qualname__} cannot stand in YAML.",
             where=key,
-            why=str(error),
+            why=f"{error}",
             todo="give numbers, texts, lists or mappings",
         ) from error
     return f"{key}={text}"
@@ -99,18 +97,11 @@ def flow(value: Any) -> str:
     return "!!null " if value is None else msgspec.json.encode(value).decode()
 
 
-def _plain(value: Any) -> Any:
-    """Gives paths as texts and numbers of numpy as Python's."""
+def with_paths_as_texts(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        return value.item()
-    raise NotImplementedError("there is no form for it")
-
-
-def _require_finite(value: Any) -> None:
-    """Raises ValueError for NaN and infinities within lists and mappings.
-
-    JSON has neither: they would arrive as null, which means "not set" to most keys.
-    """
-    json.dumps(value, allow_nan=False)
+    if isinstance(value, Mapping):
+        return {key: with_paths_as_texts(one) for key, one in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        return [with_paths_as_texts(one) for one in value]
+    return value

@@ -6,7 +6,6 @@ of these libraries is imported here: whoever has such an object has imported it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from gcore_core.config import yaml_source
 from gcore_core.contract.errors import DataError
+from gcore_core.contract.json_values import json_value
 
 _PROMPT = "prompt"
 
@@ -83,14 +83,13 @@ def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
 
 def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
     try:
-        values = msgspec.to_builtins(dict(row), enc_hook=_plain)
-        _require_numbers(values)
-        return msgspec.json.encode(values) + b"\n"
-    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        return msgspec.json.encode(json_value(row)) + b"\n"
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"row {number} does not fit into JSON: {error}.",
             where=where,
-            todo="give texts, numbers, lists and mappings; write the path of a picture",
+            todo="give texts, numbers, bools, lists and mappings with texts as keys; of a picture "
+            "its path",
         ) from error
 
 
@@ -101,19 +100,3 @@ def _without_missing(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
-
-
-def _require_numbers(values: Mapping[str, Any]) -> None:
-    """Raises ValueError for NaN and infinities: JSON has neither, they would become null."""
-    for name, value in values.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError:
-            raise ValueError(f"{name!r} holds NaN or an infinity") from None
-
-
-def _plain(value: Any) -> Any:
-    """Gives arrays and numbers of numpy as Python's own."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise NotImplementedError(f"it holds a value of type {type(value).__qualname__}")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
 import json
 import math
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -36,6 +44,80 @@ FAKE: dict[str, Any] = {
     "local": [fake.__file__],
 }
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 1
+
+
+class Word(enum.StrEnum):
+    YES = "yes"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+class Struct(msgspec.Struct):
+    x: int = 1
+
+
+class Pair(NamedTuple):
+    x: int = 1
+    y: int = 2
+
+
+class MissingInPandas:
+    """Looks like pandas.NA."""
+
+
+#: name -> a value for which JSON has no word, though msgspec or json would write one
+ODD = {
+    "bytes": b"2",
+    "bytearray": bytearray(b"2"),
+    "memoryview": memoryview(b"2"),
+    "set": {1},
+    "frozenset": frozenset({1}),
+    "datetime": datetime.datetime(2026, 11, 28, tzinfo=datetime.UTC),
+    "date": datetime.date(2026, 11, 28),
+    "time": datetime.time(10),
+    "timedelta": datetime.timedelta(1),
+    "Decimal": decimal.Decimal("1.5"),
+    "Fraction": fractions.Fraction(1, 2),
+    "UUID": uuid.UUID(int=1),
+    "Enum": Colour.RED,
+    "IntEnum": Level.HIGH,
+    "StrEnum": Word.YES,
+    "dataclass": Point(),
+    "Struct": Struct(),
+    "namedtuple": Pair(),
+    "complex": 1j,
+    "path": Path("a"),
+    "generator": (n for n in ()),
+    "deque": collections.deque([1]),
+    "NA": MissingInPandas(),
+    "large": 2**64,
+    "small": -(2**63) - 1,
+    "integer key": {1: "a"},
+    "null key": {None: "a"},
+    "bool key": {True: "a"},
+    "Enum key": {Word.YES: 1},
+    "bytes key": {b"a": 1},
+    "numpy bytes": np.bytes_(b"2"),
+    "numpy time": np.datetime64("2026-11-28T00:00:00", "ns"),
+    "numpy span": np.timedelta64(1, "ns"),
+    "numpy complex": np.complex64(1),
+    "numpy long": np.longdouble(1),
+    "array of bytes": np.array([b"2"]),
+    "array of times": np.array(["2026-11-28"], dtype="datetime64[ns]"),
+    "array of records": np.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")]),
+    "array of objects": np.array([b"2"], dtype=object),
+}
 
 
 def right(record: ScoredRecord) -> float:
@@ -229,6 +311,19 @@ def test_a_number_within_a_list_that_is_not_finite_is_refused(value: Any) -> Non
         words({"roles.policy.model.setting": value}, {})
 
 
+@pytest.mark.parametrize("kind", [kind for kind in ODD if kind != "path"])
+def test_a_setting_for_which_json_has_no_word_is_refused(kind: str) -> None:
+    for value in (ODD[kind], [ODD[kind]], {"a": ODD[kind]}):
+        with pytest.raises(ConfigError, match="cannot stand in YAML"):
+            words({"roles.policy.model.setting": value}, {})
+
+
+@pytest.mark.parametrize("kind", ["bytes", "set", "date", "Decimal", "Enum", "StrEnum", "Struct"])
+def test_a_value_in_a_job_of_ones_own_for_which_yaml_has_no_word_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match="cannot stand in YAML"):
+        job(model={"path": "org/x", "setting": [ODD[kind]]})
+
+
 def test_the_two_forms_say_the_same_and_keywords_win() -> None:
     assert words({"run.steps": 3}, {}) == words(None, {"run__steps": 3}) == ["run.steps=3"]
     assert words(None, {"run": {"steps": 3, "seed": 1}}) == ["run.steps=3", "run.seed=1"]
@@ -342,6 +437,57 @@ def test_a_row_that_no_json_can_hold_is_named(value: Any) -> None:
     """Half a character."""
     with pytest.raises(DataError, match="row 1 does not fit into JSON"):
         dataset_of([{"prompt": "1+1="}, {"prompt": "1+1=", "answer": value}], "rows.jsonl", "data")
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_row_value_for_which_json_has_no_word_is_refused_with_its_place(kind: str) -> None:
+    odd = ODD[kind]
+    for value in (odd, [0, odd], {"inner": {"deep": [odd]}}, (odd,)):
+        for rows in ([{"prompt": "", "answer": value}], iter([{"prompt": "", "answer": value}])):
+            with pytest.raises(DataError, match=r"row 0 does not fit into JSON: 'answer' holds "):
+                dataset_of(rows, "rows.jsonl", "data")
+
+    class Odd(Frame):
+        def to_dict(self, orient: str) -> list[dict[str, Any]]:
+            return [{"prompt": "1+1=", "answer": odd}]
+
+    with pytest.raises(DataError, match=r"row 0 does not fit into JSON: 'answer' holds "):
+        dataset_of(Odd(), "rows.jsonl", "data")
+
+
+def test_the_place_and_the_type_of_an_odd_value_are_told() -> None:
+    rows = [{"prompt": "", "answer": [{"a": 1}, {"a": decimal.Decimal(2)}]}]
+    with pytest.raises(DataError) as caught:
+        dataset_of(rows, "rows.jsonl", "data")
+    assert "'answer' holds a value of type decimal.Decimal, at [1]['a']." in str(caught.value)
+    with pytest.raises(DataError, match="row 0 .*: it holds a key of type int: 3"):
+        dataset_of([{"prompt": "", 3: "x"}], "rows.jsonl", "data")
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(DataError, match="row 0 does not fit into JSON"):
+        dataset_of([{"prompt": "", "answer": endless}], "rows.jsonl", "data")
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ((1, "a"), [1, "a"]),
+        (np.float64(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (np.uint64(2**64 - 1), 2**64 - 1),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        (collections.OrderedDict(a=1), {"a": 1}),
+        (-(2**63), -(2**63)),
+        (None, None),
+    ],
+)
+def test_what_json_has_a_word_for_arrives_as_it_is(value: Any, read: Any) -> None:
+    _, files = dataset_of([{"prompt": "", "answer": value}], "rows.jsonl", "data")
+    arrived = json.loads(files["rows.jsonl"])["answer"]
+    assert arrived == read and type(arrived) is type(read)
 
 
 @pytest.mark.parametrize("data", [[], 5, [3], [{"prompt": object()}]])

@@ -92,6 +92,9 @@ def test_an_array_is_a_list_of_numbers(scorer: Make) -> None:
         ("None", "f returned NoneType, not a number"),
         ("'1.0'", "f returned str, not a number"),
         ("1j", "f returned complex, not a number"),
+        ("b'1'", "f returned bytes, not a number"),
+        ("__import__('decimal').Decimal(1)", "f returned Decimal, not a number"),
+        ("__import__('datetime').timedelta(1)", "f returned timedelta, not a number"),
     ],
 )
 def test_a_value_that_is_no_finite_number_is_a_failure(

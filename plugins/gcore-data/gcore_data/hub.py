@@ -51,7 +51,7 @@ class Hub:
             many = given if isinstance(given, list) else [given] if given is not None else []
             images = [self._image(image, where) for image in many]
         prompt = prompt_of(row, values, self._config, where)
-        return msgspec.structs.replace(prompt, images=images, fields=_plain(prompt.fields))
+        return msgspec.structs.replace(prompt, images=images)
 
     def _require_column(self, name: str) -> None:
         there = self._found.column_names
@@ -94,9 +94,3 @@ def _kept(content: bytes, suffix: str) -> Path:
             out.write(content)
         os.replace(beside, place)
     return place
-
-
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields as values that travel: a time becomes its text, for instance."""
-    plain: dict[str, Any] = msgspec.to_builtins(dict(fields), builtin_types=(bytes,))
-    return plain

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.contract.json_values import json_value
 from gcore_core.contract.records import Prompt
 
 _PLACE = re.compile(
@@ -27,7 +28,7 @@ FIELDS = "fields"
 
 
 class MissingField(LookupError):
-    """A row lacks a field that the template names."""
+    """A row lacks a field that the template names, or has a value there that is no text of JSON."""
 
 
 class Template:
@@ -109,7 +110,10 @@ class Template:
             content = fields[place["field"]]
             if isinstance(content, str):
                 return content
-            return json.dumps(content, ensure_ascii=False, default=str)
+            try:
+                return json.dumps(json_value(content), ensure_ascii=False)
+            except (ValueError, RecursionError) as error:
+                raise MissingField(f"field {place['field']!r} cannot be shown: {error}") from None
 
         return _PLACE.sub(value, text)
 

@@ -4,6 +4,8 @@ do.
 
 from __future__ import annotations
 
+import datetime
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,12 @@ def test_what_is_filled_in_is_not_read_as_a_template() -> None:
 def test_a_field_that_the_row_lacks_is_named_in_the_error() -> None:
     with pytest.raises(MissingField, match="no field 'answer'; the row has: source, page"):
         filled("{fields[answer]}", {"source": 1, "page": 2})
+
+
+@pytest.mark.parametrize("value", [b"2", [b"2"], datetime.date(2026, 11, 28), {1: 2}, math.nan])
+def test_a_field_for_which_json_has_no_word_is_not_shown_as_python_writes_it(value: Any) -> None:
+    with pytest.raises(MissingField, match="field 'answer' cannot be shown: "):
+        filled("{fields[answer]}", {"answer": value})
 
 
 @pytest.mark.parametrize(

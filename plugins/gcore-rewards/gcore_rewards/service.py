@@ -22,6 +22,7 @@ import httpx2
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.json_values import json_value
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.breaker import Breaker, CircuitOpen
 from gcore_rewards.config import HttpConfig
@@ -74,8 +75,8 @@ class HttpReward:
         failed: dict[str, Score] = {}  # id of a record that cannot be sent -> its score
         for record in records:
             try:
-                texts.append(json.dumps(self._described(record), allow_nan=False))
-            except (TypeError, ValueError) as error:
+                texts.append(json.dumps(json_value(self._described(record))))
+            except (ValueError, RecursionError) as error:
                 reason = f"the row is not JSON: {error}"[:REASON_CHARACTERS]
                 failed[_id(record)] = failure(reason)
         answer: Mapping[str, Any] = {}

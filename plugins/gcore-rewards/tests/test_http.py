@@ -356,9 +356,10 @@ async def test_a_record_that_is_scored_twice_fails_its_batch(server: Service) ->
         assert await reasons(reward) == ["the service scored a record twice in one answer"]
 
 
-async def test_a_row_that_is_not_json_is_a_failure(server: Service) -> None:
+@pytest.mark.parametrize("value", [b"\0", {1: "a"}, {"a": {1: 2}}, 2**64, {1}])
+async def test_a_row_that_is_not_json_is_a_failure(server: Service, value: object) -> None:
     async with server.reward() as reward:
-        (score,) = await reward.score(records(1, picture=b"\0"))
+        (score,) = await reward.score(records(1, picture=value))
     assert score.value is None and score.reason.startswith("the row is not JSON")
 
 
