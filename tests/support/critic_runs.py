@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcore_torch.reward import load_classifier
+from gcore_language.models import load_reward_model
 
 from gcore_core.testing.runs import run_recipe
 
@@ -41,5 +41,5 @@ def assert_a_critic_trains(directory: Path, use: str, overrides: Sequence[str]) 
     for row in rows:
         assert math.isfinite(row["critic/value_loss"] + row["critic/explained_variance"])
     path = str(directory / "weights-critic")
-    head = load_classifier(path, "float32", trust_remote_code=False).score.weight
+    head = load_reward_model(path, dtype="float32").score.weight
     assert float(head.detach().abs().min()) > 0, "a new head begins with zeros"

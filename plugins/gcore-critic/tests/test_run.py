@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gcore_torch.reward import load_classifier
+from gcore_language.models import load_reward_model
 
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.run.checkpoint_export import export_step
@@ -98,9 +98,9 @@ def test_weights_of_both_have_the_same_bits_on_other_ranks_and_after_a_resume_on
         for name in ("critic/loss", "critic/explained_variance", "reward"):
             assert left[name] == right[name]
     export(one, tmp_path / "critic", "critic")
-    load_classifier(str(tmp_path / "critic"), "float32", trust_remote_code=False)
+    load_reward_model(str(tmp_path / "critic"), dtype="float32")
     export_step(other, 2, tmp_path / "critic-2", "critic")
-    load_classifier(str(tmp_path / "critic-2"), "float32", trust_remote_code=False)
+    load_reward_model(str(tmp_path / "critic-2"), dtype="float32")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from gcore_context.settings import problems as context_problems
 from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
+from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import TrainerProvider, VenvProvider
 from gcore_deepspeed import arguments
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
@@ -55,11 +56,11 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
-    """Yields problems with the models of this plugin's roles."""
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Look]:
+    """Yields problems with the models of this plugin's roles, and looks at them."""
     from gcore_language.model_places import problems as model_problems
 
-    yield from model_problems(plan, "deepspeed", here)
+    yield from model_problems(plan, "deepspeed", here, images=False)
 
 
 @hookimpl

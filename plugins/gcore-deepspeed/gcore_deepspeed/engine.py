@@ -28,7 +28,6 @@ from gcore_language.lora import (
     Adapters,
     add_adapters,
     check_numbers,
-    refuse_base,
 )
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.model_files import open_model_files
@@ -130,7 +129,6 @@ class DeepSpeedEngine:
         self._deepspeed.init_distributed(dist_init_required=False)
         self._path = str(files.directory)
         self._adapters: Adapters | None = None
-        refuse_base(config.lora, self._path, context.role)
         policy = self._open(self._path, config.lora)
         self.sums_exactly = False
         self.layouts = policy.layouts

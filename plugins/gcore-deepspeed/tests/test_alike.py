@@ -71,8 +71,8 @@ def test_torch_goes_on_from_a_value_head_of_two_ranks(objective: str, works: Pat
 
 @pytest.mark.parametrize("objective", WITH_HEAD)
 def test_an_exported_value_model_opens_as_a_classifier(objective: str, works: Path) -> None:
-    from gcore_torch.reward import load_classifier
+    from gcore_language.models import load_reward_model
 
     for layout in LAYOUTS:
         directory = works / layout / objective / "pretrained"
-        load_classifier(str(directory), "float32", trust_remote_code=False)
+        load_reward_model(str(directory), dtype="float32")

@@ -15,13 +15,11 @@ import numpy as np
 
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_language.images import FAMILIES, GRID, PIXELS, ImageReader, Images
-from gcore_language.model_files import ModelFiles
+from gcore_language.model_files import ModelFiles, told_as
 from gcore_language.prompts import (
-    LOAD_ERRORS,
     NO_VARIABLES,
     encode_fitting,
     refuse_images,
-    unreadable,
 )
 
 #: How names of tensors begin: in checkpoints of ``FAMILIES`` -> in transformers' modules. Trainers
@@ -59,10 +57,8 @@ def load_image_config(files: ModelFiles, *, trust_remote_code: bool = False) -> 
         return None
     from transformers import AutoConfig
 
-    try:
+    with told_as("config", files.directory):
         return AutoConfig.from_pretrained(files.directory, trust_remote_code=trust_remote_code)
-    except LOAD_ERRORS as error:
-        raise unreadable("config", str(files.directory), error) from error
 
 
 def name_in_modules(name: str) -> str:

@@ -67,7 +67,7 @@ class ImageReader:
             self._processor = AutoImageProcessor.from_pretrained(
                 path, trust_remote_code=trust_remote_code
             )
-        except (*LOAD_ERRORS, ImportError) as error:
+        except LOAD_ERRORS as error:
             raise unreadable("image processor", path, error) from error
         self._token = int(config.image_token_id)
         self._merged = int(config.vision_config.spatial_merge_size) ** 2

@@ -35,9 +35,9 @@ from gcore_language.lora_settings import (
     LoraSettings,
     choose_targets,
     read_adapter,
-    refuse_quantized,
 )
 from gcore_language.model_files import weights_sha256
+from gcore_language.pretrained import refuse_not_finite
 from gcore_language.weights import like, named_tensors
 
 #: peft's name for the adapter of a module.
@@ -219,7 +219,8 @@ class Adapters:
     def load_files(self, directory: Path) -> None:
         """Takes the values of an adapter in peft's layout.
 
-        Raises DataError when it is damaged, for other modules or shapes, or of another base.
+        Raises DataError when it is damaged or not finite, for other modules or shapes, or of
+        another base.
         """
         file = directory / TENSORS_FILE
         try:
@@ -243,6 +244,7 @@ class Adapters:
                     where=str(file),
                 )
             trained[name].copy_(tensor)
+        refuse_not_finite(given.items(), file)
 
     def save_files(self, directory: Path, values: Mapping[str, Tensor]) -> None:
         """Writes the adapter in peft's layout, in float32.
@@ -277,15 +279,6 @@ def _assign(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None
     for name, tensor in targets.items():
         value = values[name]
         tensor.copy_(value if hasattr(value, "placements") else like(value, tensor))
-
-
-def refuse_base(lora: LoraSettings, directory: str, role: str) -> None:
-    """Raises DataError for a model that cannot be an adapter's base; call it before it is loaded.
-
-    Nothing is asked of a model without adapters.
-    """
-    if lora.on:
-        refuse_quantized(Path(directory), f"roles.{role}.config.lora")
 
 
 def add_adapters(

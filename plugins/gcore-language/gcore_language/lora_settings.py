@@ -205,33 +205,19 @@ def problems(role: Mapping[str, Any], where: str) -> Iterator[str]:
     if not path or not Path(path).is_dir():
         return
     try:
-        refuse_quantized(Path(path), where)
         named = read_adapter(Path(lora.path), lora, where).targets if lora.path else lora.targets
-        choose_targets(named, _matrices_in(Path(path)), f"{where}.targets")
+        if matrices := _matrices_in(Path(path)):
+            choose_targets(named, matrices, f"{where}.targets")
     except GcoreError as error:
         yield f"{error.where or where}: {' '.join(filter(None, (error.what, error.why)))}"
 
 
 def _matrices_in(directory: Path) -> list[str]:
-    """Returns the modules that have a matrix in a model's files."""
-    from gcore_language.model_files import shapes_in  # which opens files by a library
+    """Returns the modules that have a matrix in a model's files; none where they are quantised."""
+    # which opens files by a library
+    from gcore_language.model_files import is_quantised, shapes_in
 
-    return linear_of(shapes_in(directory))
-
-
-def refuse_quantized(directory: Path, where: str) -> None:
-    """Raises DataError for a model whose files are quantised."""
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # whoever opens the model says so
-    if config.get("quantization_config"):
-        raise DataError(
-            "the base of an adapter is quantised.",
-            where=where,
-            why="Adapters are merged into the base's own weights, which these files do not have.",
-            todo="Name the directory of the model that was quantised.",
-        )
+    return [] if is_quantised(directory) else linear_of(shapes_in(directory))
 
 
 # -- an adapter's files ----------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import did_you_mean
+from gcore_core.contract.looking import Look
 
 _CONFIG = "config.json"
+_ADAPTER = "adapter_config.json"
 #: Names, or beginnings or ends of names, of which a directory with a tokenizer has one.
 _TOKENIZER_BEGINS = ("tokenizer", "tokenization", "vocab.", "spiece", "sentencepiece")
 _TOKENIZER_ENDS = (".tiktoken",)
@@ -53,34 +55,95 @@ def directory_here(path: str, revision: Any = None) -> Path | None:
     return snapshot if commit and snapshot.is_dir() else None
 
 
-def problems(plan: Mapping[str, Any], plugin: str, here: bool) -> Iterator[str]:
-    """Yields a sentence for each model of a plugin's roles that no worker could open.
+def problems(
+    plan: Mapping[str, Any], plugin: str, here: bool, *, images: bool = True, kind: str = ""
+) -> Iterator[str | Look]:
+    """Yields a sentence for each model of a plugin's roles that no worker could open, and a look at
+    each other one.
 
     plan: the resolved configuration.
     plugin: name of the plugin; roles of others are left to these.
     here: whether all workers start on this machine. Elsewhere a directory may lie that is not here.
+    images: whether the plugin takes models that take images.
+    kind: see ``look_at``; "" where the plugin opens language models itself. The model of a
+        generator that follows a trainer is never of kind "engine": it gets what is trained.
     """
     for name, role in plan["roles"].items():
         model = role.get("model") or {}
+        config = role.get("config") or {}
         if role["use"].partition("/")[0] != plugin:
             continue
+        opened = {
+            "python": role.get("python"),
+            "images": images,
+            "trust_remote_code": bool(config.get("trust_remote_code")),
+        }
         if model.get("path"):  # a model that the job makes has one when it has been made
             key = "make" if "make" in model else "path"
-            yield from path_problems(
-                f"roles.{name}.model.{key}", str(model["path"]), model.get("revision"), here
-            )
-        reference = str((role.get("config") or {}).get("reference_path") or "")
-        if reference and directory_here(reference) is None:
-            yield from missing(f"roles.{name}.config.reference_path", reference, here)
+            where, path = f"roles.{name}.model.{key}", str(model["path"])
+            own_kind = kind or ("trainer" if "reference_path" in config else "language")
+            if kind == "engine" and role.get("follows"):
+                own_kind = "language"
+            yield from path_problems(where, path, model.get("revision"), here, own_kind, **opened)
+        reference = str(config.get("reference_path") or "")
+        if reference:
+            where = f"roles.{name}.config.reference_path"
+            directory = directory_here(reference)
+            if directory is None:
+                yield from missing(where, reference, here)
+            else:
+                yield look_at(where, directory, "language", **opened)
 
 
-def path_problems(where: str, path: str, revision: Any, here: bool) -> Iterator[str]:
-    """Yields why a model cannot be opened for which ``where`` names a directory or a hub name."""
+def path_problems(
+    where: str, path: str, revision: Any, here: bool, kind: str, **opened: Any
+) -> Iterator[str | Look]:
+    """Yields why a model cannot be opened for which ``where`` names a directory or a hub name, or a
+    look at it.
+
+    kind, opened: see ``look_at``.
+    """
     directory = directory_here(path, revision)
     if directory is None:
         yield from missing(where, path, here)
-    else:
-        yield from _of_directory(where, directory)
+        return
+    lacking = list(_of_directory(where, directory))
+    yield from lacking
+    if not lacking:
+        yield look_at(where, directory, kind, **opened)
+
+
+def look_at(
+    where: str,
+    directory: Path,
+    kind: str,
+    *,
+    python: str | None = None,
+    images: bool = True,
+    trust_remote_code: bool = False,
+) -> Look:
+    """Returns a look that compares a model's files with its architecture.
+
+    where: path of the setting that names the model.
+    kind: as what it will be opened: "language", a language model; "trainer", that or a model of
+        values; "engine", what an engine can load, which nobody trains; "files", any whose
+        tokenizer alone is used; "classifier", a reward model; "clip", one for text and images.
+    python: the interpreter that opens it.
+    images: whether it may take images.
+    trust_remote_code: whether Python code of the directory may run.
+    """
+    return Look(
+        where=where,
+        python=python,
+        function="gcore_language.model_look:problems",
+        arguments={
+            "directory": str(directory),
+            "kind": kind,
+            "images": images,
+            "trust_remote_code": trust_remote_code,
+        },
+        files=(str(directory),),
+    )
 
 
 def missing(where: str, path: str, here: bool) -> Iterator[str]:
@@ -108,6 +171,8 @@ def _of_directory(where: str, directory: Path) -> Iterator[str]:
     """Yields what a model directory lacks."""
     names = sorted(entry.name for entry in directory.iterdir())
     shown = f"it has {', '.join(names[:8]) or 'no files'}{', ...' if len(names) > 8 else ''}"
+    if _ADAPTER in names:
+        return  # a look says more
     if _CONFIG not in names:
         yield f"{where}: {directory} has no {_CONFIG}, so it is no model ({shown}); correct it."
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,14 @@ from torch import Tensor
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_language.images import takes_images
-from gcore_language.prompts import LOAD_ERRORS, unreadable
+from gcore_language.pretrained import (
+    CLASSIFIER,
+    VALUES,
+    language_opening,
+    open_pretrained,
+    read_hf_config,
+)
 
-#: Where transformers puts a model's parameters when it is to read none of them.
-_NOWHERE = {"": "meta"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,25 +48,19 @@ def load_model(
     empty: whether to leave out the weights: the parameters are on the meta device, and only what
         is computed (rotary tables) has numbers. ``own_rows`` reads the rest.
 
-    Raises DataError when transformers cannot load it.
+    Raises DataError as ``open_pretrained`` does.
     """
-    _import_lean()
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    try:
-        seeing = images and takes_images(
-            AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        )
-        model = (AutoModelForImageTextToText if seeing else AutoModelForCausalLM).from_pretrained(
-            path,
-            dtype=DTYPES[dtype],
-            attn_implementation=None if attn_implementation == "auto" else attn_implementation,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            device_map=_NOWHERE if empty else None,
-        )
-    except LOAD_ERRORS as error:
-        raise unreadable("model", path, error) from error
+    directory = Path(path)
+    config = read_hf_config(directory, trust_remote_code=trust_remote_code)
+    model, _ = open_pretrained(
+        directory,
+        language_opening(config, images=images),
+        config=config,
+        dtype=DTYPES[dtype],
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        empty=empty,
+    )
     if empty:
         _compute_buffers(model)
     # transformers' embedding drops the gradient of this token, but where it was sampled it is an
@@ -94,36 +91,23 @@ def load_value_model(
     Raises DataError when transformers cannot load it, when it takes images, or when it has several
     outputs.
     """
-    _import_lean()
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except LOAD_ERRORS as error:
-        raise unreadable("model", path, error) from error
+    directory = Path(path)
+    config = read_hf_config(directory, trust_remote_code=trust_remote_code)
     check_classifier(config, path)
     config.num_labels = 1
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            path,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=None if attn_implementation == "auto" else attn_implementation,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-            device_map=_NOWHERE if empty else None,
-        )
-    except LOAD_ERRORS as error:
-        raise unreadable("model", path, error) from error
-    new = set(info["missing_keys"])
-    if not hasattr(model, "score") or new - {"score.weight"}:
+    model, new = open_pretrained(
+        directory,
+        VALUES,
+        config=config,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        empty=empty,
+    )
+    if not hasattr(model, "score"):
         raise DataError(
             "the model cannot have a value head.",
             where=path,
-            why=f"its weights lack {', '.join(sorted(new - {'score.weight'})[:3])}"
-            if new - {"score.weight"}
-            else "transformers' sequence classifier of this family has no linear head ``score``",
+            why="transformers' sequence classifier of this family has no linear head ``score``",
             todo="take a causal language model such as Llama, Mistral, Qwen or GPT-2",
         )
     if new:
@@ -133,6 +117,37 @@ def load_value_model(
         _compute_buffers(model)
     model.get_input_embeddings().padding_idx = None  # see ``load_model``
     return model.eval()
+
+
+def load_reward_model(path: str, *, dtype: str, trust_remote_code: bool = False) -> Any:
+    """Opens a sequence classifier of transformers with one output, in evaluation mode.
+
+    path: its directory.
+    dtype: a key of ``DTYPES``.
+
+    Raises DataError when it cannot be read, lacks weights or has several outputs.
+    """
+    directory = Path(path)
+    config = read_hf_config(directory, trust_remote_code=trust_remote_code, what="reward model")
+    model, _ = open_pretrained(
+        directory,
+        CLASSIFIER,
+        config=config,
+        dtype=DTYPES[dtype],
+        trust_remote_code=trust_remote_code,
+    )
+    check_one_output(config, path)
+    return model.eval()
+
+
+def check_one_output(config: Any, path: str) -> None:
+    """Raises DataError for a classifier that has not one output."""
+    if config.num_labels != 1:
+        raise DataError(
+            f"model has {config.num_labels} outputs; a scalar reward model has one.",
+            where=path,
+            why="It may be a classifier.",
+        )
 
 
 def new_head(shape: tuple[int, ...], std: float, seed: int) -> Tensor:
@@ -168,26 +183,6 @@ def _compute_buffers(model: Any) -> None:
     for parameter in model.parameters():
         parameter._is_hf_initialized = True
     model.initialize_weights()
-
-
-def _import_lean() -> None:
-    """Imports parts of transformers as if scikit-learn and scipy were not installed.
-
-    Where they are, assisted generation imports the one and losses of object detection the other;
-    nothing here uses either. Together they take about 60 MiB and a second of each process.
-    """
-    from transformers import utils
-
-    is_sklearn_available = utils.is_sklearn_available
-    is_scipy_available = utils.is_scipy_available
-    utils.is_sklearn_available = utils.is_scipy_available = lambda: False
-    try:
-        # imported once, with the answers of this moment
-        importlib.import_module("transformers.loss.loss_utils")
-        importlib.import_module("transformers.generation.candidate_generator")
-    finally:
-        utils.is_sklearn_available = is_sklearn_available
-        utils.is_scipy_available = is_scipy_available
 
 
 def choose_device(name: str, context: WorkerContext, threads: int) -> torch.device:

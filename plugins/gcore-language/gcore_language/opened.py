@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from gcore_core.contract.errors import ConfigError
-
-_CONFIG = "config.json"
+from gcore_core.contract.errors import ConfigError, DataError
 
 
 def open_policy(directory: Path) -> Any:
@@ -18,7 +15,8 @@ def open_policy(directory: Path) -> Any:
     Raises ConfigError where transformers is missing, DataError where it cannot read the directory.
     """
     try:
-        from gcore_language.models import load_model
+        from gcore_language.model_files import read_config
+        from gcore_language.models import DTYPES, load_model
     except ImportError as error:
         raise ConfigError(
             f"it needs {error.name}, which is not installed.",
@@ -26,6 +24,11 @@ def open_policy(directory: Path) -> Any:
             why=f"the weights are in {directory}",
             todo="pip install 'gcore-language[models]'",
         ) from error
-    config = json.loads((directory / _CONFIG).read_text(encoding="utf-8"))
+    config = read_config(directory)
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if dtype not in DTYPES:
+        raise DataError(
+            f"dtype is {dtype!r}, which is none of {', '.join(DTYPES)}.",
+            where=str(directory / "config.json"),
+        )
     return load_model(str(directory), dtype=dtype, images=True)

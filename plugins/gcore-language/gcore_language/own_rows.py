@@ -25,6 +25,7 @@ from torch import Tensor
 from gcore_language.cuts import Cut, cut_of
 from gcore_language.image_requests import name_in_checkpoint
 from gcore_language.model_files import tensors_in
+from gcore_language.pretrained import refuse_not_finite
 from gcore_language.weights import named_tensors
 
 #: What a layer calls its experts' tensor -> (block of the files, tensors there of which a row, one
@@ -92,7 +93,8 @@ class OwnRows:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._files = {name: (file, shape) for file, name, shape in tensors_in(directory)}
+        self._directory = directory
+        self._files = tensors_in(directory)
 
     def lacks(self, model: Any) -> list[str]:
         """Returns the names of a model's ``empty_tensors`` that the files do not have."""
@@ -110,6 +112,8 @@ class OwnRows:
     ) -> None:
         """Reads this rank's part of each tensor; they must not be among those that are lacking.
 
+        Raises DataError for a weight that is not finite.
+
         tensors: name in the model -> tensor, of which a rank holds what ``cut_of`` says. Experts
             are cut by rows alone.
         rounding: dtype to which numbers are rounded before they take the tensor's.
@@ -118,7 +122,7 @@ class OwnRows:
             opened: dict[Path, Any] = {}
 
             def read(name: str, cut: Cut) -> Tensor:
-                file = self._files[name][0]
+                file = self._files[name].file
                 if file not in opened:
                     opened[file] = stack.enter_context(safe_open(file, "pt"))
                 found: Tensor = opened[file].get_slice(name)[cut]
@@ -131,13 +135,14 @@ class OwnRows:
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 if local.numel():
                     source.fill(local, cut_of(tensor), read)
+                    refuse_not_finite([(name, local)], self._directory)
 
     def _source(self, name: str, shape: Sequence[int]) -> _Alone | _Experts | None:
         """Returns where the files have a tensor; None when they do not have it in that shape."""
         if not shape:
             return None
         for other in (name, name_in_checkpoint(name), name.replace(*_ROUTER)):
-            if other in self._files and self._files[other][1] == tuple(shape):
+            if other in self._files and self._files[other].shape == tuple(shape):
                 return _Alone(other)
         match = _OF_EXPERTS.match(name)
         if match is None:
@@ -155,6 +160,6 @@ class OwnRows:
         """Returns whether the files have these tensors, which together have the shape of a row."""
         if not all(name in self._files for name in names):
             return False
-        shapes = [self._files[name][1] for name in names]
+        shapes = [self._files[name].shape for name in names]
         height = sum(each[0] for each in shapes)
         return height == shape[0] and all(each[1:] == tuple(shape[1:]) for each in shapes)

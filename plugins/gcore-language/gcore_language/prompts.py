@@ -16,7 +16,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, Prompt
 
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
-LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
+LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
 _TOKENIZER_FILES = frozenset(
     {"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"}
 )

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 from gcore_language.model_places import directory_here, problems
 
+from gcore_core.contract.looking import Look
+
 
 def told(path: Path | str, *, here: bool = True, **model: Any) -> list[str]:
     role = {"use": "mine", "model": {"path": str(path), **model}}
     others = {"use": "others", "model": {"path": "/nowhere"}}
-    return list(problems({"roles": {"policy": role, "judge": others}}, "mine", here))
+    return sentences({"policy": role, "judge": others}, here=here)
+
+
+def sentences(roles: dict[str, Any], *, here: bool = True) -> list[str]:
+    """What is known without an engine's libraries."""
+    return [said for said in problems({"roles": roles}, "mine", here) if isinstance(said, str)]
 
 
 def written(directory: Path, *names: str) -> Path:
@@ -44,7 +51,7 @@ def test_a_directory_without_config_weights_or_tokenizer_is_told(tmp_path: Path)
 def test_a_reference_that_is_not_there_is_told(tmp_path: Path) -> None:
     def of(path: str) -> list[str]:
         role = {"use": "mine", "model": {"make": {}}, "config": {"reference_path": path}}
-        return list(problems({"roles": {"policy": role}}, "mine", True))
+        return sentences({"policy": role})
 
     [problem] = of(str(tmp_path / "gone"))
     assert problem.startswith("roles.policy.config.reference_path: there is no directory ")
@@ -77,5 +84,21 @@ def test_a_hub_name_is_told_only_offline_and_only_where_the_cache_does_not_have_
     assert len(told("org/model", revision="def")) == 1
 
 
-def test_a_model_that_the_run_makes_is_no_problem() -> None:
-    assert told("/nowhere", make={"path": "make.py", "name": "make"}) == []
+def test_a_model_that_the_run_has_not_made_yet_is_no_problem() -> None:
+    made = {"make": {"path": "make.py", "name": "make"}}
+    assert list(problems({"roles": {"policy": {"use": "mine", "model": made}}}, "mine", True)) == []
+
+
+def test_each_model_that_is_there_is_looked_at_as_it_will_be_opened(tmp_path: Path) -> None:
+    written(tmp_path, "config.json", "model.safetensors", "tokenizer.json")
+    trainer = {"python": "venv:mine", "config": {"trust_remote_code": True, "reference_path": ""}}
+    roles = {
+        "policy": {"use": "mine", "model": {"path": str(tmp_path)}, **trainer},
+        "judge": {"use": "mine/other", "model": {"path": str(tmp_path), "make": {}}},
+    }
+    policy, judge = problems({"roles": roles}, "mine", True)
+    assert isinstance(policy, Look) and isinstance(judge, Look)
+    assert (policy.where, policy.python) == ("roles.policy.model.path", "venv:mine")
+    assert policy.files == (str(tmp_path),)
+    assert policy.arguments["kind"] == "trainer" and policy.arguments["trust_remote_code"] is True
+    assert (judge.where, judge.arguments["kind"]) == ("roles.judge.model.make", "language")

@@ -10,6 +10,7 @@ from typing import Any
 from gcore_language.lora_settings import is_of
 
 from gcore_core import hookimpl
+from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import TrainerProvider, VenvProvider
 from gcore_megatron import arguments, split_checks
 from gcore_megatron.config import MegatronTrainerConfig
@@ -56,11 +57,11 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
-    """Yields problems with the models of this plugin's roles."""
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Look]:
+    """Yields problems with the models of this plugin's roles, and looks at them."""
     from gcore_language.model_places import problems as model_problems
 
-    yield from model_problems(plan, "megatron", here)
+    yield from model_problems(plan, "megatron", here, images=False)
 
 
 @hookimpl

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gcore_language.model_files import ModelFiles
+from gcore_language.pretrained import Differences, refuse_not_finite, refuse_two_embeddings
 from gcore_language.values import SCORE
 from safetensors import safe_open
 from torch import Tensor
 
-from gcore_core.contract.errors import DataError
 from gcore_megatron.library import parallel_state
 from gcore_megatron.model import Architecture
 
@@ -224,26 +224,24 @@ def check(files: ModelFiles, model_pieces: Sequence[Piece]) -> None:
     others.
     """
     expected = {piece.name: piece.shape for piece in model_pieces}
-    where = str(files.directory)
-    for name in sorted(expected.keys() | files.shapes.keys()):
-        if name not in files.shapes:
-            raise DataError(f"model directory lacks {name}.", where=where)
-        if name not in expected:
-            raise DataError(
-                f"model directory holds {name}, which its config does not use.", where=where
-            )
-        if files.shapes[name] != expected[name]:
-            raise DataError(
-                f"{name} has shape {files.shapes[name]}, its config says {expected[name]}.",
-                where=where,
-            )
+    Differences(
+        missing=sorted(expected.keys() - files.shapes.keys()),
+        unused=sorted(files.shapes.keys() - expected.keys()),
+        reshaped=[
+            (name, files.shapes[name], shape)
+            for name, shape in sorted(expected.items())
+            if files.shapes.get(name, shape) != shape
+        ],
+    ).refuse(files.directory)
+    if "lm_head.weight" not in expected and SCORE not in expected:
+        refuse_two_embeddings(files.directory, "model.embed_tokens.weight", "lm_head.weight")
 
 
 @torch.no_grad()
 def load(directory: Path, model_pieces: Sequence[Piece], parameters: Mapping[str, Tensor]) -> None:
     """Fills this rank's parameters from a model directory that ``check`` has accepted.
 
-    It reads only this rank's slice of each tensor.
+    It reads only this rank's slice of each tensor. Raises DataError for one that is not finite.
     """
     rank = parallel_state.get_tensor_model_parallel_rank()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
@@ -255,7 +253,9 @@ def load(directory: Path, model_pieces: Sequence[Piece], parameters: Mapping[str
                 continue
             stored = files[piece.name].get_slice(piece.name)
             window = piece.window(parameters[name])
-            window.copy_(slice_of(stored, piece, rank, ranks).reshape(window.shape))
+            part = slice_of(stored, piece, rank, ranks)
+            refuse_not_finite([(piece.name, part)], directory)
+            window.copy_(part.reshape(window.shape))
 
 
 def slice_of(stored: Any, piece: Piece, rank: int, ranks: int) -> Tensor:

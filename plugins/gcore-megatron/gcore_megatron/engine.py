@@ -28,7 +28,8 @@ from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device
 from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
-from gcore_language.prompts import LOAD_ERRORS, copy_tokenizer, load_tokenizer, unreadable
+from gcore_language.pretrained import read_hf_config
+from gcore_language.prompts import copy_tokenizer, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import MOMENTS
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
@@ -80,7 +81,7 @@ class MegatronEngine:
         self.device = choose_device(config.device, context, config.threads)
         files = open_model_files(context)
         self._model_path = files.directory
-        self._hf_config = _hf_config(files.directory)
+        self._hf_config = read_hf_config(files.directory)
         model = architecture(self._hf_config, str(files.directory))
         self._opened = files
         if trains_values(context):
@@ -551,15 +552,6 @@ def _silent(device: torch.device) -> Batch:
     """Returns a batch that stands in for none: it serves no record."""
     batch = stand_in(device)
     return replace(batch, uses=torch.zeros(batch.ids.numel(), device=device))
-
-
-def _hf_config(directory: Path) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(directory)
-    except LOAD_ERRORS as error:
-        raise unreadable("config", str(directory), error) from error
 
 
 def _check_ranks(config: MegatronTrainerConfig, context: WorkerContext) -> None:

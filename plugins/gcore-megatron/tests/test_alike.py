@@ -83,6 +83,6 @@ def test_torch_goes_on_from_a_value_head_of_two_stages(objective: str, works: Pa
 def test_an_exported_value_model_opens_as_a_classifier(
     layout: str, objective: str, works: Path
 ) -> None:
-    from gcore_torch.reward import load_classifier
+    from gcore_language.models import load_reward_model
 
-    load_classifier(str(works / layout / objective / "pretrained"), "float32", False)
+    load_reward_model(str(works / layout / objective / "pretrained"), dtype="float32")

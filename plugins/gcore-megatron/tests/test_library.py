@@ -76,12 +76,12 @@ ROTARY = {"rope_theta": 10000.0}
             {"rope_parameters": {**ROTARY, "partial_rotary_factor": 0.5}},
             r"rotary embeddings to whole heads, this model to a part of 0\.5",
         ),
-        ({"intermediate_size": 48}, r"down_proj\.weight has shape .*, its config says \(64, 48\)"),
-        ({"num_hidden_layers": 3}, r"lacks model\.layers\.2\.input_layernorm\.weight"),
         (
-            {"num_hidden_layers": 1},
-            r"holds model\.layers\.1\.input_layernorm\.weight, which its config does not use",
+            {"intermediate_size": 48},
+            r"down_proj\.weight is \[64, 96\] in the files and \[64, 48\] by config\.json",
         ),
+        ({"num_hidden_layers": 3}, r"Missing: model\.layers\.2\.input_layernorm\.weight"),
+        ({"num_hidden_layers": 1}, r"Not used: model\.layers\.1\.input_layernorm\.weight"),
     ],
 )
 def test_an_unsupported_model_is_refused(

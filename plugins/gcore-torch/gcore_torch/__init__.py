@@ -10,6 +10,7 @@ from gcore_language.engine_arguments import without_engine
 from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
+from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
 from gcore_torch.config import TorchGeneratorConfig, TorchRewardConfig, TorchTrainerConfig
 from gcore_torch.offload_settings import problems as offload_problems
@@ -94,8 +95,8 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
-    """Yields problems with the models of this plugin's roles and rewards."""
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Look]:
+    """Yields problems with the models of this plugin's roles, and rewards, and looks at them."""
     from gcore_language.model_places import path_problems
     from gcore_language.model_places import problems as model_problems
 
@@ -103,7 +104,14 @@ def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
     for name, reward in plan.get("rewards", {}).items():
         if is_of(reward, "torch"):
             path = str(reward["config"]["path"])
-            yield from path_problems(f"rewards.{name}.config.path", path, None, here)
+            yield from path_problems(
+                f"rewards.{name}.config.path",
+                path,
+                None,
+                here,
+                "classifier",
+                trust_remote_code=bool(reward["config"]["trust_remote_code"]),
+            )
 
 
 def _other_dtypes(roles: Mapping[str, Any]) -> Iterator[str]:

@@ -27,7 +27,6 @@ from gcore_language.lora import (
     Adapters,
     add_adapters,
     check_numbers,
-    refuse_base,
 )
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.model_files import open_model_files
@@ -112,7 +111,6 @@ class TorchEngine:
         self.sums_exactly = context.deterministic
         self._path = str(files.directory)
         self._adapters: Adapters | None = None
-        refuse_base(config.lora, self._path, context.role)
         self._policy = self._open(self._path, config.lora)
         model = self._policy.model
         embedded = model.get_input_embeddings().weight.shape[0]

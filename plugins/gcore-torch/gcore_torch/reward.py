@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from gcore_language.model_files import open_model_files
-from gcore_language.models import DTYPES, choose_device, refuse_engine
-from gcore_language.prompts import LOAD_ERRORS, load_tokenizer, unreadable
+from gcore_language.models import choose_device, load_reward_model, refuse_engine
+from gcore_language.prompts import load_tokenizer
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import DataError
 from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_torch.config import TorchRewardConfig
 
@@ -35,7 +33,9 @@ class TorchReward:
         path = str(open_model_files(context, config.path).directory)
         trust = config.trust_remote_code
         self._device = choose_device(config.device, context, config.threads)
-        self._model = load_classifier(path, config.dtype, trust).to(self._device)
+        self._model = load_reward_model(path, dtype=config.dtype, trust_remote_code=trust).to(
+            self._device
+        )
         embedded = self._model.get_input_embeddings().weight.shape[0]
         self._tokenizer = load_tokenizer(
             path, embedded, threads=config.threads, trust_remote_code=trust
@@ -127,44 +127,6 @@ class TorchReward:
             ]
         values: list[float] = logits.float().cpu().tolist()
         return values
-
-
-def load_classifier(path: str, dtype: str, trust_remote_code: bool) -> Any:
-    """Loads a sequence classifier of transformers with one output, in evaluation mode.
-
-    Raises DataError when it cannot be read, lacks weights or has several outputs.
-
-    path: its directory or its name on the hub.
-    dtype: a key of ``gcore_language.models.DTYPES``.
-    trust_remote_code: whether Python code in the directory may run.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    try:
-        model, loading_info = AutoModelForSequenceClassification.from_pretrained(
-            path,
-            dtype=DTYPES[dtype],
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except LOAD_ERRORS as error:
-        raise unreadable("reward model", path, error) from error
-    missing = sorted(loading_info["missing_keys"])
-    if missing:
-        raise DataError(
-            "model is no reward model.",
-            where=path,
-            why=f"It lacks {', '.join(missing[:3])}, which would be random.",
-            todo="Take a model that was trained as a sequence classifier with one output.",
-        )
-    if model.config.num_labels != 1:
-        raise DataError(
-            f"model has {model.config.num_labels} outputs; a scalar reward model has one.",
-            where=path,
-            why="It may be a classifier.",
-        )
-    return model.eval()
 
 
 def _last(row: Sequence[int], pad: int | None) -> int:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gcore_language.lora_settings import LoraSettings
-from gcore_language.models import load_value_model
-from gcore_torch.reward import load_classifier
+from gcore_language.models import load_reward_model, load_value_model
 from transformers import AutoModelForSequenceClassification
 
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
@@ -41,7 +40,7 @@ def test_values_before_each_action_and_after_the_last_are_transformers_own(
 ) -> None:
     trainer = open_trainer(model_dirs[family], settings={"packing": packing})
     trainer.save_pretrained(tmp_path)
-    model = load_classifier(str(tmp_path), "float32", trust_remote_code=False)
+    model = load_reward_model(str(tmp_path), dtype="float32")
     records = make_records()
     given = trainer.values(records)
     for record, values in zip(records, given, strict=True):
@@ -165,7 +164,7 @@ def assert_ranks_agree(counts: tuple[int, ...], model: Path, work: Path) -> None
         for numbers in (many, back):
             for left, right in zip(one["metrics"], numbers["metrics"], strict=True):
                 assert left == pytest.approx(right, rel=1e-4, abs=1e-6)
-        load_classifier(str(work / str(ranks) / "pretrained"), "float32", trust_remote_code=False)
+        load_reward_model(str(work / str(ranks) / "pretrained"), dtype="float32")
 
 
 def test_values_train_alike_on_one_and_two_sharded_ranks(
