@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
+from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import (
     GeneratorProvider,
     ObjectiveProvider,
@@ -100,7 +101,7 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Look]:
     from gcore_diffusion.checks import file_problems
 
     return file_problems(plan, here)

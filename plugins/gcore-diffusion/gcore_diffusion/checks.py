@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gcore_language.engine_arguments import without_engine
+
+from gcore_core.contract.looking import Look
 
 _OWN = ("diffusion", "diffusion/default")
 #: Settings that sampler and trainer must have alike, or their log-probs differ.
@@ -48,13 +51,18 @@ def _differences(
             )
 
 
-def file_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str]:
-    """Yields a sentence for each model of this plugin's roles that no worker could open.
+def file_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str | Look]:
+    """Yields a sentence for each model of this plugin's roles and rewards that no worker could
+    open, and a look at each other one.
 
     here: whether all workers start on this machine.
     """
-    from gcore_language.model_places import directory_here, missing
+    from gcore_language.model_places import directory_here, missing, path_problems
 
+    for name, reward in plan.get("rewards", {}).items():
+        if reward["use"] == "diffusion/preference":
+            where, path = f"rewards.{name}.config.path", str(reward["config"]["path"])
+            yield from path_problems(where, path, None, here, "clip")
     for name, role in plan["roles"].items():
         model = role.get("model") or {}
         if role["use"].partition("/")[0] != "diffusion" or not model.get("path"):
@@ -68,3 +76,16 @@ def file_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str]:
                 f"{where}: {directory} has neither a model_index.json, as a pipeline of diffusers "
                 "has, nor a config.json, so it is no model; correct it."
             )
+        else:
+            yield Look(
+                where=where,
+                python=role.get("python"),
+                function="gcore_diffusion.components:problems",
+                arguments={"directory": str(directory)},
+                files=tuple(map(str, _folders(directory))),
+            )
+
+
+def _folders(directory: Path) -> list[Path]:
+    """Returns a pipeline's directory and those of its parts."""
+    return [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]

@@ -12,7 +12,6 @@ and CUDA have not been run.
 
 from __future__ import annotations
 
-import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
+from gcore_diffusion.components import open_part, parts_of, read_index
 from gcore_diffusion.config import (
     DenoiserSettings,
     DiffusionGeneratorConfig,
@@ -439,7 +439,7 @@ def open_pipeline(
     Raises ConfigError when no adapter is for that class, DataError when the directory cannot be
     read.
     """
-    name = str(_index(directory).get("_class_name"))
+    name = str(read_index(directory).get("_class_name"))
     if name not in _KNOWN:
         raise ConfigError(
             f"there is no adapter for {name}.",
@@ -504,22 +504,14 @@ def _sampling(settings: DenoiserSettings) -> DiffusionGeneratorConfig:
     return settings
 
 
-def _index(directory: Path) -> dict[str, Any]:
-    try:
-        index: dict[str, Any] = json.loads(
-            (directory / "model_index.json").read_text(encoding="utf-8")
-        )
-    except (OSError, ValueError) as error:
-        raise _unreadable(directory, error) from error
-    return index
-
-
 def _load_pipeline(directory: Path, device: torch.device) -> Any:
+    name = read_index(directory).get("_class_name")
+    parts = {part: open_part(directory, part, kind) for part, kind in parts_of(directory).items()}
     try:
-        pipeline = getattr(diffusers, _index(directory)["_class_name"]).from_pretrained(
-            str(directory), dtype=torch.float32, use_safetensors=True, local_files_only=True
+        pipeline = getattr(diffusers, str(name)).from_pretrained(
+            str(directory), use_safetensors=True, local_files_only=True, **parts
         )
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # isolation point: which one it raises, the files decide
         raise _unreadable(directory, error) from error
     scheduler_config = dict(pipeline.scheduler.config)
     # schedulers other than flow matching's call the shift flow_shift
@@ -531,17 +523,11 @@ def _load_pipeline(directory: Path, device: torch.device) -> Any:
 
 
 def _load_transformer(directory: Path, device: torch.device) -> nn.Module:
-    try:
-        kind = getattr(diffusers, _index(directory)["transformer"][1])
-        loaded: nn.Module = kind.from_pretrained(
-            str(directory / "transformer"),
-            dtype=torch.float32,
-            use_safetensors=True,
-            local_files_only=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise _unreadable(directory, error) from error
-    return loaded.to(device)
+    kind = parts_of(directory).get("transformer")
+    if kind is None:
+        raise _unreadable(directory, ValueError("model_index.json names no transformer"))
+    transformer: nn.Module = open_part(directory, "transformer", kind)
+    return transformer.to(device)
 
 
 def _unreadable(directory: Path, error: BaseException) -> DataError:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device, refuse_engine
+from gcore_language.pretrained import CLIP, open_pretrained
 from gcore_language.prompts import LOAD_ERRORS, unreadable
 
 from gcore_core.contract.context import WorkerContext
@@ -87,13 +89,13 @@ def _load(path: str, beside: str, dtype: str) -> tuple[Any, Any, Any]:
 
     Raises DataError where one of them cannot be read.
     """
-    from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
+    from transformers import AutoImageProcessor, AutoTokenizer
 
+    model, _ = open_pretrained(Path(path), CLIP, dtype=DTYPES[dtype])
     try:
-        model = CLIPModel.from_pretrained(path, dtype=DTYPES[dtype], use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(beside)
         images = AutoImageProcessor.from_pretrained(beside)
-    except (*LOAD_ERRORS, ImportError) as error:
+    except LOAD_ERRORS as error:
         raise unreadable("preference model", path, error) from error
     return model.eval(), tokenizer, images
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from gcore_language.pretrained import refuse_not_finite
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -133,6 +134,7 @@ class TinyDenoiser:
             raise DataError(
                 "the tiny model cannot be read.", where=str(directory), why=str(error)
             ) from error
+        refuse_not_finite(self.module.named_parameters(), directory)
         if lora:
             raise DataError(
                 "the tiny model takes no adapters.", where=str(directory), todo="Leave lora out."
@@ -235,6 +237,7 @@ def load_classifier(file: Path) -> TinyClassifier:
         raise DataError(
             "the classifier cannot be read.", where=str(file), why=str(error)
         ) from error
+    refuse_not_finite(net.named_parameters(), file)
     net.eval()
     return net
 

@@ -5,22 +5,28 @@ same.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
-from gcore_diffusion import tiny_pipelines  # noqa: E402
+from gcore_diffusion import components, tiny_pipelines  # noqa: E402
+from gcore_diffusion.checks import file_problems  # noqa: E402
 from gcore_diffusion.config import LoraSettings  # noqa: E402
 from gcore_diffusion.rows import transitions  # noqa: E402
 from gcore_diffusion.way import SeededNoise  # noqa: E402
 
 from gcore_core.contract.errors import ConfigError, DataError  # noqa: E402
+from gcore_core.contract.factories import import_attribute  # noqa: E402
+from gcore_core.contract.looking import Look  # noqa: E402
 from gcore_core.testing.contracts.weights import exported, push  # noqa: E402
 from tests.support import diffusion_models as kit  # noqa: E402
 
@@ -161,3 +167,78 @@ def test_a_half_written_pipeline_is_a_data_error(tmp_path: Path) -> None:
 def test_a_trainer_loads_only_the_transformer(folders: Any) -> None:
     trainer = kit.make_trainer(folders("sd3"), max_sequence_length=16)
     assert trainer._denoising.denoiser.pipeline is None
+
+
+# -- weights are what the files say ----------------------------------------------------------------
+
+
+def _rewritten(folder: Path, directory: Path, part: str, edit: Any) -> Path:
+    """Copies a pipeline, and writes the weights of a part again after ``edit`` has changed them."""
+    shutil.copytree(folder, directory)
+    (file,) = (directory / part).glob("*.safetensors")
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return directory
+
+
+def _first_matrix(tensors: dict[str, torch.Tensor]) -> str:
+    return min(name for name, tensor in tensors.items() if tensor.dim() > 1)
+
+
+def _lose(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[_first_matrix(tensors)]
+
+
+def _add(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["more.weight"] = torch.zeros(2, 2)
+
+
+def _spoil(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[_first_matrix(tensors)].view(-1)[0] = torch.nan
+
+
+def _shorten(tensors: dict[str, torch.Tensor]) -> None:
+    name = _first_matrix(tensors)
+    tensors[name] = tensors[name][1:].clone()
+
+
+def _pack(tensors: dict[str, torch.Tensor]) -> None:
+    name = _first_matrix(tensors)
+    tensors[name] = tensors[name].to(torch.int8)
+
+
+@pytest.mark.parametrize("edit", [_lose, _add, _spoil, _shorten, _pack])
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "vae"])
+@pytest.mark.parametrize("name", list(GUIDANCE))
+def test_a_part_whose_weights_are_not_the_files_is_refused(
+    folders: Any, tmp_path: Path, name: str, part: str, edit: Any
+) -> None:
+    directory = _rewritten(folders(name), tmp_path / "broken", part, edit)
+    with pytest.raises(DataError, match=re.escape(str(directory / part))):
+        list(components.problems({"directory": str(directory)}))
+    with pytest.raises(DataError, match=re.escape(str(directory / part))):
+        kit.make_generator(directory)
+    if part == "transformer":
+        with pytest.raises(DataError, match=re.escape(str(directory / part))):
+            kit.make_trainer(directory)
+
+
+@pytest.mark.parametrize("name", list(GUIDANCE))
+def test_a_whole_pipeline_is_no_problem(folders: Any, name: str) -> None:
+    role = {"use": "diffusion", "model": {"path": str(folders(name))}}
+    [look] = file_problems({"roles": {"policy": role}}, True)
+    assert isinstance(look, Look)
+    assert str(folders(name) / "transformer") in look.files
+    assert list(import_attribute(look.function)(look.arguments)) == []
+
+
+def test_a_tiny_model_whose_weights_are_not_the_files_is_refused(tmp_path: Path) -> None:
+    directory = kit.random_tiny(tmp_path / "tiny")
+    assert list(components.problems({"directory": str(directory)})) == []
+    for edit in (_lose, _add, _spoil, _shorten):
+        broken = _rewritten(directory, tmp_path / edit.__name__, ".", edit)
+        with pytest.raises(DataError):
+            kit.make_generator(broken)
+        with pytest.raises(DataError):
+            list(components.problems({"directory": str(broken)}))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("diffusers")
 
+from gcore_diffusion.checks import file_problems  # noqa: E402
 from gcore_diffusion.config import PreferenceConfig  # noqa: E402
 from gcore_diffusion.preference import Preference  # noqa: E402
 from gcore_diffusion.tiny_pipelines import save_clip  # noqa: E402
 
 from gcore_core.contract.context import WorkerContext  # noqa: E402
 from gcore_core.contract.errors import ConfigError, DataError  # noqa: E402
+from gcore_core.contract.factories import import_attribute  # noqa: E402
+from gcore_core.contract.looking import Look  # noqa: E402
 from gcore_core.contract.records import FINISHED, Prompt  # noqa: E402
 from gcore_core.contract.scorer import ScoredRecord  # noqa: E402
 
@@ -101,3 +106,31 @@ def test_settings_say_what_is_wrong_with_them() -> None:
         PreferenceConfig(path="")
     with pytest.raises(ConfigError, match="batch_images: must be positive, is 0"):
         PreferenceConfig(path="x", batch_images=0)
+
+
+def test_a_clip_whose_weights_are_not_the_files_is_a_problem_and_refused(
+    clip: Path, tmp_path: Path
+) -> None:
+    def plan(path: Path) -> dict[str, Any]:
+        return {
+            "roles": {},
+            "rewards": {"taste": {"use": "diffusion/preference", "config": {"path": str(path)}}},
+        }
+
+    [look] = file_problems(plan(clip), True)
+    assert isinstance(look, Look)
+    assert look.where == "rewards.taste.config.path"
+    assert list(import_attribute(look.function)(look.arguments)) == []
+    broken = tmp_path / "broken"
+    shutil.copytree(clip, broken)
+    tensors = load_file(broken / "model.safetensors")
+    del tensors["visual_projection.weight"]
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    [look] = file_problems(plan(broken), True)
+    assert isinstance(look, Look)
+    for refuses in (
+        lambda: list(import_attribute(look.function)(look.arguments)),
+        lambda: scorer(broken),
+    ):
+        with pytest.raises(DataError, match=r"Missing: visual_projection\.weight"):
+            refuses()
