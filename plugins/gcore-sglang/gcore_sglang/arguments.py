@@ -14,6 +14,9 @@ from gcore_language.engine_arguments import EngineArguments, sentence
 #: lists those it has.
 EXIT_REFUSED = 3
 KNOWN = "known_arguments.json"
+#: Exit code of the child for weights that are not the model's; the file says what is wrong.
+EXIT_WRONG_WEIGHTS = 4
+WRONG_WEIGHTS = "wrong_weights.json"
 
 #: argument of SGLang -> where this plugin takes it from instead
 _SETTINGS = {

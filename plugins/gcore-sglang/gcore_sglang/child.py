@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
+from gcore_core.contract.errors import DataError
 from gcore_sglang.all_parts import wait_for_all_parts
-from gcore_sglang.arguments import EXIT_REFUSED, KNOWN
+from gcore_sglang.arguments import EXIT_REFUSED, EXIT_WRONG_WEIGHTS, KNOWN, WRONG_WEIGHTS
 from gcore_sglang.cpu import pin_nothing, process_nothing, stand_in
 from gcore_sglang.input_temperatures import divide_input_logits
 from gcore_sglang.invariant import allow_torch_attention, compute_rows_alone
@@ -61,7 +62,7 @@ def main() -> None:
     """Reads the spec from standard input and runs the server until it ends.
 
     Writes the known arguments to a file and exits with EXIT_REFUSED when the spec has an unknown
-    one.
+    one; see also ``_check_weights``.
     """
     spec = json.loads(sys.stdin.buffer.readline())
     private = Path(spec["private"])
@@ -79,8 +80,25 @@ def main() -> None:
     if not set(spec["arguments"]) <= known_arguments:
         (private / KNOWN).write_text(json.dumps(sorted(known_arguments)), encoding="utf-8")
         sys.exit(EXIT_REFUSED)
+    _check_weights(spec["arguments"], private)
     defaults = {} if torch.cuda.is_available() else _ON_CPU
     run_server(ServerArgs(**{**defaults, **spec["arguments"]}))
+
+
+def _check_weights(arguments: dict[str, Any], private: Path) -> None:
+    """Writes what is wrong with the model's weights to a file and exits with EXIT_WRONG_WEIGHTS.
+
+    SGLang fills in what the files lack, and leaves out what it has no place for, without a word.
+    """
+    from gcore_language.pretrained import check_for_engine
+
+    trust = bool(arguments.get("trust_remote_code"))
+    try:
+        check_for_engine(Path(arguments["model_path"]), trust_remote_code=trust)
+    except DataError as error:
+        told = {"what": error.what, "where": error.where, "why": error.why, "todo": error.todo}
+        (private / WRONG_WEIGHTS).write_text(json.dumps(told), encoding="utf-8")
+        sys.exit(EXIT_WRONG_WEIGHTS)
 
 
 def _end_with_the_worker(private: Path) -> None:

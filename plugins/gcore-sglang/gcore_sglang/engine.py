@@ -78,7 +78,7 @@ class SglangGenerator:
         ARGUMENTS.check_set_here(context.engine, context.role)
         self._config = config
         self._context = context
-        files = open_model_files(context)
+        files = open_model_files(context, quantised=True)
         self._tokenizer = load_tokenizer(
             str(files.directory),
             files.embedded,

@@ -31,7 +31,13 @@ from gcore_core.contract.errors import (
     DeadlineExceeded,
     WorkerDied,
 )
-from gcore_sglang.arguments import ARGUMENTS, EXIT_REFUSED, KNOWN
+from gcore_sglang.arguments import (
+    ARGUMENTS,
+    EXIT_REFUSED,
+    EXIT_WRONG_WEIGHTS,
+    KNOWN,
+    WRONG_WEIGHTS,
+)
 from gcore_sglang.client import Client, Refused, Unreachable
 
 HOST = "127.0.0.1"
@@ -184,6 +190,9 @@ class Server:
         if code == EXIT_REFUSED:
             known_arguments = json.loads((self.private / KNOWN).read_text(encoding="utf-8"))
             ARGUMENTS.check_known(self._context.engine, known_arguments, role)
+        if code == EXIT_WRONG_WEIGHTS:
+            told = (self.private / WRONG_WEIGHTS).read_text(encoding="utf-8")
+            return DataError(**json.loads(told))
         if _PORT_TAKEN in self._tail():
             return self._port_taken(port)
         return DataError(

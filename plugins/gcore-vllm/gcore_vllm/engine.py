@@ -62,7 +62,7 @@ class VllmGenerator:
     def __init__(self, config: VllmGeneratorConfig, context: WorkerContext) -> None:
         self._config = config
         self._progress = context.progress
-        files = open_model_files(context)
+        files = open_model_files(context, quantised=True)
         self._tokenizer = _tokenizer_of(files, config)
         shapes = files.shapes
         trust = config.trust_remote_code

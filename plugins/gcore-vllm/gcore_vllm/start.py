@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from gcore_language.model_files import ModelFiles
+from gcore_language.pretrained import check_for_engine
 from gcore_language.prompts import first_lines
 
 from gcore_core.contract.context import WorkerContext
@@ -43,7 +44,8 @@ def start_engine(
     """Starts vLLM's engine and draws a first sample with it.
 
     Raises PluginBroken when vLLM cannot be imported, ConfigError for a wrong argument under
-    ``engine:``, DataError when vLLM does not start with the model or does not take the adapter.
+    ``engine:``, DataError when the weights are not the model's, when vLLM does not start with it or
+    does not take the adapter.
 
     image_config: transformers' config of a model that takes images; None for other models.
     """
@@ -61,6 +63,8 @@ def start_engine(
     # RuntimeError: torchvision for CUDA beside torch for CPUs.
     except (ImportError, RuntimeError) as error:
         raise not_installed(error) from error
+    # vLLM fills in what the files lack, and leaves out what it has no place for, without a word.
+    check_for_engine(files.directory, trust_remote_code=config.trust_remote_code)
     # vLLM caches its environment; an engine that this process had before would leave its own.
     envs.disable_envs_cache()
     register_models()
