@@ -251,6 +251,7 @@ def inspect_plugin(name: str) -> Report:
     """
     from gcore_core.config.plugin_description import find
     from gcore_core.config.plugins import Plugins
+    from gcore_core.config.unwritten import unwritten
     from gcore_core.contract.errors import GcoreError
 
     report = Report()
@@ -268,8 +269,14 @@ def inspect_plugin(name: str) -> Report:
             "job then pays for.\n"
             "  import it in the module that a factory names, or inside a function"
         )
+    places = list(unwritten(f"{plugin.module}:", frozenset()))
     for item in plugins.provided_by(plugin.name):
         _check_provider(item, report)
+        places += unwritten(item.spec.factory, item.spec.capabilities)
+    report.problems += [
+        f"{place} raises NotImplementedError; write what it is to do."
+        for place in dict.fromkeys(places)
+    ]
     return report
 
 

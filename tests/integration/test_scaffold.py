@@ -204,11 +204,17 @@ def test_a_new_plugin_fails_its_contract_until_it_is_filled_in(
     directory, environment = written
     before = run_tests(directory, environment, "-x", "-k", "not TestPlugin")
     assert before.returncode == 1 and "NotImplementedError" in before.stdout, before.stdout
+    checked = [sys.executable, "-m", "gcore_core", "plugins", "check", "scaffolded"]
+    found = subprocess.run(
+        checked, env=environment, cwd=directory, stdout=subprocess.PIPE, text=True
+    )
+    assert found.returncode == 3
+    assert "raises NotImplementedError; write what it is to do." in found.stdout
+    assert found.stdout.count(f"{directory}/gcore_scaffolded/") == len(found.stdout.splitlines())
     fill_in(directory, ANSWERS[request.node.callspec.params["written"]])
     # The model of the fake engine is none that torch can train; the test below has one.
     after = run_tests(directory, environment, "-k", "not TestWithTorch")
     assert after.returncode == 0, after.stdout
-    checked = [sys.executable, "-m", "gcore_core", "plugins", "check", "scaffolded"]
     assert subprocess.run(checked, env=environment, cwd=directory).returncode == 0
 
 

@@ -222,6 +222,60 @@ def test_check_does_not_import_factories_whose_engine_is_missing(
     ]
 
 
+UNWRITTEN = """
+class Base:
+    def submit(self):
+        raise NotImplementedError
+
+class Engine(Base):
+    def submit(self):
+        return []
+    def step(self, record):
+        if record is None:
+            raise IndexError
+        raise NotImplementedError(record)
+    def abort(self, keys):
+        raise NotImplementedError("it claims nothing")
+    def read(self, kind):
+        if kind == "text":
+            return 1
+        raise NotImplementedError(kind)
+
+def helper():
+    raise NotImplementedError()
+"""
+
+
+@pytest.mark.parametrize("needs", [(), ("nope",)])
+def test_check_reports_what_nobody_has_written_also_where_the_engine_is_missing(
+    path: InstalledPlugins, capsys: pytest.CaptureFixture[str], needs: tuple[str, ...]
+) -> None:
+    for claims, methods in (("", ["step"]), ("'abort'", ["step", "abort"])):
+        hook = (
+            "@hookimpl\ndef gcore_generators():\n    yield p.GeneratorProvider(summary='', "
+            f"factory='gcore_new_parts:Engine', needs={needs}, "
+            f"capabilities=frozenset([{claims}]))"
+        )
+        path.add("new", HEAD + hook, files={"gcore_new_parts.py": UNWRITTEN})
+        assert cli.main(["plugins", "check", "new"]) == 3
+        file = path.directory / "gcore_new_parts.py"
+        lines = UNWRITTEN.splitlines()
+        places = [(f"def {name}(self, ", f"Engine.{name}") for name in methods]
+        places.append(("def helper(", "helper"))
+        numbered = [
+            (number, name)
+            for begins, name in places
+            for number, line in enumerate(lines, 1)
+            if line.strip().startswith(begins)
+        ]
+        assert [
+            line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")
+        ] == [
+            f"{file}:{number}: {name} raises NotImplementedError; write what it is to do."
+            for number, name in numbered
+        ]
+
+
 def test_check_accepts_a_local_file_of_the_project(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
