@@ -177,6 +177,17 @@ def load_plan(
     overrides: of the command line, as ``path=value``.
     installed: the plugins that there are; None: they are looked for.
     """
+    plan = read_plan(file, overrides, installed)
+    checks.run(plan.settings, plan.config, plan.provided, plan.objects, plan.plugins, plan.source)
+    return plan
+
+
+def read_plan(
+    file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
+) -> Plan:
+    """Reads and resolves a configuration as ``load_plan`` does, with the same errors for keys and
+    types of values. Whether what is chosen goes together, and can run here, is not asked.
+    """
     source = yaml_source.read_source(Path(file), overrides)
     chosen = _first_phase(source, installed)
     provided, settings = _second_phase(chosen, source)
@@ -192,7 +203,6 @@ def load_plan(
         path: _config_object(item, path, _get(config, f"{path}.config"))
         for path, item in provided.items()
     }
-    checks.run(settings, config, provided, objects, chosen.plugins, source.file)
     return Plan(
         settings=settings,
         config=config,

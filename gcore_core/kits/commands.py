@@ -5,6 +5,7 @@ A name is loaded when it is first used, since a check needs few of them and must
 catalog: the module that lists installed plugins without importing them.
 Plugins: imports plugins and holds what their hooks gave.
 load_plan: reads a job's YAML and overrides, and resolves and checks them.
+read_plan: the same, without asking whether what is chosen goes together and can run here.
 run_file: runs a job, as ``g-core run`` does.
 open_interpreter: what another interpreter has installed.
 venvs: the module that knows where venvs of engines lie.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gcore_core.config import yaml12 as yaml12
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
     from gcore_core.config.plan import load_plan as load_plan
+    from gcore_core.config.plan import read_plan as read_plan
     from gcore_core.config.plugins import Plugins as Plugins
     from gcore_core.config.yaml_source import read_source as read_source
     from gcore_core.run.start import run_file as run_file
@@ -41,6 +43,7 @@ _HOMES = {
     "SHARED_MEMORY": "gcore_core.runtime.process.spawn",
     "find_devices": "gcore_core.runtime.process.devices",
     "load_plan": "gcore_core.config.plan",
+    "read_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
     "print_table": "gcore_core.cli",
     "read_source": "gcore_core.config.yaml_source",

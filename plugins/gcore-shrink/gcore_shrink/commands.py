@@ -12,8 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.commands import load_plan, read_source, yaml12
+from gcore_core.contract.errors import ConfigError, PluginNotFound
+from gcore_core.kits.commands import load_plan, read_plan, read_source, yaml12
 from gcore_shrink.namespaces import MOST_NODES, problem
 from gcore_shrink.shrinking import Shrinking
 
@@ -24,6 +24,7 @@ def shrink(words: Sequence[str]) -> int:
     to = args.output or Path(f"{args.file.stem}-small.yaml")
     if to.exists():
         raise ConfigError("there is a file already", where=str(to), todo="take another name for -o")
+    _require_readable(args.file, args.overrides)
     small = Shrinking(
         job=read_job(args.file, args.overrides),
         directory=to.absolute().parent / f"{to.stem}.twins",
@@ -43,6 +44,19 @@ def shrink(words: Sequence[str]) -> int:
         print(note, file=sys.stderr)
     print(f"{to}: g-core run {to}")
     return 0
+
+
+def _require_readable(file: Path, overrides: Sequence[str]) -> None:
+    """Raises what ``g-core check`` would for keys that are wrong, before anything is made of them.
+
+    Whether the job's launcher is installed does not matter: it is left out.
+    """
+    try:
+        read_plan(file, overrides)
+    except PluginNotFound as error:
+        if error.where != "launcher.use":
+            raise
+        read_plan(file, [*overrides, "launcher.use=core/local"])
 
 
 def _nodes(number: int) -> int:

@@ -17,7 +17,7 @@ from gcore_core.contract.errors import ConfigError
 RECIPES = Path(__file__).parents[3] / "recipes"
 JOB = """
 run: {name: large, steps: 500, dir: runs/large}
-launcher: {use: nodes}
+launcher: {use: nodes/join, config: {hosts: 2}}
 cluster: {devices: 16}
 controller: {shards: 4, config: {prompts: 1024, minibatches: 8}}
 data:
