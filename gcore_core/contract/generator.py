@@ -87,7 +87,8 @@ class Finished:
     versions: first and last weights version that sampled its actions; ``UNSAMPLED`` both where
         the generator reads its records: then nothing compares their ``logp``, which is 0.
     columns: as listed in ``gcore_core.contract.records``.
-    reason: a word for why it did not finish ("prompt_too_long", ...).
+    reason: a word for why it did not finish ("prompt_too_long", ...), by which such records are
+        counted; behind it perhaps a colon and what a person should know of this one.
     media: arrays that scorers and trainers need besides, such as an image; what records share is
         stored once.
     cost: what training on it costs beside its prompt and actions, in tokens' worth, such as an

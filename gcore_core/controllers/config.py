@@ -31,8 +31,8 @@ class SyncConfig:
     logprob_band: largest |generator - trainer| log-prob of one action, under the weights that
         sampled it, before the run stops; empty: what the pair states for its dtypes and engines,
         1e-3 where it states nothing.
-    too_long: what happens to a prompt longer than the context: its group is dropped and counted, or
-        the run stops.
+    too_long: what happens to a prompt longer than the context: its group is left out and counted,
+        and another one drawn, or the run stops.
     truncated: what happens to a record that was cut off at its limit of actions: "train" takes it
         for what it is, "mask" trains on none of its actions, though its reward stays in its group's
         baseline. Then a group without any other record is dropped and counted.

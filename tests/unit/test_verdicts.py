@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from gcore_core.builtin.filters import KeepAll
-from gcore_core.contract.errors import TrainingError
+from gcore_core.contract.errors import DataError, TrainingError
 from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.records import (
+    FAILED,
     FILTERED,
     FINISHED,
     QUARANTINED,
@@ -26,7 +27,7 @@ from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Told
 from gcore_core.controllers.window.dynamic_sampling import Quota
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.running import RunningWindow
-from gcore_core.controllers.window.verdicts import Settled, too_many_failures, verdict_on
+from gcore_core.controllers.window.verdicts import LeftOut, Settled, too_many_failures, verdict_on
 from gcore_core.controllers.window.window import Window
 
 
@@ -49,7 +50,7 @@ def test_the_finish_reason_of_a_record_is_no_reason_of_a_failed_reward() -> None
     assert str(error).splitlines() == [
         "rewarding: 1 of 1 groups could not be used",
         "  rewards.exact: KeyError",
-        "  mend the reward or the data; controller.config.failure_limit says how many may fail",
+        "  fix the reward or the data; controller.config.failure_limit says how many may fail",
         "  tracebacks: run/logs/scorer.0.log",
     ]
 
@@ -90,6 +91,66 @@ def test_a_group_of_truncated_records_alone_teaches_nothing_when_they_are_masked
     settled = verdict_on(group, config, {"exact": Reward()}, keep_all, filter_code(keep_all))
     assert settled.verdict == verdict
     assert settled.reason == ("truncated" if verdict == FILTERED else "")
+
+
+def failed(row: int, reason: str) -> list[Header]:
+    return [Header(row, sample, row, 0, status=FAILED, reason=reason) for sample in range(2)]
+
+
+def settled(group: list[Header], **settings: str) -> Settled:
+    keep_all = KeepAll()
+    config = SyncConfig(**settings)
+    return verdict_on(group, config, {"exact": Reward()}, keep_all, filter_code(keep_all))
+
+
+def test_a_prompt_that_is_too_long_is_left_out_and_is_no_failure() -> None:
+    one = settled(failed(3, "prompt_too_long: 811 tokens, and the context has 512"))
+    assert (one.verdict, one.reason) == (FILTERED, "prompt_too_long")
+
+
+def test_a_prompt_that_is_too_long_ends_the_run_with_its_tokens_where_that_is_wanted() -> None:
+    with pytest.raises(DataError, match=r"row 3 (?s:.*)811 tokens, and"):
+        settled(failed(3, "prompt_too_long: 811 tokens, and the context has 512"), too_long="error")
+
+
+def test_records_that_fail_are_counted_by_the_word_of_their_reason() -> None:
+    one = settled(failed(3, "prompt_unreadable: System role not supported"))
+    assert (one.verdict, one.reason) == (QUARANTINED, "prompt_unreadable")
+
+
+def test_too_many_rows_that_cannot_be_read_are_named_with_why() -> None:
+    groups = [failed(row, "prompt_unreadable: System role not supported") for row in (3, 5)]
+    assert str(too_many_failures(groups, 2, 2, {})).splitlines()[1:3] == [
+        "  row 3: prompt_unreadable: System role not supported",
+        "  row 5: prompt_unreadable: System role not supported",
+    ]
+
+
+def long_groups(count: int) -> list[Settled]:
+    return [
+        settled(failed(row, f"prompt_too_long: {811 + row} tokens, and the context has 512"))
+        for row in range(count)
+    ]
+
+
+def test_a_run_whose_prompts_are_all_too_long_ends_and_names_rows() -> None:
+    left_out = LeftOut()
+    left_out.take(long_groups(6), teaches=False)
+    with pytest.raises(DataError) as raised:
+        left_out.take(long_groups(6), teaches=False)
+    assert str(raised.value).splitlines()[:2] == [
+        "generation: the last 12 prompts are all longer than the context allows",
+        "  row 0: prompt_too_long: 811 tokens, and the context has 512",
+    ]
+
+
+@pytest.mark.parametrize("teaches", [True, False])
+def test_a_run_goes_on_while_steps_find_prompts_that_fit(teaches: bool) -> None:
+    fits = Settled(99, [header(0, exact="ok")], TRAINED, "")
+    left_out = LeftOut()
+    for _ in range(4):
+        left_out.take(long_groups(9) if not teaches else long_groups(20), teaches=teaches)
+        left_out.take([fits], teaches=True)
 
 
 @pytest.mark.parametrize("limit", [50.0, -0.1, float("nan")])

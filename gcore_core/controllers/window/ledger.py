@@ -328,9 +328,9 @@ class Ledger:
         leased ordinal has no verdict.
 
         carry: whether the surplus is carried, that is kept with its records for the next step.
-            Groups that were carried already once are not, nor groups that could not be used. These,
-            and without ``carry`` all, are forgotten: the next step draws them again, under newer
-            weights with the same seeds.
+            Groups that were carried already once are not, nor groups that could not be used or
+            that have a record which failed. These, and without ``carry`` all, are forgotten: the
+            next step draws them again, under newer weights with the same seeds.
         """
         if self._open:
             raise ContractError(
@@ -340,7 +340,8 @@ class Ledger:
         for ordinal in surplus:
             group = self._settled.pop(ordinal)
             verdict, _ = self._verdicts.pop(ordinal)
-            if carry and verdict != QUARANTINED and not group.carried:
+            is_whole = all(header.status != FAILED for header in group.records.values())
+            if carry and is_whole and verdict != QUARANTINED and not group.carried:
                 group.carried = True
                 self._carried[ordinal] = group
         self.next_ordinal = end

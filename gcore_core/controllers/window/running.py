@@ -408,6 +408,7 @@ class RunningWindow(Window):
             self._context.trace.settled(one.group, one.verdict, one.reason)
         self._context.trace.flush()
         counts["kept"] = len(groups)
+        self._left_out.take(own, bool(membership.trained))
         self._journal.takes(
             step, sorted(trained), membership.consumed, membership.digests, membership.cuts
         )

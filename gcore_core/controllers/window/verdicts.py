@@ -28,6 +28,9 @@ from gcore_core.controllers.window.ledger import has_failed_reward
 from gcore_core.runtime.worker_settings import JobFacts
 
 _LINES = 6  # at most this many lines of an error
+_TOO_LONG = "prompt_too_long"
+#: So many prompts in a row that are too long end a run which has no other group for a step.
+_TOO_MANY = 10
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,18 @@ def verdict_on(
 ) -> Settled:
     """Gives a complete group its verdict.
 
-    A group with a failed record or reward is QUARANTINED; the filter decides on the others. Raises
-    DataError for a prompt that is too long, when ``too_long`` is "error". A group of which every
-    record was cut off has nothing to train on when ``truncated`` is "mask".
+    A group with a failed record or reward is QUARANTINED; the filter decides on the others. One
+    whose prompt is too long is left out like one that the filter drops, or raises DataError when
+    ``too_long`` is "error". A group of which every record was cut off has nothing to train on when
+    ``truncated`` is "mask".
 
     group: the records of one prompt.
     rewards: reward -> its settings.
     group_filter: the filter of the job.
     code: calls the filter, and names its plugin in errors.
     """
-    verdict = QUARANTINED
     reason = _unusable(group, config)
+    verdict = FILTERED if reason == _TOO_LONG else QUARANTINED
     if not reason:
         verdicts = [
             keeps(code, group_filter, group_scalars(part, rewards)) for part in by_origin(group)
@@ -80,16 +84,18 @@ def _unusable(group: list[Header], config: SyncConfig) -> str:
     """Returns why the group cannot be used; "" if it can."""
     for header in group:
         if header.status == FAILED:
-            if header.reason == "prompt_too_long" and config.too_long == "error":
+            word, _, details = header.reason.partition(":")
+            if word == _TOO_LONG and config.too_long == "error":
                 raise DataError(
                     "the prompt is longer than the context allows",
                     where=f"row {header.row} of the dataset",
+                    why=details.strip(),
                     todo=(
                         "shorten it, raise the context length, or set "
                         "controller.config.too_long: drop"
                     ),
                 )
-            return header.reason or "failed"
+            return word or "failed"
         if has_failed_reward(header):
             return "reward_failed"
     return ""
@@ -111,7 +117,7 @@ def too_many_failures(
         for header in group
         if header.status == FAILED or has_failed_reward(header)
     ]
-    todo = ["mend the reward or the data; controller.config.failure_limit says how many may fail"]
+    todo = ["fix the reward or the data; controller.config.failure_limit says how many may fail"]
     slow = _rewards_with(causes, REWARD_TIMEOUT)
     if slow:
         todo.append(
@@ -121,13 +127,52 @@ def too_many_failures(
     files = sorted({logs[name] for name in failed if name in logs})
     if files:
         todo.append(f"tracebacks: {', '.join(files)}")
-    reasons = dict.fromkeys(header.reason for header in causes[:64] if header.reason)
-    lines = list(reasons)[: _LINES - 1 - len(todo)]
+    lines = list(_reasons(causes[:64]))[: _LINES - 1 - len(todo)]
     return TrainingError(
         f"{unusable} of {complete} groups could not be used",
         where="rewarding",
         why="\n".join(lines) or "no reason was given",
         todo="\n".join(todo),
+    )
+
+
+class LeftOut:
+    """Keeps this shard's latest groups while all of them are left out for too long a prompt.
+
+    Such groups are no failures, and the run draws others for them. Where a step finds no other, the
+    rows do not go with the model.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[Settled] = []
+
+    def take(self, groups: Sequence[Settled], teaches: bool) -> None:
+        """Takes the groups of a step, by ordinal. Raises DataError where no prompt seems to fit.
+
+        teaches: whether any shard has a group of this step to train on.
+        """
+        for one in groups:
+            if one.reason == _TOO_LONG:
+                self._groups.append(one)
+            else:
+                self._groups.clear()
+        count = len(self._groups)
+        if teaches or count < _TOO_MANY:
+            return
+        raise DataError(
+            f"the last {count} prompts are all longer than the context allows",
+            where="generation",
+            why="\n".join(list(_reasons([one.group[0] for one in self._groups]))[:2]),
+            todo="shorten the rows, raise the context length, or take another model",
+        )
+
+
+def _reasons(headers: Sequence[Header]) -> dict[str, None]:
+    """Returns why records failed, each reason once; of a failed record with its row."""
+    return dict.fromkeys(
+        f"row {header.row}: {header.reason}" if header.status == FAILED else header.reason
+        for header in headers
+        if header.reason
     )
 
 

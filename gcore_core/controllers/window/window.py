@@ -26,6 +26,7 @@ from gcore_core.controllers.window.lanes import Round
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import route_judges
 from gcore_core.controllers.window.verdicts import (
+    LeftOut,
     Settled,
     logs_of_rewards,
     too_many_failures,
@@ -117,6 +118,7 @@ class Window:
             self._ledger.carry(facts.carried)
         self._drawing = Drawing(context, placement)
         self._keeping = Keeping(context)
+        self._left_out = LeftOut()
         # A wave is made from records of the wave before, which must all be there.
         context.lost.survivable = len(self._ledger.waves) == 1
         self._ahead: tuple[int, asyncio.Task[Taken]] | None = None
@@ -303,10 +305,12 @@ class Window:
         self._quota.close(await self._sum_leftover(issued_to - end, carried, teach))
         counts = Counter(surplus=len(surplus), surplus_carried=len(carried))
         groups = self._groups_taken(settled, end, counts)
+        teaches = self._quota.totals.kept > 0
+        self._left_out.take([one for one in settled if one.ordinal < end], teaches)
         return Taken(
             step=step,
             groups=groups,
-            teaches=self._quota.totals.kept > 0,
+            teaches=teaches,
             counts=counts,
             carried=self._ledger.carried_records(),
             first_ordinal=first_ordinal,

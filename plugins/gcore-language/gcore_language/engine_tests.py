@@ -237,7 +237,8 @@ class ImageTests:
         failed, fits = sorted(
             run(generator, requests_of([large, prompts[0]], 1)), key=lambda r: r.request.ordinal
         )
-        assert (failed.status, failed.reason) == ("failed", "prompt_too_long")
+        assert (failed.status, failed.reason.partition(" ")[0]) == ("failed", "prompt_too_long:")
+        assert "and the context has" in failed.reason
         assert dict(failed.columns) == dict(failed.media) == {}
         assert fits.status != "failed"
 

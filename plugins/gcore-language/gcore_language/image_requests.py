@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,7 @@ import numpy as np
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_language.images import FAMILIES, GRID, PIXELS, ImageReader, Images
 from gcore_language.model_files import ModelFiles, told_as
-from gcore_language.prompts import (
-    NO_VARIABLES,
-    encode_fitting,
-    refuse_images,
-)
+from gcore_language.prompts import PromptEncoder, refuse_images
 
 #: How names of tensors begin: in checkpoints of ``FAMILIES`` -> in transformers' modules. Trainers
 #: push tensors by the names of the modules.
@@ -77,12 +73,11 @@ def name_in_checkpoint(name: str) -> str:
 
 
 def make_ready(
-    tokenizer: Any,
+    encoder: PromptEncoder,
     requests: Sequence[SampleRequest],
     context_length: int,
     version: int,
     reader: ImageReader | None,
-    template_kwargs: Mapping[str, Any] = NO_VARIABLES,
 ) -> tuple[list[Ready], list[Finished]]:
     """Returns (requests that can be served, records of requests that fail).
 
@@ -91,7 +86,6 @@ def make_ready(
     context_length: the most tokens of prompt and completion.
     version: the version of the weights, for the records that fail.
     reader: opens images; None for a model of text.
-    template_kwargs: variables of the chat template.
 
     Raises DataError for an image that cannot be shown.
     """
@@ -102,9 +96,7 @@ def make_ready(
             return refuse_images(request, ids)
         return reader.lay(request.prompt, ids, images.get(request.ordinal))
 
-    fitting, failed = encode_fitting(
-        tokenizer, requests, context_length, version, lay, template_kwargs
-    )
+    fitting, failed = encoder.fitting(requests, context_length, version, lay)
     ready = [
         Ready(request=request, prompt=prompt, room=room, images=images.get(request.ordinal))
         for request, prompt, room in fitting

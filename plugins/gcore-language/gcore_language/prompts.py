@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, Prompt
+from gcore_language.chats import NO_VARIABLES, Chats, Unreadable
 
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
@@ -26,8 +28,11 @@ _TOKENIZER_FILES |= {
     "video_preprocessor_config.json",
 }
 
-#: A chat template that gets nothing besides the messages.
-NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+#: One of these, or of so many words of its vocabulary, a tokenizer knows.
+_TEXTS = ("a", "1")
+_WORDS = 64
+
+log = logging.getLogger(__name__)
 
 
 def load_tokenizer(
@@ -49,9 +54,10 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise unreadable("tokenizer", path, error) from error
-    if embedded is not None and len(tokenizer) > embedded:
+    count = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if embedded is not None and count > embedded:
         raise DataError(
-            f"tokenizer has {len(tokenizer)} tokens, but the model embeds only {embedded}.",
+            f"tokenizer has {count} tokens, but the model embeds only {embedded}.",
             where=path,
             todo=(
                 "Take the tokenizer of this model, or call model.resize_token_embeddings and "
@@ -70,22 +76,6 @@ def first_lines(error: BaseException) -> str:
     """Returns at most two lines of a library's message, cut to what fits an error of ours."""
     lines = [line.strip()[:300] for line in str(error).splitlines() if line.strip()]
     return "\n".join(lines[:2]) or type(error).__name__
-
-
-def encode_requests(
-    tokenizer: Any,
-    requests: Sequence[SampleRequest],
-    template_kwargs: Mapping[str, Any] = NO_VARIABLES,
-) -> dict[int, np.ndarray]:
-    """Returns ordinal -> tokens, int32[P].
-
-    Requests of one ordinal have one prompt, which is encoded once.
-
-    template_kwargs: variables of the chat template.
-    """
-    first = {request.ordinal: request.prompt for request in reversed(requests)}
-    ids = encode(tokenizer, list(first.values()), template_kwargs)
-    return dict(zip(first, ids, strict=True))
 
 
 def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
@@ -114,74 +104,151 @@ def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
     return ids
 
 
-def encode_fitting(
-    tokenizer: Any,
-    requests: Sequence[SampleRequest],
-    context_length: int,
-    version: int,
-    lay: Callable[[SampleRequest, np.ndarray], np.ndarray] = refuse_images,
-    template_kwargs: Mapping[str, Any] = NO_VARIABLES,
-) -> tuple[list[tuple[SampleRequest, np.ndarray, int]], list[Finished]]:
-    """Returns (requests that can be served, records of those that fail).
+class PromptEncoder:
+    """Turns prompts into the tokens that a model goes on behind.
 
-    A request that can be served is (request, prompt int32[P], room for actions). One fails whose
-    prompt is empty or leaves no room in the context.
-
-    context_length: the most tokens of prompt and completion.
-    version: version of the weights, for the records that fail.
-    lay: makes room for a prompt's images among its tokens, once for each ordinal; by default a
-        prompt that shows images raises DataError.
+    tokenizer: the model's.
+    ends: ids that end an answer.
     template_kwargs: variables of the chat template.
+
+    A text gets the special tokens that the tokenizer adds in front of it, and none behind it: what
+    ends there cannot go on. A chat gets none, because its template writes its own.
     """
-    first = {request.ordinal: request for request in reversed(requests)}
-    encoded = {
-        ordinal: lay(first[ordinal], ids)
-        for ordinal, ids in encode_requests(tokenizer, requests, template_kwargs).items()
-    }
-    fitting = []
-    failed = []
-    for request in requests:
-        prompt = encoded[request.ordinal]
-        room = context_length - len(prompt)
-        if len(prompt) and room > 0:
-            fitting.append((request, prompt, room))
-        else:
-            reason = "prompt_too_long" if len(prompt) else "prompt_empty"
-            failed.append(
-                Finished(request=request, status=FAILED, versions=(version, version), reason=reason)
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        ends: Iterable[int] = (),
+        template_kwargs: Mapping[str, Any] = NO_VARIABLES,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._ends = frozenset(ends)
+        self._chats = Chats(tokenizer, template_kwargs)
+        self._bos = tokenizer.bos_token_id
+        self._before, self._behind = added_tokens(tokenizer)
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray | Unreadable]:
+        """Returns of each prompt its tokens, int32[P], or why it has none.
+
+        Those of an empty text may be none.
+        """
+        encoded: list[np.ndarray | Unreadable] = [np.zeros(0, np.int32)] * len(prompts)
+        texts: dict[int, str] = {}
+        chats: dict[int, str] = {}
+        for place, prompt in enumerate(prompts):
+            if prompt.messages is None:
+                texts[place] = prompt.text or ""
+                continue
+            try:
+                chats[place] = self._chats.asked(prompt.messages)
+            except Unreadable as error:
+                encoded[place] = error
+        for of_place, special in ((texts, True), (chats, False)):
+            for place, ids in zip(of_place, self._ids(of_place.values(), special), strict=True):
+                encoded[place] = self._checked(ids, is_chat=not special)
+        return encoded
+
+    def _ids(self, texts: Iterable[str], special: bool) -> list[list[int]]:
+        """Returns the tokens of each text."""
+        batch = list(texts)
+        if not batch:
+            return []
+        rows: list[list[int]] = self._tokenizer(
+            batch, add_special_tokens=special, return_attention_mask=False, verbose=False
+        ).input_ids
+        if special and self._behind:
+            rows = [row[: -self._behind] for row in rows]
+        return rows
+
+    def _checked(self, ids: list[int], is_chat: bool) -> np.ndarray | Unreadable:
+        """Returns the tokens of a prompt, or why nothing can go on behind them."""
+        if self._bos is not None and ids[:2] == [self._bos, self._bos]:
+            ids = ids[1:]  # the text begins with what the tokenizer puts in front of it
+        has_more = is_chat or len(ids) > self._before
+        if ids and has_more and ids[-1] in self._ends:
+            token = self._tokenizer.convert_ids_to_tokens(ids[-1])
+            who = "the chat template ends it" if is_chat else "its text ends"
+            return Unreadable(f"{who} with {token}, which ends an answer; nothing can follow")
+        return np.array(ids, np.int32)
+
+    def fitting(
+        self,
+        requests: Sequence[SampleRequest],
+        context_length: int,
+        version: int,
+        lay: Callable[[SampleRequest, np.ndarray], np.ndarray] = refuse_images,
+    ) -> tuple[list[tuple[SampleRequest, np.ndarray, int]], list[Finished]]:
+        """Returns (requests that can be served, records of those that fail).
+
+        A request that can be served is (request, prompt int32[P], room for actions). Requests of
+        one ordinal have one prompt, which is encoded once. Those fail whose prompt
+
+            prompt_unreadable   cannot be written, or ends with an answer
+            prompt_empty        has no token
+            prompt_too_long     leaves no room in the context
+
+        context_length: the most tokens of prompt and completion.
+        version: version of the weights, for the records that fail.
+        lay: makes room for a prompt's images among its tokens, once for each ordinal; by default a
+            prompt that shows images raises DataError.
+        """
+        first = {request.ordinal: request for request in reversed(requests)}
+        encoded = self.encode([request.prompt for request in first.values()])
+        prompts: dict[int, np.ndarray] = {}
+        reasons: dict[int, str] = {}
+        for (ordinal, request), ids in zip(first.items(), encoded, strict=True):
+            if isinstance(ids, np.ndarray):
+                ids = prompts[ordinal] = lay(request, ids)
+            if reason := reason_against(ids, context_length):
+                reasons[ordinal] = reason
+                self._log(request.prompt, reason)
+        failed = [
+            Finished(
+                request=request,
+                status=FAILED,
+                versions=(version, version),
+                reason=reasons[request.ordinal],
             )
-    return fitting, failed
+            for request in requests
+            if request.ordinal in reasons
+        ]
+        fitting = [
+            (request, prompt, context_length - len(prompt))
+            for request in requests
+            if request.ordinal not in reasons
+            for prompt in [prompts[request.ordinal]]
+        ]
+        return fitting, failed
+
+    def _log(self, prompt: Prompt, reason: str) -> None:
+        """Logs why a prompt cannot be answered, since a record has room for the beginning alone."""
+        path = self._tokenizer.name_or_path
+        log.warning("row %d cannot be answered by %s: %s", prompt.row, path, reason)
 
 
-def encode(
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    template_kwargs: Mapping[str, Any] = NO_VARIABLES,
-) -> list[np.ndarray]:
-    """Returns the tokens of each prompt, int32[P].
+def reason_against(ids: np.ndarray | Unreadable, context_length: int) -> str:
+    """Returns why a prompt cannot be answered: a word, and what is to be known; "": it can."""
+    if isinstance(ids, Unreadable):
+        return f"prompt_unreadable: {ids}"
+    if not len(ids):
+        return "prompt_empty"
+    if len(ids) >= context_length:
+        return f"prompt_too_long: {len(ids)} tokens, and the context has {context_length}"
+    return ""
 
-    template_kwargs: variables of the chat template.
 
-    No special tokens are added to what a chat template writes, because it writes its own.
-    """
-    encoded: list[np.ndarray] = [np.zeros(0, np.int32)] * len(prompts)
-    plain = [i for i, prompt in enumerate(prompts) if prompt.messages is None]
-    chats = [i for i, prompt in enumerate(prompts) if prompt.messages is not None]
-    texts = [prompts[i].text or "" for i in plain]
-    turns = [
-        tokenizer.apply_chat_template(
-            prompts[i].messages, add_generation_prompt=True, tokenize=False, **template_kwargs
-        )
-        for i in chats
-    ]
-    for where, batch, special in ((plain, texts, True), (chats, turns, False)):
-        if batch:
-            ids = tokenizer(
-                batch, add_special_tokens=special, return_attention_mask=False
-            ).input_ids
-            for i, row in zip(where, ids, strict=True):
-                encoded[i] = np.array(row, np.int32)
-    return encoded
+def added_tokens(tokenizer: Any) -> tuple[int, int]:
+    """Returns how many tokens a tokenizer adds in front of a text, and how many behind it."""
+    for text in itertools.chain(_TEXTS, itertools.islice(tokenizer.get_vocab(), _WORDS)):
+        try:
+            plain = list(tokenizer(text, add_special_tokens=False).input_ids)
+            whole = list(tokenizer(text, add_special_tokens=True).input_ids)
+        except Exception:  # isolation point: a tokenizer may not take what it has no token for
+            continue
+        for before in range(len(whole) - len(plain) + 1 if plain else 0):
+            if whole[before : before + len(plain)] == plain:
+                return before, len(whole) - before - len(plain)
+    return 0, 0
 
 
 def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -196,16 +263,22 @@ def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
     return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
 
 
-def end_tokens(answers: Iterable[Any]) -> list[int]:
-    """Returns the ids that end a completion, in ascending order: the union of those given.
+def known_ids(tokenizer: Any, size: int, ends: Iterable[int]) -> np.ndarray | None:
+    """Returns which ids may be sampled, bool[size]: those that have a token, and those that end an
+    answer. None: all.
 
-    answers: what the generation config, the model config and the tokenizer name; each is an id, a
-        list of ids, or None.
+    An embedding may have more rows than the tokenizer has tokens. Nobody sees such an id in a text.
+
+    size: how many ids the model has.
     """
-    tokens: set[int] = set()
-    for ids in answers:
-        tokens.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return sorted(tokens)
+    known = np.zeros(size, np.bool_)
+    ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+    known[ids[ids < size]] = True
+    known[list(ends)] = True
+    if known.all():
+        return None
+    log.warning("%d of %d ids have no token, and are never sampled", (~known).sum(), size)
+    return known
 
 
 def copy_tokenizer(source: str, directory: Path, tokenizer: Any) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from gcore_language.end_ids import end_ids
 from gcore_language.image_requests import (
     Ready,
     image_columns,
@@ -26,7 +27,7 @@ from gcore_language.image_requests import (
 from gcore_language.images import ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import decode, end_tokens, load_tokenizer
+from gcore_language.prompts import PromptEncoder, decode, load_tokenizer
 from gcore_language.pushed_adapter import PushedAdapter
 from msgspec import structs
 
@@ -85,7 +86,8 @@ class SglangGenerator:
             threads=config.threads,
             trust_remote_code=config.trust_remote_code,
         )
-        self._ends = _end_tokens(files, self._tokenizer)
+        self._ends = end_ids(files.directory, files.embedded, self._tokenizer)
+        self._encoder = PromptEncoder(self._tokenizer, self._ends, config.chat_template_kwargs)
         shapes = files.shapes
         trust = config.trust_remote_code
         self._reader: ImageReader | None = None
@@ -136,12 +138,7 @@ class SglangGenerator:
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """See ``Generator.submit``."""
         fitting, failed = make_ready(
-            self._tokenizer,
-            requests,
-            self._context_length,
-            self.version,
-            self._reader,
-            self._config.chat_template_kwargs,
+            self._encoder, requests, self._context_length, self.version, self._reader
         )
         self._ended += failed
         for ready in fitting:
@@ -610,15 +607,6 @@ def _status(reason: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "length":
         return TRUNCATED, "length"
     return FAILED, f"engine_{kind}"
-
-
-def _end_tokens(files: ModelFiles, tokenizer: Any) -> list[int]:
-    """Returns the tokens that end a sample, by the model's files and its tokenizer."""
-    file = files.directory / "generation_config.json"
-    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return end_tokens(
-        (generation.get("eos_token_id"), files.config.get("eos_token_id"), tokenizer.eos_token_id)
-    )
 
 
 def _context_length(config: SglangGeneratorConfig, files: ModelFiles) -> int | None:

@@ -112,12 +112,9 @@ def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
         run(generator, requests_of(prompts, 1)), key=lambda record: record.request.ordinal
     )
     full, short, tight, far = records
-    for failed in (full, far):
-        assert (failed.status, failed.reason, dict(failed.columns)) == (
-            "failed",
-            "prompt_too_long",
-            {},
-        )
+    for failed, tokens in ((full, 24), (far, 5001)):
+        why = f"prompt_too_long: {tokens} tokens, and the context has 24"
+        assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", why, {})
     assert short.columns["action_ids"].size <= 3
     assert tight.columns["action_ids"].size == 1
 

@@ -23,6 +23,7 @@ import torch
 from gcore_language.adapter_push import AdapterInbox
 from gcore_language.alignment import align
 from gcore_language.device_push import DeviceReader, offers_of
+from gcore_language.end_ids import end_ids
 from gcore_language.experts import checkpoint_tensors
 from gcore_language.explain import Score, explain
 from gcore_language.host_memory import return_free_pages, return_large_blocks
@@ -32,7 +33,13 @@ from gcore_language.model_files import open_model_files
 from gcore_language.models import choose_device, load_model, refuse_engine
 from gcore_language.packing import Sample, is_steady, micro_batches
 from gcore_language.policy import Policy, check_layouts
-from gcore_language.prompts import decode, encode_fitting, end_tokens, load_tokenizer, refuse_images
+from gcore_language.prompts import (
+    PromptEncoder,
+    decode,
+    known_ids,
+    load_tokenizer,
+    refuse_images,
+)
 from gcore_language.routing import Routers, has_experts
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
@@ -209,18 +216,20 @@ class TorchGenerator:
         self._config = config
         self._context = context
         refuse_engine(context)
-        directory = open_model_files(context).directory
+        files = open_model_files(context)
+        directory = files.directory
         path = str(directory)
         trust = config.trust_remote_code
+        self._tokenizer = load_tokenizer(
+            path, files.embedded, threads=config.threads, trust_remote_code=trust
+        )
+        ends = end_ids(directory, files.embedded, self._tokenizer)
+        self._encoder = PromptEncoder(self._tokenizer, ends, config.chat_template_kwargs)
         self._device = choose_device(config.device, context, config.threads)
         self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True).to(
             self._device
         )
         text_config = self._model.config.get_text_config()
-        embedded = self._model.get_input_embeddings().weight.shape[0]
-        self._tokenizer = load_tokenizer(
-            path, embedded, threads=config.threads, trust_remote_code=trust
-        )
         self._reader: ImageReader | None = None
         if takes_images(self._model.config):
             if config.decoder == "fused":
@@ -238,10 +247,8 @@ class TorchGenerator:
             )
         # whether a token ends a sample, for each token of the vocabulary
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
-        token_sources = (self._model.generation_config, text_config, self._tokenizer)
-        self._ends[
-            end_tokens(getattr(source, "eos_token_id", None) for source in token_sources)
-        ] = True
+        self._ends[ends] = True
+        self._allowed = self._tokens_to_sample(ends)
         model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
         self._context_length = min(config.context_length or model_limit, model_limit)
         self._steady: SteadyScorer | None = None
@@ -273,6 +280,11 @@ class TorchGenerator:
             pushed=self._tensors,
         )
         self._scorer: Policy | None = None
+
+    def _tokens_to_sample(self, ends: Sequence[int]) -> torch.Tensor | None:
+        """Returns which ids may be sampled, bool[V]; None for all."""
+        known = known_ids(self._tokenizer, len(self._ends), ends)
+        return None if known is None else torch.from_numpy(known).to(self._device)
 
     def _make_exact(self) -> SteadyDecoder | None:
         """Returns the decoder with the trainer's bits, if there is one for this model here."""
@@ -311,6 +323,7 @@ class TorchGenerator:
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
+            allowed=self._allowed,
         )
 
     @property
@@ -336,14 +349,7 @@ class TorchGenerator:
                 return refuse_images(request, ids)
             return reader.lay(request.prompt, ids, images.get(request.ordinal))
 
-        fitting, failed = encode_fitting(
-            self._tokenizer,
-            requests,
-            self._context_length,
-            self.version,
-            lay,
-            self._config.chat_template_kwargs,
-        )
+        fitting, failed = self._encoder.fitting(requests, self._context_length, self.version, lay)
         self._to_return += failed
         max_actions = self._config.max_new_tokens
         for request, prompt, room in fitting:
@@ -545,6 +551,7 @@ class TorchGenerator:
             torch.from_numpy(greedy).to(self._device) if greedy.any() else None,
             top_p=config.top_p,
             top_k=config.top_k,
+            allowed=self._allowed,
         )
         if self._steady is not None and not is_exact:
             # where rounding may have decided: drawn again, from the trainer's own forward pass;
@@ -556,6 +563,7 @@ class TorchGenerator:
                     torch.from_numpy(uniform[row : row + 1]),
                     config.temperature,
                     torch.from_numpy(greedy[row : row + 1]) if greedy[row] else None,
+                    allowed=self._allowed,
                 )
         rows.append(tokens.cpu().numpy(), logp.cpu().numpy())
 

@@ -46,23 +46,25 @@ def choose(
     *,
     top_p: float = 1.0,
     top_k: int = 0,
+    allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draws a token for each row by the inverse of the cdf.
 
     Returns (tokens int64[B], log-probs float32[B], margins float64[B]). A margin is how far the
     cdf may be off without another token being drawn; of greedy rows, how far a logit may. Log-probs
-    are those of the softmax over all tokens, even when top_p or top_k narrows the choice, because a
-    trainer computes the same.
+    are those of the softmax over all tokens, even when top_p, top_k or ``allowed`` narrows the
+    choice, because a trainer computes the same.
 
     logits: [B, V].
     uniform: float64[B], numbers in [0, 1).
     temperature: divides the logits; 0 makes all rows greedy.
     greedy: bool[B], rows that take the likeliest token, with its log-prob at temperature 1; None
         for no row.
+    allowed: bool[V], tokens that may be drawn; None for all.
     """
     logits, greedy = _scaled(logits, temperature, greedy)
     logp = logits.log_softmax(-1)
-    weights = logp.exp()
+    logits, weights = _only(allowed, logits, logp)
     if top_p < 1 or top_k > 0:
         weights = _narrow(weights, top_p, top_k)
     cdf = weights.cumsum(-1, dtype=torch.float64)
@@ -92,6 +94,19 @@ def _scaled(
     return logits * torch.where(greedy, 1.0, 1 / temperature)[:, None], greedy
 
 
+def _only(allowed: Tensor | None, logits: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns logits and probabilities [B, V] of the tokens that may be drawn; others have -inf
+    and 0.
+
+    allowed: bool[V]; None for all tokens.
+    logp: of all tokens.
+    """
+    if allowed is None:
+        return logits, logp.exp()
+    logits = logits.masked_fill(~allowed, -torch.inf)
+    return logits, logits.softmax(-1)  # of the allowed alone: they never sum up to 0
+
+
 def choose_by_blocks(
     logits: Tensor,
     uniform: Tensor,
@@ -100,6 +115,7 @@ def choose_by_blocks(
     *,
     top_p: float = 1.0,
     top_k: int = 0,
+    allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draws tokens as ``choose`` does, for GPUs; returns (tokens int64[B], log-probs float32[B]).
 
@@ -111,7 +127,7 @@ def choose_by_blocks(
     rows, vocabulary = logits.shape
     logits, rows_greedy = _scaled(logits, temperature, greedy)
     logp = logits.log_softmax(-1)
-    weights = logp.exp()
+    logits, weights = _only(allowed, logits, logp)
     if top_p < 1 or top_k > 0:
         weights = _narrow(weights, top_p, top_k)
     blocks = F.pad(weights, (0, -vocabulary % _BLOCK)).view(rows, -1, _BLOCK)
@@ -139,6 +155,7 @@ class GraphSampler:
     capacity: most rows.
     vocabulary: logits of a row.
     dtype: of the logits.
+    allowed: bool[V], tokens that may be drawn; None for all.
     """
 
     def __init__(
@@ -151,13 +168,14 @@ class GraphSampler:
         temperature: float,
         top_p: float,
         top_k: int,
+        allowed: Tensor | None = None,
     ) -> None:
         self._capacity = capacity
         self._vocabulary = vocabulary
         self._dtype = dtype
         self._device = device
         self._temperature = temperature
-        self._narrowed: dict[str, Any] = {"top_p": top_p, "top_k": top_k}
+        self._narrowed: dict[str, Any] = {"top_p": top_p, "top_k": top_k, "allowed": allowed}
         self._pool = Pool(device)
         self._graphs: dict[int, Replay[Tensor]] = {}
 

@@ -435,7 +435,8 @@ def test_a_prompt_that_fills_the_context_fails_alone(open_generator: Any) -> Non
     long = SampleRequest(ordinal=9, sample=0, seed=1, prompt=Prompt(row=9, text="1+2+3+4="))
     generator.submit([long, *tiny.make_requests(groups=1, samples=1)])
     short, failed = tiny.drain(generator)
-    assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", "prompt_too_long", {})
+    why = "prompt_too_long: 9 tokens, and the context has 8"
+    assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", why, {})
     assert len(short.columns["action_ids"]) <= 8 - len(short.columns["prompt_ids"])
 
 

@@ -389,7 +389,10 @@ def test_tokens_of_images_count_for_the_context(
         answers(generator, [Prompt(row=0, text=f"{PLACE}1+2=", images=[image])])
         for image in (prompts[4].images[0], prompts[2].images[0])
     )
-    assert (large.status, large.reason) == ("failed", "prompt_too_long")
+    assert (large.status, large.reason) == (
+        "failed",
+        "prompt_too_long: 23 tokens, and the context has 16",
+    )
     assert small.status != "failed"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from gcore_language.end_ids import end_ids
 from gcore_language.image_requests import (
     Ready,
     image_columns,
@@ -22,7 +23,7 @@ from gcore_language.image_requests import (
 from gcore_language.images import GRID, ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import decode, end_tokens, load_tokenizer
+from gcore_language.prompts import PromptEncoder, decode, load_tokenizer
 
 from gcore_core.contract.columns import Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
@@ -64,6 +65,8 @@ class VllmGenerator:
         self._progress = context.progress
         files = open_model_files(context, quantised=True)
         self._tokenizer = _tokenizer_of(files, config)
+        self._ends = end_ids(files.directory, files.embedded, self._tokenizer)
+        self._encoder = PromptEncoder(self._tokenizer, self._ends, config.chat_template_kwargs)
         shapes = files.shapes
         trust = config.trust_remote_code
         self._reader: ImageReader | None = None
@@ -83,13 +86,6 @@ class VllmGenerator:
             self._adapter = self._pushed.request()
         model = self._engine.model_config
         self._context_length: int = model.max_model_len
-        self._ends = end_tokens(
-            (
-                model.try_get_generation_config().get("eos_token_id"),
-                getattr(model.hf_text_config, "eos_token_id", None),
-                self._tokenizer.eos_token_id,
-            )
-        )
         self._running: dict[str, _Running] = {}
         self._ended: list[Finished] = []
         self._count = 0
@@ -111,12 +107,7 @@ class VllmGenerator:
         Requests of one ordinal have one prompt, which is encoded once.
         """
         fitting, failed = make_ready(
-            self._tokenizer,
-            requests,
-            self._context_length,
-            self.version,
-            self._reader,
-            self._config.chat_template_kwargs,
+            self._encoder, requests, self._context_length, self.version, self._reader
         )
         self._ended += failed
         self._add(fitting)

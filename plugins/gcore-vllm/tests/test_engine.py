@@ -344,7 +344,8 @@ def test_a_prompt_that_fills_the_context_fails_alone(opened: Any) -> None:
     failed, short, tight = sorted(
         run(generator, requests_of(prompts, 1)), key=lambda r: r.request.ordinal
     )
-    assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", "prompt_too_long", {})
+    why = "prompt_too_long: 9 tokens, and the context has 8"
+    assert (failed.status, failed.reason, dict(failed.columns)) == ("failed", why, {})
     assert short.columns["action_ids"].size <= 3
     assert tight.columns["action_ids"].size == 1
 
