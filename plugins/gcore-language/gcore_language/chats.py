@@ -1,12 +1,13 @@
 """Writes chats by the template that lies with a model's tokenizer.
 
 Nobody else calls a template: it is a program of the model's author, which may raise anything, and
-may write what no row has. Templates know the contents of turns in one of two forms, or in both:
+may write what no row has or leave out what one has. Templates know the contents of turns in one of
+two forms, or in both:
 
     texts   they write a content as it is; given a list of parts, they write Python's form of it
     parts   they go through the parts of a content; given a text, they may write nothing
 
-Which one it is, a short chat shows (as vLLM finds it out in the template's syntax tree).
+Which one it is, a short chat shows (vLLM finds it out in the template's syntax tree).
 """
 
 from __future__ import annotations
@@ -67,6 +68,20 @@ class Chats:
         self._require(turns, sampled=False)
         return self._write(turns, opens=opens)
 
+    def marked(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[int]]:
+        """Returns the tokens of a chat, and 1 for those that the template marks as an answer's.
+
+        Raises Unreadable for a chat that cannot be written.
+        """
+        self._require(turns, sampled=False)
+        answer = self._applied(
+            self._shape(turns),
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        return list(answer["input_ids"]), list(answer["assistant_masks"])
+
     def _require(self, turns: Sequence[Mapping[str, Any]], *, sampled: bool) -> None:
         if problem := of_turns.problem_of(turns, sampled=sampled):
             raise Unreadable(problem)
@@ -90,6 +105,8 @@ class Chats:
             text = self._with_calls(self._in_texts(turns), opens)
         if _is_raw(text, turns):
             raise Unreadable("the chat template writes a list of parts as it is")
+        if missing := of_turns.left_out(text, turns):
+            raise Unreadable(f"the chat template leaves out {missing}")
         return text
 
     def _with_calls(self, turns: Turns, opens: bool) -> str:
@@ -140,17 +157,16 @@ class Chats:
 
     def _rendered(self, turns: Turns, opens: bool) -> str:
         """Returns what the template makes of turns as they are."""
+        return str(self._applied(turns, add_generation_prompt=opens, tokenize=False))
+
+    def _applied(self, turns: Turns, **options: Any) -> Any:
         if not self._tokenizer.chat_template:
             raise Unreadable(
                 "it is a chat, and the tokenizer has no chat template; take a model with one, or "
                 "rows with texts"
             )
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    turns, add_generation_prompt=opens, tokenize=False, **self._variables
-                )
-            )
+            return self._tokenizer.apply_chat_template(turns, **options, **self._variables)
         except Exception as error:  # isolation point: a program of the model's author
             said = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
             raise Unreadable(f"the chat template refuses it: {said}") from error

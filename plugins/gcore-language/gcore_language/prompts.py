@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._ends = frozenset(ends)
         self._chats = Chats(tokenizer, template_kwargs)
-        self._bos = tokenizer.bos_token_id
-        self._before, self._behind = added_tokens(tokenizer)
+        self._added = added_tokens(tokenizer)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[np.ndarray | Unreadable]:
         """Returns of each prompt its tokens, int32[P], or why it has none.
@@ -156,15 +156,11 @@ class PromptEncoder:
         rows: list[list[int]] = self._tokenizer(
             batch, add_special_tokens=special, return_attention_mask=False, verbose=False
         ).input_ids
-        if special and self._behind:
-            rows = [row[: -self._behind] for row in rows]
-        return rows
+        return [self._added.asked(row) for row in rows] if special else rows
 
     def _checked(self, ids: list[int], is_chat: bool) -> np.ndarray | Unreadable:
         """Returns the tokens of a prompt, or why nothing can go on behind them."""
-        if self._bos is not None and ids[:2] == [self._bos, self._bos]:
-            ids = ids[1:]  # the text begins with what the tokenizer puts in front of it
-        has_more = is_chat or len(ids) > self._before
+        has_more = is_chat or len(ids) > self._added.before
         if ids and has_more and ids[-1] in self._ends:
             token = self._tokenizer.convert_ids_to_tokens(ids[-1])
             who = "the chat template ends it" if is_chat else "its text ends"
@@ -237,8 +233,34 @@ def reason_against(ids: np.ndarray | Unreadable, context_length: int) -> str:
     return ""
 
 
-def added_tokens(tokenizer: Any) -> tuple[int, int]:
-    """Returns how many tokens a tokenizer adds in front of a text, and how many behind it."""
+@dataclass(frozen=True, kw_only=True)
+class AddedTokens:
+    """What a tokenizer adds to a text.
+
+    before: tokens in front of it.
+    behind: tokens behind it.
+    bos: the token that begins a text; None where there is none.
+    """
+
+    before: int = 0
+    behind: int = 0
+    bos: int | None = None
+
+    def asked(self, ids: list[int]) -> list[int]:
+        """Returns the tokens of a text that something is to follow.
+
+        They are without what the tokenizer added behind it, and begin once where the text itself
+        begins with what the tokenizer adds in front.
+
+        ids: of the text with all that the tokenizer adds.
+        """
+        ids = ids[: len(ids) - self.behind]
+        twice = self.before and self.bos is not None and ids[:2] == [self.bos, self.bos]
+        return ids[1:] if twice else ids
+
+
+def added_tokens(tokenizer: Any) -> AddedTokens:
+    """Finds out what a tokenizer adds to texts."""
     for text in itertools.chain(_TEXTS, itertools.islice(tokenizer.get_vocab(), _WORDS)):
         try:
             plain = list(tokenizer(text, add_special_tokens=False).input_ids)
@@ -247,8 +269,9 @@ def added_tokens(tokenizer: Any) -> tuple[int, int]:
             continue
         for before in range(len(whole) - len(plain) + 1 if plain else 0):
             if whole[before : before + len(plain)] == plain:
-                return before, len(whole) - before - len(plain)
-    return 0, 0
+                behind = len(whole) - before - len(plain)
+                return AddedTokens(before=before, behind=behind, bos=tokenizer.bos_token_id)
+    return AddedTokens()
 
 
 def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:

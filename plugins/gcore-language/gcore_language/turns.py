@@ -8,10 +8,13 @@ at here first. Light: neither torch nor transformers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Turns = list[dict[str, Any]]
+
+_WORD = re.compile(r"\w+")
 
 #: Roles of who answers, in lower case. A model is asked to write the turn behind the last one.
 ANSWERS = frozenset({"assistant", "ai", "bing", "bot", "chatbot", "chatgpt", "gpt", "model"})
@@ -152,6 +155,33 @@ def _plain(turn: Mapping[str, Any]) -> dict[str, Any]:
             for part in content
         ]
     return plain
+
+
+def left_out(text: str, turns: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what of the turns no word is in a text; "": every turn is there.
+
+    What the assistant said is not looked for: templates drop its thoughts of earlier turns.
+    """
+    for place, turn in enumerate(turns):
+        role = str(turn.get("role"))
+        calls = turn.get("tool_calls") or ()
+        names = [name for call in calls for name in _name_of(call)]
+        if names and not any(name in text for name in names):
+            return f"the calls of tools of turn {place} ({role})"
+        if role.lower() in ANSWERS:
+            continue
+        words = set(_WORD.findall(text_of(turn.get("content"))))
+        if words and not any(word in text for word in words):
+            return f"turn {place} ({role})"
+    return ""
+
+
+def _name_of(call: Any) -> Iterator[str]:
+    """Yields the name of the function that is called, where it has one."""
+    called = call.get("function", call) if isinstance(call, Mapping) else None
+    name = called.get("name") if isinstance(called, Mapping) else None
+    if isinstance(name, str) and name:
+        yield name
 
 
 def called_with(turns: Sequence[Mapping[str, Any]], *, objects: bool) -> Turns:

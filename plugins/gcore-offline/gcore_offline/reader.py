@@ -7,13 +7,15 @@ rows are read and encoded here, on the node of the records, and everything behin
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from gcore_language.chats import Unreadable
 from gcore_language.model_files import open_model_files
-from gcore_language.prompts import load_tokenizer
+from gcore_language.prompts import added_tokens, load_tokenizer
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
@@ -31,6 +33,8 @@ _UNSAMPLED = (UNSAMPLED, UNSAMPLED)
 #: More tokens than any row has.
 _ANY = 2**31
 
+log = logging.getLogger(__name__)
+
 
 class RowReader(ABC):
     """Gives the records of rows; see ``gcore_core.contract.generator.Generator``.
@@ -38,6 +42,7 @@ class RowReader(ABC):
     A row that cannot be used ends alone, as any record that cannot be served:
 
         prompt_too_long     it has more tokens than are allowed
+        prompt_unreadable   the chat template refuses it
         equal_answers       the answers of a pair are the same tokens
         nothing_to_train    an answer has no token that is trained on
 
@@ -53,11 +58,10 @@ class RowReader(ABC):
                 where=f"roles.{context.role}.engine",
             )
         files = open_model_files(context)
-        self.tokenizer = RememberingTokenizer(
-            load_tokenizer(
-                str(files.directory), files.embedded, trust_remote_code=config.trust_remote_code
-            )
+        tokenizer = load_tokenizer(
+            str(files.directory), files.embedded, trust_remote_code=config.trust_remote_code
         )
+        self.tokenizer = RememberingTokenizer(tokenizer, added_tokens(tokenizer))
         self._config = config
         allowed = int(files.config.get("max_position_embeddings") or _ANY)
         self._most = min(config.max_tokens or _ANY, allowed)
@@ -66,7 +70,10 @@ class RowReader(ABC):
 
     @abstractmethod
     def encode(self, example: Example, where: str) -> list[Encoded]:
-        """Returns the tokens of each answer of a row; all have the same prompt."""
+        """Returns the tokens of each answer of a row; all have the same prompt.
+
+        Raises Unreadable where the template refuses it, DataError where no row could be read so.
+        """
 
     @abstractmethod
     def texts(self, example: Example) -> Iterator[tuple[str, bool]]:
@@ -104,8 +111,13 @@ class RowReader(ABC):
     def _read(self, requests: list[SampleRequest], example: Example) -> list[Finished]:
         """Returns the records of one row, for those of its answers that are asked for."""
         prompt = requests[0].prompt
-        encoded = self.encode(example, f"row {prompt.row}")
-        reason = self._unusable(encoded, prompt)
+        encoded: list[Encoded] = []
+        try:
+            encoded = self.encode(example, f"row {prompt.row}")
+            reason = self._unusable(encoded, prompt)
+        except Unreadable as error:
+            reason = f"prompt_unreadable: {error}"
+            log.warning("row %d: %s", prompt.row, error)
         if not reason and max(request.sample for request in requests) >= len(encoded):
             raise DataError(
                 f"the row has {len(encoded)} answers, and this step program needs more",
@@ -138,7 +150,7 @@ class RowReader(ABC):
                     where=where,
                     todo="shorten it, raise roles.rollout.config.max_tokens, or set too_long: drop",
                 )
-            return "prompt_too_long"
+            return f"prompt_too_long: {longest} tokens, and {self._most} are allowed"
         if len(encoded) == 2 and np.array_equal(encoded[0].actions, encoded[1].actions):
             if self._config.equal == "error":
                 raise DataError(
@@ -179,7 +191,7 @@ class TextReader(RowReader):
     """Reads prompts with answers as a reward model sees them."""
 
     def encode(self, example: Example, where: str) -> list[Encoded]:
-        return encode_texts(self.tokenizer, example, where)
+        return encode_texts(self.tokenizer, example)
 
     def texts(self, example: Example) -> Iterator[tuple[str, bool]]:
         if isinstance(example.prompt, str):

@@ -11,8 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gcore_language.chats import Chats
+from gcore_language.prompts import AddedTokens
+
 #: Most tokens that are remembered, some 80 MB and their texts; then it begins anew.
 _MOST_TOKENS = 2**21
+_NOTHING = AddedTokens()
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,21 @@ class RememberingTokenizer:
     """Stands for a tokenizer of transformers. Calls with one text are remembered, all else passed.
 
     tokenizer: the tokenizer. What it gives for a text must not change.
+    added: what it adds to texts.
     most_tokens: when more are remembered, all are forgotten.
+
+    chats: writes chats with it.
     """
 
-    def __init__(self, tokenizer: Any, most_tokens: int = _MOST_TOKENS) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        added: AddedTokens = _NOTHING,
+        most_tokens: int = _MOST_TOKENS,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._added = added
+        self.chats = Chats(tokenizer)
         self.eos_token_id = tokenizer.eos_token_id  # a search through its tokens, each time
         self._most = most_tokens
         # (text, whether special tokens were added) -> its tokens
@@ -46,6 +60,10 @@ class RememberingTokenizer:
         if key not in self._known:
             self.encode([key])
         return self._known[key]
+
+    def asked(self, text: str) -> list[int]:
+        """Returns the tokens of a text that an answer follows, as generators encode it."""
+        return self._added.asked(self(text).input_ids)
 
     def encode(self, texts: Iterable[tuple[str, bool]]) -> None:
         """Encodes texts in one call, or two: those with special tokens and those without.

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from gcore_core.contract.errors import DataError
+from gcore_offline.remembered import RememberingTokenizer
 from gcore_offline.rows import Example, Turns
 
 _GENERATION = "{% generation"
@@ -50,11 +51,12 @@ class Encoded:
 
 
 def encode_answers(
-    tokenizer: Any, example: Example, *, last_turn: bool, add_end: bool, where: str
+    tokenizer: RememberingTokenizer, example: Example, *, last_turn: bool, add_end: bool, where: str
 ) -> list[Encoded]:
     """Returns each answer of an example as a policy's record; all have the same prompt.
 
-    Raises DataError for a chat whose template does not show what the assistant writes.
+    Raises Unreadable for a chat that the template refuses, DataError for one whose template does
+    not show what the assistant writes.
 
     last_turn: whether only the last turn of the assistant is trained on.
     add_end: whether an answer that does not end with the end-of-sequence token gets it.
@@ -72,34 +74,35 @@ def encode_answers(
     return [_cut(ids, mask, border) for ids, mask in marked]
 
 
-def encode_texts(tokenizer: Any, example: Example, where: str) -> list[Encoded]:
+def encode_texts(tokenizer: RememberingTokenizer, example: Example) -> list[Encoded]:
     """Returns each answer of an example as a reward model's record; all have the same prompt.
 
     The records' prompt is what their tokens have in common, less one: so every record has an
     action, and after its last one the model has read the whole text.
+
+    Raises Unreadable for a chat that the template refuses.
     """
-    rows = [_whole(tokenizer, example.prompt, answer, where) for answer in example.answers]
+    rows = [_whole(tokenizer, example.prompt, answer) for answer in example.answers]
     shortest = min(map(len, rows))
     common = min([shortest, *(_common(rows[0], row) for row in rows[1:])])
     border = max(min(common, shortest - 1), min(1, shortest))
     return [_cut(row, np.ones(len(row), np.uint8), border) for row in rows]
 
 
-def _whole(tokenizer: Any, prompt: Any, answer: Any, where: str) -> np.ndarray:
+def _whole(tokenizer: RememberingTokenizer, prompt: Any, answer: Any) -> np.ndarray:
     if isinstance(answer, str):
         return np.array(tokenizer(prompt + answer).input_ids, np.int32)
-    text = _written(tokenizer, [*prompt, *answer], where)
-    return _ids(tokenizer, text)
+    return _ids(tokenizer, tokenizer.chats.written([*prompt, *answer]))
 
 
 # -- texts -----------------------------------------------------------------------------------------
 
 
 def _text_tokens(
-    tokenizer: Any, prompt: Any, answer: str, add_end: bool
+    tokenizer: RememberingTokenizer, prompt: Any, answer: str, add_end: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns tokens int32[T] and where they are trained on, uint8[T]."""
-    before = np.array(tokenizer(prompt).input_ids, np.int32)
+    before = np.array(tokenizer.asked(prompt), np.int32)
     actions = _ids(tokenizer, answer)
     if add_end:
         actions = _ended(tokenizer, actions)
@@ -107,11 +110,11 @@ def _text_tokens(
     return np.concatenate([before, actions]), mask
 
 
-def _ids(tokenizer: Any, text: str) -> np.ndarray:
+def _ids(tokenizer: RememberingTokenizer, text: str) -> np.ndarray:
     return np.array(tokenizer(text, add_special_tokens=False).input_ids, np.int32)
 
 
-def _ended(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
+def _ended(tokenizer: RememberingTokenizer, ids: np.ndarray) -> np.ndarray:
     end = tokenizer.eos_token_id
     if end is None or (len(ids) and ids[-1] == end):
         return ids
@@ -122,7 +125,12 @@ def _ended(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def _chat_tokens(
-    tokenizer: Any, prompt: Any, answer: Turns, last_turn: bool, add_end: bool, where: str
+    tokenizer: RememberingTokenizer,
+    prompt: Any,
+    answer: Turns,
+    last_turn: bool,
+    add_end: bool,
+    where: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns tokens int32[T] and where they are trained on, uint8[T]."""
     turns: Turns = [*prompt, *answer]
@@ -143,20 +151,18 @@ def _chat_tokens(
     return ids, mask
 
 
-def _template(tokenizer: Any) -> str:
+def _template(tokenizer: RememberingTokenizer) -> str:
     template = tokenizer.chat_template
     return template if isinstance(template, str) else ""
 
 
 def _by_mask(
-    tokenizer: Any, turns: Turns, trained: Sequence[int]
+    tokenizer: RememberingTokenizer, turns: Turns, trained: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns what the template's own marks say; None where they do not show every turn."""
-    answer = tokenizer.apply_chat_template(
-        turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
-    ids = np.array(answer["input_ids"], np.int32)
-    marks = np.array(answer["assistant_masks"], np.int8)
+    written, marked = tokenizer.chats.marked(turns)
+    ids = np.array(written, np.int32)
+    marks = np.array(marked, np.int8)
     edges = np.flatnonzero(np.diff(marks, prepend=0, append=0)).reshape(-1, 2)
     spoken = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
     if len(edges) != len(spoken):
@@ -168,18 +174,19 @@ def _by_mask(
 
 
 def _by_prefix(
-    tokenizer: Any, turns: Turns, trained: Sequence[int], where: str
+    tokenizer: RememberingTokenizer, turns: Turns, trained: Sequence[int], where: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of the whole chat, encoded in pieces that end where a turn does.
 
     So a turn's tokens are those that the policy would sample after what comes before it.
     """
-    whole = _written(tokenizer, turns, where)
+    write = tokenizer.chats.written
+    whole = write(turns)
     pieces: list[tuple[str, int]] = []
     position = 0
     for place in trained:
-        before = _written(tokenizer, turns[:place], where, answers=True)
-        after = _written(tokenizer, turns[: place + 1], where)
+        before = write(turns[:place], opens=True)
+        after = write(turns[: place + 1])
         if not (whole.startswith(after) and after.startswith(before) and len(before) >= position):
             raise DataError(
                 f"the chat template does not show which tokens of turn {place} the assistant wrote",
@@ -198,7 +205,7 @@ def _by_prefix(
     return ids, mask
 
 
-def _until_end(tokenizer: Any, ids: np.ndarray, trained_on: int) -> np.ndarray:
+def _until_end(tokenizer: RememberingTokenizer, ids: np.ndarray, trained_on: int) -> np.ndarray:
     """Returns uint8[T]: a turn is trained on up to its end-of-sequence token, where it has one.
 
     What a template writes after that, such as a line break, nobody samples.
@@ -208,27 +215,6 @@ def _until_end(tokenizer: Any, ids: np.ndarray, trained_on: int) -> np.ndarray:
     if len(ends):
         mask[ends[-1] + 1 :] = 0
     return mask
-
-
-def _written(tokenizer: Any, turns: Turns, where: str, *, answers: bool = False) -> str:
-    """Returns a chat as the template writes it.
-
-    answers: whether it ends where the assistant begins to speak.
-    """
-    if not tokenizer.chat_template:
-        raise DataError(
-            "the row is a chat, and the model's tokenizer has no chat template",
-            where=where,
-            todo="take a model whose tokenizer has one, or rows with texts",
-        )
-    try:
-        text = tokenizer.apply_chat_template(turns, add_generation_prompt=answers, tokenize=False)
-    except Exception as error:  # isolation point: a template is a program of the model's author
-        raise DataError(
-            f"the chat template refuses the row: {type(error).__name__}: {error}"[:300],
-            where=where,
-        ) from error
-    return str(text)
 
 
 # -- borders ---------------------------------------------------------------------------------------

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gcore_language.chats import Unreadable
+from gcore_language.prompts import added_tokens
 from gcore_language.tiny import save_tokenizer
+from gcore_offline.remembered import RememberingTokenizer
 from gcore_offline.rows import Example
 from gcore_offline.tokens import encode_answers, encode_texts
+from tokenizers.processors import TemplateProcessing
 
 from gcore_core.contract.errors import DataError
 
@@ -55,7 +60,8 @@ def shown(tokenizer: Any, encoded: Any) -> tuple[str, str, str]:
 
 def answers(tokenizer: Any, example: Example, **settings: Any) -> list[tuple[str, str, str]]:
     settings = {"last_turn": False, "add_end": True, "where": "row 5", **settings}
-    return [shown(tokenizer, one) for one in encode_answers(tokenizer, example, **settings)]
+    remembering = RememberingTokenizer(tokenizer, added_tokens(tokenizer))
+    return [shown(tokenizer, one) for one in encode_answers(remembering, example, **settings)]
 
 
 def test_an_answer_is_encoded_by_itself_and_ends(tokenizer: Any) -> None:
@@ -112,25 +118,34 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_all_but_the_last(
 
 def test_a_chat_without_a_template_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = None
-    with pytest.raises(DataError, match="has no chat template"):
+    with pytest.raises(Unreadable, match="has no chat template"):
         answers(tokenizer, Example([], [TALK]))
 
 
-def test_a_template_that_refuses_a_row_is_named_with_the_row(tokenizer: Any) -> None:
+def test_what_a_template_says_of_a_row_that_it_refuses_is_told(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match="roles must alternate") as caught:
+    with pytest.raises(Unreadable, match="roles must alternate"):
         answers(tokenizer, Example([], [TALK]))
-    assert "row 5" in str(caught.value)
+
+
+def test_a_tokenizer_that_ends_its_texts_ends_no_prompt(tokenizer: Any) -> None:
+    ending = copy.deepcopy(tokenizer)
+    ending.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    assert ending("1").input_ids[-1] == tokenizer.eos_token_id
+    assert answers(ending, Example("1+2=", ["3"])) == [("<bos>1+2=", "3$", "3$")]
+    assert answers(ending, Example("<bos>1+2=", ["3"])) == [("<bos>1+2=", "3$", "3$")]
 
 
 def test_a_reward_models_records_are_whole_texts(tokenizer: Any) -> None:
     """Together they hold exactly what the reward ``torch`` reads, and share what is common."""
-    pair = encode_texts(tokenizer, Example("1+2=", ["3", "34"]), "row 0")
+    pair = encode_texts(RememberingTokenizer(tokenizer), Example("1+2=", ["3", "34"]))
     assert [shown(tokenizer, one)[:2] for one in pair] == [("<bos>1+2=", "3"), ("<bos>1+2=", "34")]
     for one, text in zip(pair, ("1+2=3", "1+2=34"), strict=True):
         ids = np.concatenate([one.prompt, one.actions])
         np.testing.assert_array_equal(ids, tokenizer(text).input_ids)
         assert one.mask.all()
     tokenizer.chat_template = PLAIN
-    (chat,) = encode_texts(tokenizer, Example(TALK[:1], [TALK[1:2]]), "row 0")
+    (chat,) = encode_texts(RememberingTokenizer(tokenizer), Example(TALK[:1], [TALK[1:2]]))
     assert "".join(shown(tokenizer, chat)[:2]) == "n=12$+y=345$+"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from gcore_language.chats import Chats, Unreadable
 from gcore_language.model_files import open_model_files
 from gcore_language.models import choose_device, load_reward_model, refuse_engine
 from gcore_language.prompts import load_tokenizer
@@ -40,6 +41,7 @@ class TorchReward:
         self._tokenizer = load_tokenizer(
             path, embedded, threads=config.threads, trust_remote_code=trust
         )
+        self._chats = Chats(self._tokenizer)
         text_config = self._model.config.get_text_config()
         self._pad = text_config.pad_token_id
         model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
@@ -55,12 +57,11 @@ class TorchReward:
         scores: list[Score] = [failure("")] * len(records)
         rows: dict[int, list[int]] = {}
         for i, record in enumerate(records):
-            if record.prompt.messages is not None and not self._tokenizer.chat_template:
-                scores[i] = failure(
-                    "the prompt is a chat, but the reward model's tokenizer has no chat template"
-                )
+            try:
+                ids = self._encode(record)
+            except Unreadable as error:
+                scores[i] = failure(f"row {record.prompt.row} for the reward model: {error}")
                 continue
-            ids = self._encode(record)
             if 0 < len(ids) <= self._context_length:
                 rows[i] = ids
             else:
@@ -77,7 +78,7 @@ class TorchReward:
         return scores
 
     def _encode(self, record: ScoredRecord) -> list[int]:
-        """Encodes prompt and completion as one text.
+        """Encodes prompt and completion as one text. Raises Unreadable for a chat that cannot be.
 
         The tokenizer adds special tokens only without a chat template, which writes its own.
         """
@@ -85,7 +86,7 @@ class TorchReward:
         if prompt.messages is None:
             return list(self._tokenizer((prompt.text or "") + record.text).input_ids)
         messages = [*prompt.messages, {"role": "assistant", "content": record.text}]
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        text = self._chats.written(messages)
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[list[int]]:

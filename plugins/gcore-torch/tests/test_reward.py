@@ -136,6 +136,7 @@ def test_a_chat_without_a_template_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").unlink()
     chat, text = make(tmp_path).score([record("1", messages=True), record("1")])
     assert chat.value is None and "no chat template" in chat.reason
+    assert chat.reason.startswith("row ")
     assert text.value is not None
 
 
