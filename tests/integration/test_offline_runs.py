@@ -118,7 +118,9 @@ def test_each_row_trains_once_an_epoch_and_what_is_dropped_is_counted(folder: Pa
         sums.update({n: v for n, v in row["metrics"].items() if n.startswith("groups/")})
     assert sums["groups/dropped/equal_answers"] >= 2
     assert sums["groups/dropped/prompt_too_long"] >= 2
-    assert sums["groups/trained"] + sums["groups/quarantined"] == len(consumed)
+    assert sums["groups/filtered"] == sums["groups/dropped/prompt_too_long"]
+    verdicts = ("trained", "filtered", "quarantined")
+    assert sum(sums[f"groups/{verdict}"] for verdict in verdicts) == len(consumed)
     evaluated = [row["evaluation"] for row in rows if row["evaluation"]]
     assert evaluated[0]["given/dropped"] == 2
     assert evaluated[-1]["given/loss"] < evaluated[0]["given/loss"]

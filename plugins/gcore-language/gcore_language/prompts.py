@@ -53,7 +53,9 @@ def load_tokenizer(
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except LOAD_ERRORS as error:
+    except ImportError:  # of a package that its code needs
+        raise
+    except Exception as error:  # isolation point: the library of tokenizers raises Exception itself
         raise unreadable("tokenizer", path, error) from error
     count = max(tokenizer.get_vocab().values(), default=-1) + 1
     if embedded is not None and count > embedded:
@@ -148,18 +150,17 @@ class PromptEncoder:
                 encoded[place] = self._checked(ids, is_chat=not special)
         return encoded
 
-    def _ids(self, texts: Iterable[str], special: bool) -> list[list[int]]:
-        """Returns the tokens of each text."""
-        batch = list(texts)
-        if not batch:
-            return []
-        rows: list[list[int]] = self._tokenizer(
-            batch, add_special_tokens=special, return_attention_mask=False, verbose=False
-        ).input_ids
-        return [self._added.asked(row) for row in rows] if special else rows
+    def _ids(self, texts: Iterable[str], special: bool) -> list[list[int] | Unreadable]:
+        """Returns the tokens of each text, or why it has none."""
+        rows = all_tokens(self._tokenizer, list(texts), special=special)
+        if not special:
+            return rows
+        return [row if isinstance(row, Unreadable) else self._added.asked(row) for row in rows]
 
-    def _checked(self, ids: list[int], is_chat: bool) -> np.ndarray | Unreadable:
+    def _checked(self, ids: list[int] | Unreadable, is_chat: bool) -> np.ndarray | Unreadable:
         """Returns the tokens of a prompt, or why nothing can go on behind them."""
+        if isinstance(ids, Unreadable):
+            return ids
         has_more = is_chat or len(ids) > self._added.before
         if ids and has_more and ids[-1] in self._ends:
             token = self._tokenizer.convert_ids_to_tokens(ids[-1])
@@ -231,6 +232,24 @@ def reason_against(ids: np.ndarray | Unreadable, context_length: int) -> str:
     if len(ids) >= context_length:
         return f"prompt_too_long: {len(ids)} tokens, and the context has {context_length}"
     return ""
+
+
+def all_tokens(
+    tokenizer: Any, texts: Sequence[str], *, special: bool
+) -> list[list[int] | Unreadable]:
+    """Returns the tokens of each text, or why the tokenizer has none for it.
+
+    special: whether they are with the special tokens that the tokenizer adds.
+    """
+    if not texts:
+        return []
+    options = {"add_special_tokens": special, "return_attention_mask": False, "verbose": False}
+    try:
+        return list(tokenizer(list(texts), **options).input_ids)
+    except Exception as error:  # isolation point: its library raises Exception itself
+        if len(texts) == 1:
+            return [Unreadable(f"the tokenizer refuses it: {first_lines(error)}")]
+    return [ids for text in texts for ids in all_tokens(tokenizer, [text], special=special)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gcore_language.chats import Chats
-from gcore_language.prompts import AddedTokens
+from gcore_language.chats import Chats, Unreadable
+from gcore_language.prompts import AddedTokens, all_tokens
 
 #: Most tokens that are remembered, some 80 MB and their texts; then it begins anew.
 _MOST_TOKENS = 2**21
@@ -55,10 +55,12 @@ class RememberingTokenizer:
         return getattr(self._tokenizer, name)
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
-        """Returns the tokens of a text."""
+        """Returns the tokens of a text. Raises Unreadable where the tokenizer has none for it."""
         key = text, add_special_tokens
         if key not in self._known:
             self.encode([key])
+        if key not in self._known:
+            raise Unreadable("the tokenizer refuses a text of the row")
         return self._known[key]
 
     def asked(self, text: str) -> list[int]:
@@ -78,9 +80,8 @@ class RememberingTokenizer:
             part = [text for text, added in new if added is special]
             if not part:
                 continue
-            rows = self._tokenizer(
-                part, add_special_tokens=special, return_attention_mask=False
-            ).input_ids
+            rows = all_tokens(self._tokenizer, part, special=special)
             for text, ids in zip(part, rows, strict=True):
-                self._known[text, special] = Tokens(ids)
-                self._count += len(ids)
+                if not isinstance(ids, Unreadable):
+                    self._known[text, special] = Tokens(ids)
+                    self._count += len(ids)

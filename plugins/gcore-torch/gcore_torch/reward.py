@@ -15,7 +15,7 @@ import torch
 from gcore_language.chats import Chats, Unreadable
 from gcore_language.model_files import open_model_files
 from gcore_language.models import choose_device, load_reward_model, refuse_engine
-from gcore_language.prompts import load_tokenizer
+from gcore_language.prompts import all_tokens, load_tokenizer
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.scorer import Score, ScoredRecord, failure
@@ -78,16 +78,21 @@ class TorchReward:
         return scores
 
     def _encode(self, record: ScoredRecord) -> list[int]:
-        """Encodes prompt and completion as one text. Raises Unreadable for a chat that cannot be.
+        """Encodes prompt and completion as one text. Raises Unreadable where that cannot be.
 
         The tokenizer adds special tokens only without a chat template, which writes its own.
         """
         prompt = record.prompt
         if prompt.messages is None:
-            return list(self._tokenizer((prompt.text or "") + record.text).input_ids)
+            return self._tokens((prompt.text or "") + record.text, special=True)
         messages = [*prompt.messages, {"role": "assistant", "content": record.text}]
-        text = self._chats.written(messages)
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        return self._tokens(self._chats.written(messages), special=False)
+
+    def _tokens(self, text: str, *, special: bool) -> list[int]:
+        (ids,) = all_tokens(self._tokenizer, [text], special=special)
+        if isinstance(ids, Unreadable):
+            raise ids
+        return ids
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[list[int]]:
         """Yields batches of records' indexes; records of similar length share a batch.
