@@ -247,7 +247,7 @@ class TorchGenerator:
             )
         # whether a token ends a sample, for each token of the vocabulary
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
-        self._ends[ends] = True
+        self._ends[end_ids(directory, len(self._ends), self._tokenizer)] = True
         self._allowed = self._tokens_to_sample(ends)
         model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
         self._context_length = min(config.context_length or model_limit, model_limit)
