@@ -4,7 +4,7 @@ Workers load a user's function from a file (``gcore_core.config.user_functions``
 file that they could import, and to import a script would run it again. So the source of the
 function is written out, after all that it needs of its surroundings:
 
-    a module             as an import
+    a module             as an import; one that is not installed comes along, with what it imports
     an importable name   as an import from its module
     a plain value        as a constant: a number, a text, None, a list, dict ... of such, a pattern
     a function           as its source, which is followed in the same way, where no new process
@@ -25,10 +25,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.local_files import files_of_module
 
 #: Annotations are then never evaluated, so that what only they name need not travel.
 _FUTURE = "from __future__ import annotations"
@@ -36,6 +39,8 @@ _MAIN = "__main__"
 _UNDEFINED = object()
 #: Ends with 1 where its word is no module.
 _FINDS = "import sys, importlib.util as u; sys.exit(u.find_spec(sys.argv[1]) is None)"
+#: A module that looks for files beside it stays where it is.
+_STAYS = (b"__file__", b"importlib.resources", b"pkgutil")
 
 
 @dataclass
@@ -45,7 +50,8 @@ class _Parts:
     imports: lines.
     constants: name -> line.
     sources: name of a function -> its text; those that others call come first.
-    reached: top-level module -> whether a new process finds it.
+    reached: top-level module, and whether in this directory -> whether a new process finds it.
+    beside: name -> content of files of modules that come along.
     lacking: name -> why it cannot travel.
     meant: name -> what it stands for in every function of the file.
     """
@@ -53,13 +59,15 @@ class _Parts:
     imports: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    reached: dict[str, bool] = field(default_factory=dict)
+    reached: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    beside: dict[str, bytes] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
     meant: dict[str, Any] = field(default_factory=dict)
 
 
-def file_of(function: Callable[..., Any], where: str) -> str:
-    """Returns the text of a Python file that defines the function under its own name.
+def files_of(function: Callable[..., Any], where: str) -> tuple[str, dict[str, bytes]]:
+    """Returns the text of a Python file that defines the function under its own name, and the files
+    beside it that it needs: name -> content.
 
     where: what errors name, such as "reward".
     Raises ConfigError, naming each, for names that cannot travel, and for what is no function with
@@ -81,7 +89,7 @@ def file_of(function: Callable[..., Any], where: str) -> str:
             names=list(parts.lacking),
         )
     blocks = [_FUTURE, *_block(parts.imports), *_block(parts.constants), *parts.sources.values()]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(blocks) + "\n", parts.beside
 
 
 def _block(lines: dict[str, str]) -> list[str]:
@@ -184,18 +192,49 @@ def _import_from(name: str, value: Any, parts: _Parts) -> None:
 
 
 def _is_reached(module: str, parts: _Parts) -> bool:
-    """Says whether a new process in this directory can import a module.
+    """Says whether a new process can import a module: it is installed, or its files come along.
 
-    It cannot where only the ``sys.path`` of this session leads to the module. To find out costs a
-    start of Python, once for each top-level module.
+    One that stays where it is, and is found in this directory alone, is found from there only.
     """
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
+    if _is_installed(top, parts):
         return True
-    if top not in parts.reached:
-        words = [sys.executable, "-c", _FINDS, top]
-        parts.reached[top] = subprocess.run(words, check=False).returncode == 0
-    return parts.reached[top]
+    files = _own_files(module, parts)
+    parts.beside |= files
+    return bool(files) or _is_found(top, parts, here=True)
+
+
+def _is_installed(top: str, parts: _Parts) -> bool:
+    return top in sys.stdlib_module_names or _is_found(top, parts, here=False)
+
+
+def _is_found(top: str, parts: _Parts, *, here: bool) -> bool:
+    """Says whether a new process finds a top-level module. To find out costs a start of Python.
+
+    here: whether it also looks in this directory.
+    """
+    if (top, here) not in parts.reached:
+        words = [sys.executable, *([] if here else ["-P"]), "-c", _FINDS, top]
+        parts.reached[top, here] = subprocess.run(words, check=False).returncode == 0
+    return parts.reached[top, here]
+
+
+def _own_files(module: str, parts: _Parts) -> dict[str, bytes]:
+    """Returns the files of a module, and of those that it imports from its folder.
+
+    They are none where one of them is no Python, or looks for further files beside it.
+    """
+    place = getattr(sys.modules.get(module), "__file__", None) or ""
+    file = Path(place).resolve()
+    is_package = file.stem == "__init__"
+    if file.suffix != ".py" or module.count(".") + is_package >= len(file.parents):
+        return {}
+    folder = file.parents[module.count(".") + is_package]
+    paths = files_of_module(module, folder, partial(_is_installed, parts=parts))
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    stays = any(word in content for content in files.values() for word in _STAYS)
+    are_python = all(name.endswith(".py") for name in files)
+    return files if are_python and not stays else {}
 
 
 def _add_function(name: str, value: Any, parts: _Parts, where: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 
 from gcore_core.api import rewards, rows, templates
-from gcore_core.api.functions import file_of
+from gcore_core.api.functions import files_of
 from gcore_core.api.overrides import Overrides, flow, with_paths_as_texts, words
 from gcore_core.config import yaml12, yaml_source
 from gcore_core.config.plan import Plan, load_plan
@@ -66,6 +66,7 @@ class Job:
         directory = Path(folder).expanduser()
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(content)
         file = directory / FILE
         file.write_text(self.yaml, encoding="utf-8")
@@ -166,12 +167,10 @@ def _model(model: Any, taken: Iterable[str] = ()) -> tuple[dict[str, Any], dict[
         is_there = Path(model).expanduser().exists()
         return {"path": rows.placed(model) if is_there else str(model)}, {}
     if inspect.isfunction(model):
-        stem = model.__name__
-        while f"{stem}.py" in taken:
-            stem += "_model"
-        name = f"{stem}.py"
-        text = file_of(model, "model")
-        return {"make": {"path": name, "name": model.__name__}}, {name: text.encode()}
+        text, beside = files_of(model, "model")
+        name = rewards.free_name(model.__name__, [*taken, *beside])
+        files = {**beside, name: text.encode()}
+        return {"make": {"path": name, "name": model.__name__}}, files
     raise ConfigError(
         f"a value of type {type(model).__qualname__} cannot travel to the processes of a run.",
         where="model",

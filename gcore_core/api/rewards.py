@@ -9,11 +9,13 @@ The name of a function's first parameter says how it is called:
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gcore_core.api.functions import file_of
+from gcore_core.api.functions import files_of
 from gcore_core.api.rows import anchored
 from gcore_core.config.schema import NAME
 from gcore_core.contract.errors import ConfigError
@@ -48,6 +50,7 @@ def rewards_of(reward: Any, where: str = "reward") -> tuple[dict[str, Any], dict
     """
     section: dict[str, Any] = {}
     files: dict[str, bytes] = {}
+    texts: dict[str, str] = {}  # of functions, which are named when all other files are known
     for name, item in _named(reward, where):
         if name in section:
             raise ConfigError(
@@ -55,15 +58,20 @@ def rewards_of(reward: Any, where: str = "reward") -> tuple[dict[str, Any], dict
                 where=where,
                 todo=f'name them: {{"{name}": ..., "other": ...}}',
             )
-        section[name], text = _one(name, item, where)
+        section[name], text, beside = _one(item, where)
         if not NAME.fullmatch(name):  # it names metrics, and a file
             raise ConfigError(
                 f"{name!r} cannot name a reward.",
                 where=where,
                 todo="use letters, digits, '_' and '-', beginning with a letter",
             )
+        files |= beside
         if text is not None:
-            files[section[name]["config"]["path"]] = text.encode()
+            texts[name] = text
+    for name, text in texts.items():
+        path = free_name(name, files)
+        section[name]["config"] = {"path": path, **section[name]["config"]}
+        files[path] = text.encode()
     if not section:
         raise ConfigError("there is no reward.", where=where, todo="give a function")
     return section, files
@@ -90,28 +98,40 @@ def _name_of(item: Any, where: str) -> str:
     )
 
 
-def _one(name: str, item: Any, where: str) -> tuple[dict[str, Any], str | None]:
-    """Returns one reward's section, and the text of its file where it is a function."""
+def free_name(stem: str, files: Iterable[str]) -> str:
+    """Returns the name of a file that no import statement of another file can mean.
+
+    files: those that are beside it.
+    """
+    taken = {file.partition("/")[0].removesuffix(".py") for file in files}
+    while stem in taken or stem in sys.modules or importlib.util.find_spec(stem):
+        stem += "_function"
+    return f"{stem}.py"
+
+
+def _one(item: Any, where: str) -> tuple[dict[str, Any], str | None, dict[str, bytes]]:
+    """Returns one reward's section, and the text of its file where it is a function, and the files
+    beside that.
+    """
     if isinstance(item, str):
-        return {"use": item}, None
+        return {"use": item}, None, {}
     rest = dict(item) if isinstance(item, Mapping) else {"function": item}
     function = rest.pop("function", None)
     if function is None:
-        return {**rest, "config": anchored(rest.get("config") or {})}, None
-    config, text = _function(name, function, where)
-    return {"use": "core/function", **rest, "config": config}, text
+        return {**rest, "config": anchored(rest.get("config") or {})}, None, {}
+    text, beside = files_of(function, where)
+    config, more = _function(function, where)
+    return {"use": "core/function", **rest, "config": config}, text + more, beside
 
 
-def _function(name: str, function: Callable[..., Any], where: str) -> tuple[dict[str, Any], str]:
-    """Returns the settings of ``core/function`` for a function, and the text of its file.
+def _function(function: Callable[..., Any], where: str) -> tuple[dict[str, Any], str]:
+    """Returns the settings of ``core/function`` for a function, and what its file needs beside it.
 
-    name: of the reward, and of the file.
     Raises ConfigError for a function that is called in none of the three ways.
     """
-    text = file_of(function, where)
     plain = inspect.unwrap(function)
     parameters = inspect.signature(plain).parameters
-    config: dict[str, Any] = {"path": f"{name}.py", "name": plain.__name__}
+    config: dict[str, Any] = {"name": plain.__name__}
     if "completions" in parameters:
         lacking = [name for name in _OF_TRL if _is_needed(parameters.get(name))]
         if lacking:
@@ -120,8 +140,8 @@ def _function(name: str, function: Callable[..., Any], where: str) -> tuple[dict
                 where=where,
                 todo="do without it, or give it a default",
             )
-        text += _OF_LISTS.format(name=plain.__name__, chosen=_columns(parameters))
-        return config | {"name": f"{plain.__name__}_of_records", "batch": True}, text
+        text = _OF_LISTS.format(name=plain.__name__, chosen=_columns(parameters))
+        return {"name": f"{plain.__name__}_of_records", "batch": True}, text
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in _KEYWORD]
     positional = [
         p for p in parameters.values() if p.kind in _KEYWORD[:1] or p.kind == p.POSITIONAL_ONLY
@@ -135,7 +155,7 @@ def _function(name: str, function: Callable[..., Any], where: str) -> tuple[dict
         )
     if positional[0].name == "records":
         config["batch"] = True
-    return config, text
+    return config, ""
 
 
 def _is_needed(parameter: inspect.Parameter | None) -> bool:

@@ -25,7 +25,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -73,12 +73,18 @@ def files_beside(file: Path) -> list[Path]:
 
     Nothing is imported: files are parsed. An import by a name that is made as they run is not seen.
     """
-    folder = (file.resolve() if file.is_symlink() else file).parent
-    files = [file]
-    for known in files:  # grows meanwhile
-        if known.suffix == ".py" and known.is_file():
-            files += [one for one in _imports(known, folder) if one not in files]
-    return files[1:]
+    file = file.resolve() if file.is_symlink() else file
+    folder = file.parent
+    return _with_imports([file], folder, lambda name: _beside(name, str(folder)) is None)[1:]
+
+
+def files_of_module(name: str, folder: Path, is_installed: Callable[[str], bool]) -> list[Path]:
+    """Returns the files of a module in a folder, and those there that it imports in turn.
+
+    is_installed: whether a name, without dots, means what is installed, also where such a file is
+        in the folder.
+    """
+    return _with_imports(list(_files(name.split("."), folder)), folder, is_installed)
 
 
 def advice(file: Path, error: BaseException) -> str:
@@ -103,22 +109,46 @@ def _found(name: str, folders: Sequence[str]) -> ModuleSpec | None:
     return PathFinder.find_spec(name, list(folders))
 
 
-def _is_beside(name: str, folder: str, file: str) -> bool:
-    """Whether a file means what lies in its folder by a name.
+def _beside(name: str, folder: str, file: str = "") -> ModuleSpec | None:
+    """Returns what lies in a folder and is meant by a name there; None: it means something else.
 
     As for ``python FILE``: a folder without ``__init__.py`` comes after all that is installed. So
-    does the file itself, which has no reason to import itself.
+    does the file itself, which has no reason to import itself. What lies here and is installed, as
+    a project in development is, is one module.
     """
     if name in sys.builtin_module_names or name.startswith("__"):
-        return False
+        return None
     spec = _found(name, [folder])
     if spec is None:
-        return False
-    is_last = spec.origin in (None, file)
-    return not is_last or (name not in sys.modules and importlib.util.find_spec(name) is None)
+        return None
+    installed = _installed(name)
+    if installed is not None and spec.origin in (None, file, installed.origin):
+        return None
+    return spec
 
 
-def _imports(file: Path, folder: Path) -> Iterator[Path]:
+def _installed(name: str) -> ModuleSpec | None:
+    """Returns what a name means to other code. Where the process was started is no place of it."""
+    path = sys.path[1:] if sys.path[:1] in ([""], [os.getcwd()]) else sys.path
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path if finder is PathFinder else None)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _with_imports(
+    files: list[Path], folder: Path, is_elsewhere: Callable[[str], bool]
+) -> list[Path]:
+    """Adds to files those in a folder that they import, unless their first name is elsewhere."""
+    for file in files:  # grows meanwhile
+        if file.suffix == ".py" and file.is_file():
+            imported = _imports(file, folder, is_elsewhere)
+            files += dict.fromkeys(one for one in imported if one not in files)
+    return files
+
+
+def _imports(file: Path, folder: Path, is_elsewhere: Callable[[str], bool]) -> Iterator[Path]:
     """Yields the files that a file's import statements mean, of those in a folder and below."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -127,23 +157,33 @@ def _imports(file: Path, folder: Path) -> Iterator[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _files(alias.name.split("."), folder, file)
+                yield from _files_of(alias.name.split("."), folder, is_elsewhere)
         elif isinstance(node, ast.ImportFrom):
-            start = file.parents[node.level - 1] if node.level else folder
-            if start == folder or folder in start.parents:
-                for alias in node.names:
-                    words = node.module.split(".") if node.module else []
-                    yield from _files([*words, alias.name], start, file)
+            words = node.module.split(".") if node.module else []
+            for alias in node.names:
+                if node.level == 0:
+                    yield from _files_of([*words, alias.name], folder, is_elsewhere)
+                elif node.level <= len(file.relative_to(folder).parts):
+                    yield from _files([*words, alias.name], file.parents[node.level - 1])
 
 
-def _files(words: list[str], folder: Path, file: Path) -> Iterator[Path]:
+def _files_of(
+    words: list[str], folder: Path, is_elsewhere: Callable[[str], bool]
+) -> Iterator[Path]:
+    """Yields the files in a folder that an absolute import means, where it means any of them."""
+    files = list(_files(words, folder))
+    if files and not is_elsewhere(words[0]):
+        yield from files
+
+
+def _files(words: list[str], folder: Path) -> Iterator[Path]:
     """Yields the files of packages and modules on the way to ``a.b.c``, as far as there are any."""
     folders: Sequence[str] = [str(folder)]
     for word in words:
         spec = _found(word, folders)
         if spec is None:
             return
-        if spec.origin is not None and spec.origin != str(file):
+        if spec.origin is not None:
             yield Path(spec.origin)
         folders = spec.submodule_search_locations or []
 
@@ -204,8 +244,12 @@ def _import(
     file: its path.
     """
     package = f"{_PREFIX}{folder}"
-    if level == 0 and _is_beside(name.partition(".")[0], _decoded(folder), file):
-        globals, level = {"__package__": package}, 1
+    if level == 0:
+        top = name.partition(".")[0]
+        known = sys.modules.get(f"{package}.{top}")
+        is_known = known is not None and getattr(known, "__file__", None) != file
+        if is_known or _beside(top, _decoded(folder), file):
+            globals, level = {"__package__": package}, 1
     inner = str((globals or {}).get("__package__")).removeprefix(package)
     if level > 1 + inner.count("."):
         raise ImportError("attempted relative import beyond top-level package")

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcore_core.api.functions import file_of, literal
+from gcore_core.api.functions import files_of, literal
+from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError
 
 Session = Callable[[str], dict[str, Any]]
@@ -41,6 +42,10 @@ def session() -> Iterator[Session]:
     sys.modules["__main__"] = before
     for name in cells:
         linecache.cache.pop(name, None)
+
+
+def text_of(function: Any, where: str) -> str:
+    return files_of(function, where)[0]
 
 
 def imported(text: str, directory: Path) -> Any:
@@ -68,7 +73,7 @@ def test_what_a_function_uses_of_other_cells_travels_with_it(
         "    base = place.basename('x/' + record)\n"
         "    return scale * share(base) + math.floor(WEIGHTS['b'][0]) + counts['a']\n"
     )
-    written = imported(file_of(names["reward"], "reward"), tmp_path)
+    written = imported(text_of(names["reward"], "reward"), tmp_path)
     assert written.reward("Aardvark") == names["reward"]("Aardvark")
     assert written.reward.__defaults__ == (3,)
 
@@ -76,7 +81,7 @@ def test_what_a_function_uses_of_other_cells_travels_with_it(
 def test_functions_that_call_each_other_travel_once(session: Session, tmp_path: Path) -> None:
     session("def even(n):\n    return True if n == 0 else odd(n - 1)\n")
     names = session("def odd(n):\n    return False if n == 0 else even(n - 1)\n")
-    text = file_of(names["odd"], "reward")
+    text = text_of(names["odd"], "reward")
     assert text.count("def even") == text.count("def odd") == 1
     assert imported(text, tmp_path).odd(7) is True
 
@@ -86,14 +91,14 @@ def test_a_text_in_quotes_stays_as_it_is_where_the_function_is_indented(
     session: Session, text: str, tmp_path: Path
 ) -> None:
     names = session(f"if True:\n    def reward(record):\n        return '''{text}'''\n")
-    written = imported(file_of(names["reward"], "reward"), tmp_path)
+    written = imported(text_of(names["reward"], "reward"), tmp_path)
     assert written.reward(None) == names["reward"](None) == text
 
 
 def test_a_decorator_travels_with_its_function(session: Session, tmp_path: Path) -> None:
     session("import functools\n")
     names = session("@functools.lru_cache\ndef reward(record):\n    return len(record)\n")
-    assert imported(file_of(names["reward"], "reward"), tmp_path).reward("four") == 4
+    assert imported(text_of(names["reward"], "reward"), tmp_path).reward("four") == 4
 
 
 def test_what_only_annotations_name_need_not_travel(session: Session, tmp_path: Path) -> None:
@@ -101,11 +106,11 @@ def test_what_only_annotations_name_need_not_travel(session: Session, tmp_path: 
     names = session(
         "def reward(record: Record) -> 'float':\n    size: Record = 1\n    return size\n"
     )
-    assert imported(file_of(names["reward"], "reward"), tmp_path).reward(None) == 1
+    assert imported(text_of(names["reward"], "reward"), tmp_path).reward(None) == 1
 
 
 def test_an_importable_function_travels_as_an_import(tmp_path: Path) -> None:
-    text = file_of(literal, "reward")
+    text = text_of(literal, "reward")
     assert "from gcore_core.api.functions import literal" in text
     assert imported(text, tmp_path).literal is literal
 
@@ -116,7 +121,7 @@ def test_everything_that_a_function_lacks_is_named_at_once(session: Session) -> 
         "def reward(record):\n    log.write(record)\n    return judge.score(record) + missing\n"
     )
     with pytest.raises(ConfigError) as caught:
-        file_of(names["reward"], "reward")
+        text_of(names["reward"], "reward")
     assert sorted(caught.value.facts["names"]) == ["judge", "log", "missing"]
 
 
@@ -126,33 +131,66 @@ def test_a_variable_of_the_function_around_it_is_refused_by_name(session: Sessio
         "reward = make(2.0)\n"
     )
     with pytest.raises(ConfigError, match="bonus") as caught:
-        file_of(names["reward"], "reward")
+        text_of(names["reward"], "reward")
     assert caught.value.facts["names"] == ["bonus"]
 
 
-def test_a_module_that_only_this_session_finds_is_refused_by_name(
+def test_a_module_that_only_this_session_finds_travels_with_what_it_imports(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "beside_the_notebook.py").write_text("def size(text):\n    return len(text)\n")
+    files = {
+        "beside_the_notebook.py": "import own_tools.part as p\ndef size(x):\n    return p.n(x)",
+        "own_tools/__init__.py": "",
+        "own_tools/part.py": "from another_beside import UNIT\ndef n(x):\n    return UNIT * len(x)",
+        "another_beside.py": "import beside_the_notebook\nUNIT = 2",
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
-    session("import beside_the_notebook as beside\n")
-    names = session("def reward(record):\n    return beside.size(record)\n")
-    with pytest.raises(ConfigError, match="does not find the module beside_the_notebook"):
-        file_of(names["reward"], "reward")
+    session("import beside_the_notebook as beside\nfrom another_beside import UNIT\n")
+    session("from beside_the_notebook import size\n")
+    names = session("def reward(record):\n    return beside.size(record) + size(record) + UNIT\n")
+    text, written = files_of(names["reward"], "reward")
+    assert {name: content.decode() for name, content in written.items()} == files
+    assert "import beside_the_notebook as beside" in text
+    monkeypatch.undo()
+    job = tmp_path / "job"
+    for name, content in {**written, "reward.py": text.encode()}.items():
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).write_bytes(content)
+    reward = load_function(job / "reward.py", "reward")
+    assert reward("four") == 18
+    assert reward.__globals__["beside"].__file__ == str(job / "beside_the_notebook.py")
+
+
+def test_a_module_that_reads_files_beside_it_stays_where_it_is(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is imported where a new process finds it in this directory, and else refused by name."""
+    (tmp_path / "with_data.py").write_text(
+        "from pathlib import Path\nWORDS = Path(__file__)\ndef size(text):\n    return len(text)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    session("import with_data\n")
+    names = session("def reward(record):\n    return with_data.size(record)\n")
+    with pytest.raises(ConfigError, match="does not find the module with_data"):
+        files_of(names["reward"], "reward")
     monkeypatch.chdir(tmp_path)
-    assert "import beside_the_notebook as beside" in file_of(names["reward"], "reward")
+    text, written = files_of(names["reward"], "reward")
+    assert "import with_data" in text and not written
 
 
-def test_a_function_of_a_module_that_only_this_session_finds_travels_as_its_source(
+def test_a_function_of_a_module_that_stays_travels_as_its_source(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text(
-        "UNIT = 2\ndef size(text):\n    return UNIT * len(text)\n"
+        "HERE = __file__\nUNIT = 2\ndef size(text):\n    return UNIT * len(text)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     session("from only_here import size\n")
     names = session("def reward(record):\n    return size(record)\n")
-    text = file_of(names["reward"], "reward")
+    text = text_of(names["reward"], "reward")
     monkeypatch.undo()
     assert imported(text, tmp_path).reward("four") == 8
 
@@ -163,16 +201,16 @@ def test_a_name_that_two_modules_define_otherwise_is_refused(
 ) -> None:
     """In one file a name has one meaning; equal values are one."""
     (tmp_path / "only_there.py").write_text(
-        "UNIT = 2\ndef size(text):\n    return UNIT * len(text)\n"
+        "HERE = __file__\nUNIT = 2\ndef size(text):\n    return UNIT * len(text)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     session(f"from only_there import size\nUNIT = {unit}\n")
     names = session("def reward(record):\n    return UNIT + size(record)\n")
     if unit == 2:
-        assert imported(file_of(names["reward"], "reward"), tmp_path).reward("four") == 10
+        assert imported(text_of(names["reward"], "reward"), tmp_path).reward("four") == 10
         return
     with pytest.raises(ConfigError, match="UNIT: functions of several modules") as caught:
-        file_of(names["reward"], "reward")
+        text_of(names["reward"], "reward")
     assert caught.value.facts["names"] == ["UNIT"]
 
 
@@ -183,14 +221,14 @@ def test_a_name_that_two_modules_define_otherwise_is_refused(
 )
 def test_what_has_no_source_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="no source that can travel"):
-        file_of(value, "reward")
+        text_of(value, "reward")
 
 
 def test_a_function_of_a_plain_prompt_is_refused() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec("def reward(record):\n    return 1.0\n", names)
     with pytest.raises(ConfigError, match="source of reward is not known"):
-        file_of(names["reward"], "reward")
+        text_of(names["reward"], "reward")
 
 
 PLAIN = st.recursive(

@@ -8,6 +8,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import importlib
 import json
 import math
 import subprocess
@@ -400,6 +401,23 @@ def test_a_model_and_a_reward_of_one_name_travel_in_files_of_their_own(
 def test_a_name_that_no_metric_and_no_file_can_have_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot name a reward"):
         rewards_of({name: right})
+
+
+def test_a_name_of_a_reward_hides_no_module_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files lie in one folder: ``import json`` must not mean the reward of that name."""
+    (tmp_path / "size.py").write_text("def size(record):\n    return float(len(record))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    size = importlib.import_module("size").size
+    made = job(reward={"json": right, "msgspec": right, "own": size, "size": size})
+    folder = made.write(tmp_path / "job").parent
+    for name, reward in made.tree["rewards"].items():
+        config = reward["config"]
+        function = load_function(folder / config["path"], config["name"])
+        assert name in ("json", "msgspec") or function("four") == 4.0
+    assert {"json.py", "msgspec.py"}.isdisjoint(made.files)
+    assert made.files["size.py"] == (tmp_path / "size.py").read_bytes()
 
 
 class Frame:

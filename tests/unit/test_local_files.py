@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import subprocess
 import sys
@@ -134,6 +135,31 @@ def test_a_folder_of_data_hides_no_library_and_a_file_may_be_called_like_one(
     assert import_file(file).Struct is __import__("msgspec").Struct
 
 
+def test_what_lies_beside_and_is_installed_is_one_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a project in development, whose folder also has the job. Where a process was started does
+    not count: workers are started elsewhere.
+    """
+    file = write(
+        tmp_path,
+        {
+            "rewards.py": "import own_project_here\nfrom own_project_here import part",
+            "own_project_here/__init__.py": "",
+            "own_project_here/part.py": "",
+        },
+    )
+    names = [str(one.relative_to(tmp_path)) for one in files_beside(file)]
+    assert names == ["own_project_here/__init__.py", "own_project_here/part.py"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(files_beside(file)) == 2
+    monkeypatch.setattr(sys, "path", [*sys.path[1:], str(tmp_path)])
+    assert files_beside(file) == []
+    assert import_file(file).part is importlib.import_module("own_project_here.part")
+    del sys.modules["own_project_here.part"], sys.modules["own_project_here"]
+
+
 @pytest.mark.parametrize("name", ["my-rewards.py", "rewards.v2.py", "a b.py", "rewards.py"])
 def test_a_file_has_any_name_in_any_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "my jobs_2f é.d"
@@ -253,6 +279,9 @@ def test_files_that_a_file_imports_are_known_without_importing_any(tmp_path: Pat
         "tools/part.py",
         "tools/shared.py",
     ]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/link.py").symlink_to(file)
+    assert len(files_beside(tmp_path / "elsewhere/link.py")) == 6
     assert files_beside(tmp_path / "unused.py") == []
     assert files_beside(tmp_path / "none.py") == []
     assert files_beside(tmp_path) == []
