@@ -59,8 +59,8 @@ def main() -> NoReturn:
     if select.select([order.lifeline], [], [], 0)[0]:
         sys.exit(128 + signal.SIGTERM)  # the caller was gone before the kernel knew
 
-    def display_of(steps: int, repeats: bool) -> Display:
-        return events.EventDisplay(order.events, steps, repeats=repeats)
+    def display_of(steps: int) -> Display:
+        return events.EventDisplay(order.events, steps)
 
     def supervise(again: Path | None, guard: GuardLink) -> int:
         # again: the run's directory, where this process takes the place of one that was killed.

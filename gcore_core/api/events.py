@@ -17,11 +17,9 @@ class Shown(msgspec.Struct, tag="shown", frozen=True):
     """Opens the display.
 
     steps: of the whole run.
-    repeats: whether step lines go on showing the latest evaluation.
     """
 
     steps: int
-    repeats: bool
 
 
 class Phase(msgspec.Struct, tag="phase", frozen=True):
@@ -97,9 +95,9 @@ Event = Shown | Phase | Note | Step | Finish | Begun | Failed
 class EventDisplay:
     """Is the display of a run whose viewer is another process."""
 
-    def __init__(self, pipe: int, steps: int, *, repeats: bool) -> None:
+    def __init__(self, pipe: int, steps: int) -> None:
         self._pipe = pipe
-        send(pipe, Shown(steps=steps, repeats=repeats))
+        send(pipe, Shown(steps=steps))
 
     def phase(self, text: str, share: float | None = None) -> None:
         send(self._pipe, Phase(text=text, share=share))

@@ -46,7 +46,7 @@ class _Followed:
         """
         match event:
             case events.Shown():
-                self._display = open_shown(event.steps, self, repeats=event.repeats)
+                self._display = open_shown(event.steps, self)
             case events.Begun():
                 self.directory = Path(event.directory)
             case events.Failed():

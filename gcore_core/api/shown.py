@@ -28,11 +28,11 @@ class Followed(Protocol):
     directory: Path | None
 
 
-def open_shown(steps: int, followed: Followed, *, repeats: bool) -> Display:
+def open_shown(steps: int, followed: Followed) -> Display:
     """Returns what shows a run here: in a notebook, on a terminal, or in a file."""
     if in_notebook():
-        return NotebookDisplay(steps, followed, repeats=repeats)
-    return open_display(steps, sys.stdout, repeats=repeats)
+        return NotebookDisplay(steps, followed)
+    return open_display(steps, sys.stdout)
 
 
 def in_notebook() -> bool:
@@ -62,11 +62,11 @@ class NotebookDisplay:
     offer, and there is none where they offer none.
     """
 
-    def __init__(self, steps: int, followed: Followed, *, repeats: bool) -> None:
+    def __init__(self, steps: int, followed: Followed) -> None:
         self._steps = steps
         self._followed = followed
         self._lines = _Lines()
-        self._plain = PlainDisplay(steps, self._lines, repeats=repeats)  # type: ignore[arg-type]
+        self._plain = PlainDisplay(steps, self._lines)  # type: ignore[arg-type]
         self._bar = ("starting", 0.0)
         self._shown_at = 0.0
         self._drawn_at = time.monotonic()

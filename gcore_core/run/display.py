@@ -61,30 +61,25 @@ class Display(Protocol):
         """
 
 
-def open_display(
-    steps: int, stream: TextIO, clock: Clock = time.monotonic, *, repeats: bool = True
-) -> Display:
-    """Returns a live display if ``stream`` is a terminal that can move its cursor, or plain lines.
-
-    repeats: whether step lines go on showing the latest evaluation until the next one. A run that
-        evaluates only at its start and its end would repeat the figure of its first weights.
+def open_display(steps: int, stream: TextIO, clock: Clock = time.monotonic) -> Display:
+    """Returns a live display if ``stream`` is a terminal that can move its cursor; plain lines
+    elsewhere.
     """
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         # A name that the terminal cannot spell must neither end the run nor go unsaid.
         stream.reconfigure(errors="backslashreplace")
     if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
-        return LiveDisplay(steps, stream, clock, repeats=repeats)
-    return PlainDisplay(steps, stream, clock, repeats=repeats)
+        return LiveDisplay(steps, stream, clock)
+    return PlainDisplay(steps, stream, clock)
 
 
 # -- the parts of a line ---------------------------------------------------------------------------
 
 
-def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) -> list[Part]:
+def step_parts(report: StepReport, steps: int) -> list[Part]:
     """Returns (label, value) of everything that a step line shows.
 
     steps: number of steps of the whole run.
-    evaluation: the evaluation to show, which may be that of an earlier step.
     """
     metrics = report.metrics
     parts = [("step", f"{report.step:>{len(str(steps))}}/{steps}")]
@@ -97,7 +92,7 @@ def step_parts(report: StepReport, steps: int, evaluation: Mapping[str, float]) 
         parts.append(("reward", f"{metrics['reward']:.3f}"))
     if len(rewards) > 1 or "reward" not in metrics:
         parts += [(name, f"{value:.3f}") for name, value in rewards.items()]
-    parts += _held_out(evaluation)
+    parts += _held_out(report.evaluation)
     parts += [(label, form.format(metrics[key])) for key, label, form in _NUMBERS if key in metrics]
     parts += [(stage, f"{seconds:.2f}s") for stage, seconds in stage_seconds(metrics).items()]
     if report.evaluation and "seconds/evaluation" in metrics:
@@ -129,35 +124,27 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{remainder_s:02d}" if hours else f"{minutes}:{remainder_s:02d}"
 
 
-class _StepLines:
-    """Makes the lines of steps. Where it ``repeats``, each has the latest evaluation."""
-
-    def __init__(self, steps: int, *, repeats: bool) -> None:
-        self._steps = steps
-        self._repeats = repeats
-        self._evaluation: dict[str, float] = {}
-
-    def parts(self, report: StepReport) -> list[Part]:
-        earlier = self._evaluation if self._repeats else {}
-        self._evaluation = report.evaluation or earlier
-        return step_parts(report, self._steps, self._evaluation)
-
-
 class _Pace:
-    """Estimates the seconds left from the mean time of the steps since the first report.
+    """Estimates the seconds left from the mean time of the steps since the first one that ended.
 
-    The first report is that of step 0, or of the first step after a run was resumed.
+    That first step is not counted: it compiles, fills caches and checks its gradient, and takes
+    up to twice as long as the others.
     """
 
     def __init__(self, steps: int, clock: Clock) -> None:
         self._steps = steps
         self._clock = clock
-        self._first: tuple[int, float] | None = None  # step of the first report, and its time
+        self._first: tuple[int, float] | None = None  # the first step, and when it ended
 
     def left_s(self, step: int) -> float | None:
+        """Returns the seconds that are left after a step; None while that is not known.
+
+        step: 0 is the evaluation before the first step.
+        """
         now_s = self._clock()
         if self._first is None:
-            self._first = step, now_s
+            self._first = (step, now_s) if step else None
+            return None
         first, since_s = self._first
         return (now_s - since_s) / (step - first) * (self._steps - step) if step > first else None
 
@@ -173,12 +160,10 @@ class PlainDisplay:
         steps: int,
         stream: TextIO,
         clock: Clock = time.monotonic,
-        *,
-        repeats: bool = True,
     ) -> None:
+        self._steps = steps
         self._stream = stream
         self._pace = _Pace(steps, clock)
-        self._lines = _StepLines(steps, repeats=repeats)
         self._last_phase = ("", -1)
 
     def phase(self, text: str, share: float | None = None) -> None:
@@ -189,7 +174,7 @@ class PlainDisplay:
             self.note(text if share is None else f"{text} {share:.0%}")
 
     def step(self, report: StepReport) -> None:
-        parts = self._lines.parts(report)
+        parts = step_parts(report, self._steps)
         left_s = self._pace.left_s(report.step)
         if len(parts) == 1:  # step 0 without an evaluation has nothing but its number to show
             return
@@ -220,15 +205,12 @@ class LiveDisplay:
         steps: int,
         stream: TextIO,
         clock: Clock = time.monotonic,
-        *,
-        repeats: bool = True,
     ) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._steps = steps
         self._pace = _Pace(steps, clock)
-        self._lines = _StepLines(steps, repeats=repeats)
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -244,7 +226,7 @@ class LiveDisplay:
         self._show_bar(text, share, "" if share is None else f"{share:.0%}")
 
     def step(self, report: StepReport) -> None:
-        parts = self._lines.parts(report)
+        parts = step_parts(report, self._steps)
         if len(parts) > 1:
             self._print(_wrapped(parts, self._console.width))
         left_s = self._pace.left_s(report.step)

@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 _ENDS_S = 3.0  # a supervisor that was just killed is gone within that
 _LOOK_S = 0.1
 
-#: Makes the display of a run: (number of steps, whether it evaluates) -> display.
-DisplayOf = Callable[[int, bool], Display]
+#: Makes the display of a run: number of steps -> display.
+DisplayOf = Callable[[int], Display]
 
 
 def prepare(
@@ -65,7 +65,7 @@ def prepare(
 
     It resolves the configuration, counts the data, places the workers, makes the run's directory
     and the models, in an order in which what is quick to refuse is refused first.
-    display_of: makes the display, given the number of steps and whether the run evaluates.
+    display_of: makes the display, given the number of steps.
     resume: the directory of the run that goes on.
     guard: started this process in the place of one that was killed, or may do so later.
     again: it did so now. The run had its machines once, so it goes on with those that are left.
@@ -160,7 +160,7 @@ def _end_what_is_left(run_dir: Path) -> None:
 
 
 def _displayed(plan: Plan, display_of: Any) -> Display:
-    display: Display = display_of(plan.settings.run.steps, plan.settings.evaluation.every > 0)
+    display: Display = display_of(plan.settings.run.steps)
     return display
 
 
@@ -221,16 +221,15 @@ def run_file(
     guard: starts this process again when it is killed; it is told when the run's directory is
         known.
     again: this process takes the place of one that was killed.
-    display_of: makes the display, given the number of steps and whether the run evaluates. By
-        default it is on standard output.
+    display_of: makes the display, given the number of steps. By default it is on standard output.
     """
     job = None
     display: Display | None = None
     signals = Signals()
 
-    def displayed(steps: int, repeats: bool) -> Display:
+    def displayed(steps: int) -> Display:
         nonlocal display
-        display = (display_of or _display_of)(steps, repeats)
+        display = (display_of or _display_of)(steps)
         return display
 
     with signals.handled():
@@ -261,8 +260,8 @@ def run_file(
     return 0
 
 
-def _display_of(steps: int, repeats: bool) -> Display:
-    return open_display(steps, sys.stdout, repeats=repeats)
+def _display_of(steps: int) -> Display:
+    return open_display(steps, sys.stdout)
 
 
 def _supervise(job: Job, display: Display, signals: Signals, guard: GuardLink | None) -> None:

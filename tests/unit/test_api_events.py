@@ -12,7 +12,7 @@ from gcore_core.contract.records import StepReport
 def arrived(report: StepReport) -> StepReport:
     """The report as the viewer of a run gets it."""
     reading, writing = os.pipe()
-    events.EventDisplay(writing, 3, repeats=True).step(report)
+    events.EventDisplay(writing, 3).step(report)
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
         _, step = map(events.read, file)

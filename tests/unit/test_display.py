@@ -60,9 +60,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 def test_a_line_says_everything_in_the_order_of_a_step() -> None:
     parts = step_parts(
-        _report(7, **METRICS),
+        _report(7, {"greedy/exact": 0.48, "sampled/exact": 0.4, "greedy/length": 5.0}, **METRICS),
         60,
-        {"greedy/exact": 0.48, "sampled/exact": 0.4, "greedy/length": 5.0},
     )
     assert "  ".join(f"{label} {value}" for label, value in parts) == (
         "step  7/60  reward 0.500  held-out 0.480  kl 3.1e-03  entropy 0.812  length 5.2  gap "
@@ -72,13 +71,11 @@ def test_a_line_says_everything_in_the_order_of_a_step() -> None:
 
 
 def test_missing_metrics_are_left_out() -> None:
-    assert step_parts(_report(1, length=4.0), 5, {}) == [("step", "1/5"), ("length", "4.0")]
+    assert step_parts(_report(1, length=4.0), 5) == [("step", "1/5"), ("length", "4.0")]
 
 
 def test_several_rewards_are_shown_by_name_beside_their_weighted_sum() -> None:
-    parts = dict(
-        step_parts(_report(1, **{"reward/a": 0.25, "reward/b": 1.0, "reward": 0.625}), 5, {})
-    )
+    parts = dict(step_parts(_report(1, **{"reward/a": 0.25, "reward/b": 1.0, "reward": 0.625}), 5))
     assert parts == {"step": "1/5", "reward": "0.625", "a": "0.250", "b": "1.000"}
 
 
@@ -94,13 +91,14 @@ def test_several_rewards_are_shown_by_name_beside_their_weighted_sum() -> None:
 def test_held_out_reward_is_greedy_and_weighted_or_labelled_otherwise(
     evaluation: dict[str, float], part: tuple[str, str]
 ) -> None:
-    assert step_parts(_report(1), 5, evaluation)[1:] == [part]
+    assert step_parts(_report(1, evaluation), 5)[1:] == [part]
 
 
 def test_the_time_of_an_evaluation_is_shown_where_there_was_one() -> None:
     seconds = {"seconds/push": 0.5, "seconds/evaluation": 2.0, "seconds/step": 0.5}
-    assert dict(step_parts(_report(1, **seconds), 5, {})) == {"step": "1/5", "push": "0.50s"}
-    evaluated = dict(step_parts(_report(1, {"greedy/a": 0.5}, **seconds), 5, {}))
+    assert dict(step_parts(_report(1, **seconds), 5)) == {"step": "1/5", "push": "0.50s"}
+    evaluated = dict(step_parts(_report(1, {"greedy/a": 0.5}, **seconds), 5))
+    assert evaluated.pop("held-out") == "0.500"
     assert evaluated == {"step": "1/5", "push": "0.50s", "evaluation": "2.00s"}
 
 
@@ -117,7 +115,7 @@ def test_durations_read_like_a_clock() -> None:
 # -- plain -----------------------------------------------------------------------------------------
 
 
-def test_plain_lines_keep_the_latest_evaluation_and_the_time_left() -> None:
+def test_plain_lines_show_an_evaluation_once_and_the_time_left() -> None:
     stream, clock = io.StringIO(), Clock()
     display = PlainDisplay(4, stream, clock)
     display.phase("starting 7 processes")
@@ -125,24 +123,24 @@ def test_plain_lines_keep_the_latest_evaluation_and_the_time_left() -> None:
     display.step(_report(0, {"greedy/exact": 0.25}))
     for step in (1, 2, 4):
         clock.tick()
-        display.step(_report(step))
+        display.step(_report(step, length=5.0))
     display.finish(["weights: runs/digits/001/weights"])
     assert stream.getvalue().splitlines() == [
         "starting 7 processes",
         "step 0/4  held-out 0.250",
-        "step 1/4  held-out 0.250  left 0:30",
-        "step 2/4  held-out 0.250  left 0:20",
-        "step 4/4  held-out 0.250  left 0:00",
+        "step 1/4  length 5.0",
+        "step 2/4  length 5.0  left 0:20",
+        "step 4/4  length 5.0  left 0:00",
         "weights: runs/digits/001/weights",
     ]
 
 
 @pytest.mark.parametrize("kind", [PlainDisplay, LiveDisplay])
-def test_the_first_evaluation_is_not_repeated_until_the_next_one(
+def test_an_evaluation_is_shown_with_the_step_whose_weights_it_measured(
     kind: type[PlainDisplay | LiveDisplay],
 ) -> None:
     stream = io.StringIO()
-    display = kind(2, stream, Clock(), repeats=False)
+    display = kind(2, stream, Clock())
     display.step(_report(0, {"greedy/exact": 0.25}))
     display.step(_report(1, reward=0.5))
     display.step(_report(2, {"greedy/exact": 0.75}, reward=0.5))
@@ -244,7 +242,7 @@ def test_live_lines_carry_what_plain_lines_carry_broken_between_parts(terminal: 
     )
     start = next(i for i, line in enumerate(lines) if "step  7/60" in line)
     shown = lines[start : start + 3]
-    parts = [f"{label} {value}" for label, value in step_parts(report, 60, report.evaluation)]
+    parts = [f"{label} {value}" for label, value in step_parts(report, 60)]
     assert "  ".join(line.strip() for line in shown).startswith("  ".join(parts))
     assert all(len(line) <= 80 for line in shown)
     assert any("summary: [runs]/digits/001/summary.md" in line for line in lines)
@@ -258,9 +256,11 @@ def test_the_bar_shows_the_phase_then_the_step_and_the_time_left(terminal: Termi
     display.step(_report(0))
     clock.tick()
     display.step(_report(1))
+    clock.tick()
+    display.step(_report(2))
     display._progress.refresh()
     display.finish()
     shown = terminal.getvalue()
     assert "making the model" in shown and "40%" in shown
-    assert "step 1/4" in shown and "25%  0:30 left" in shown
+    assert "step 2/4" in shown and "50%  0:20 left" in shown
     assert shown.count("\x1b[?25h") >= shown.count("\x1b[?25l") > 0  # the cursor is back

@@ -62,7 +62,5 @@ def test_what_ends_a_run_while_it_is_prepared_leaves_the_terminal_as_it_was(
     monkeypatch.setattr(start.environment, "write", fail)
     display = Recorded()
     with contextlib.suppress(ConfigError):
-        start.run_file(
-            file, [f"run.dir={tmp_path / 'run'}"], display_of=lambda steps, repeats: display
-        )
+        start.run_file(file, [f"run.dir={tmp_path / 'run'}"], display_of=lambda steps: display)
     assert display.closed == [[]]

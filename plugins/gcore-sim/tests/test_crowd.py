@@ -38,7 +38,7 @@ def prepared(
 ) -> Callable[..., Prepared]:
     monkeypatch.chdir(tmp_path)
     return lambda **sections: prepare(
-        write_job(**sections), [], lambda steps, repeats: open_display(steps, io.StringIO())
+        write_job(**sections), [], lambda steps: open_display(steps, io.StringIO())
     )
 
 
