@@ -251,13 +251,11 @@ def greedy_groups(folder: Path) -> tuple[bool, str]:
 
 def name_is_a_number(folder: Path) -> tuple[bool, str]:
     """A run is called what was written."""
-    said = [
-        g_core(folder, "config", "job.yaml", f"run.name={name}").text
-        for name in ("0012", "1e3", "yes", "2026-11-28", "null")
-    ]
+    names_given = ["0012", "1e3", "yes", "2026-11-28", "0x1F"]
+    said = [g_core(folder, "config", "job.yaml", f"run.name={name}").text for name in names_given]
     names = [re.search(r"^  name: (.*)$", text, re.MULTILINE) for text in said]
     found = [name[1].strip("'\"") if name else "" for name in names]
-    return found == ["0012", "1e3", "yes", "2026-11-28", "null"], f"{found}\n"
+    return found == names_given, f"{found}\n"
 
 
 def import_beside(folder: Path) -> tuple[bool, str]:
