@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ _SHOWN_CHARACTERS = 60
 _BOM = b"\xef\xbb\xbf"
 _JSON_SPACES = b" \t\r\n"
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,28 @@ def fields_of(values: Any, where: str) -> dict[str, Any]:
             f"expected an object, found {shortened(msgspec.json.encode(values))}", where=where
         )
     return dict(values)
+
+
+def same_value(value: Any, other: Any) -> bool:
+    """Returns whether two values of rows say the same, as JSON does.
+
+    3.0 is 3, and true is no number. Next to a value of another kind a text is what it says as
+    JSON: "3" is 3.0 and "true", or "True", is true, but "007" is not 7, and two texts are the same
+    by their letters.
+    """
+    if isinstance(value, str) != isinstance(other, str):
+        text, value = (value, other) if isinstance(value, str) else (other, value)
+        try:
+            other = msgspec.json.decode(text.lower() if isinstance(value, bool) else text)
+        except _NOT_JSON:
+            return False
+    if isinstance(value, bool) or isinstance(other, bool):
+        return value is other
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(same_value, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(same_value(value[k], other[k]) for k in value)
+    return bool(value == other)
 
 
 def spread(rows: int, most: int) -> Iterable[int]:
@@ -257,14 +280,14 @@ def json_lines(file: FileIO, name: str, limit: int | None) -> Iterator[JsonLine]
 
 
 def read_again(
-    file: FileIO, row: int, start: int, end: int, make: Callable[[Any], Prompt], name: str
-) -> Prompt:
-    """Makes the prompt of a row that was valid before.
+    file: FileIO, row: int, start: int, end: int, make: Callable[[Any], _Made], name: str
+) -> _Made:
+    """Makes the prompt of a row, or whatever else is made of it, that was valid before.
 
     Raises DataError when it is valid no more: somebody has written into the file.
 
     start, end: as ``json_lines`` gave them.
-    make: makes the prompt of what the line says.
+    make: makes it of what the line says.
     name: of the file, for errors.
     """
     line = os.pread(file.fileno(), end - start, start)

@@ -17,6 +17,7 @@ from gcore_core.builtin.config import JsonLinesConfig
 from gcore_core.builtin.json_lines import JsonLines
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ConfigError, DataError, GcoreError
+from gcore_core.contract.rows import same_value
 
 CHAT = [{"role": "user", "content": "1+1="}]
 Write = Callable[[str | bytes], Path]
@@ -264,3 +265,30 @@ def test_json_lines_need_no_pyarrow() -> None:
         "set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"set()\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "same"),
+    [
+        (3, 3.0, True),
+        (3, "3", True),
+        (3.0, "3", True),
+        (7, "007", False),
+        (1e-07, "0.0000001", True),
+        ("3", "3.0", False),
+        (True, 1, False),
+        (True, "true", True),
+        (False, "False", True),
+        (None, "null", True),
+        (None, "", False),
+        ([1, 2.0], [1.0, 2], True),
+        ([1], "[1]", True),
+        ([True], [1], False),
+        ({"a": 1}, {"a": 1.0}, True),
+        ({"a": 1}, {"b": 1}, False),
+        (float("nan"), "NaN", False),
+    ],
+)
+def test_values_of_rows_are_the_same_as_json_says_it(value: Any, other: Any, same: bool) -> None:
+    assert same_value(value, other) is same
+    assert same_value(other, value) is same

@@ -286,8 +286,11 @@ async def test_waiting_for_its_turn_does_not_count_against_a_reward(bench: Bench
 
 
 class Labelled(FakeDataset):
+    fields: dict[str, Any] | None = None
+
     def __getitem__(self, row: int) -> Prompt:
-        return Prompt(row=row, text="", fields={"language": ["de", "en"][row % 2]})
+        fields = self.fields or {"language": ["de", "en"][row % 2]}
+        return Prompt(row=row, text="", fields=fields)
 
 
 class Waits:
@@ -303,13 +306,19 @@ class Waits:
 
 
 def waiting(
-    bench: Bench, reward: Waits, overruns: Overruns | None = None, **settings: object
+    bench: Bench,
+    reward: Waits,
+    overruns: Overruns | None = None,
+    fields: dict[str, Any] | None = None,
+    **settings: object,
 ) -> ScorerShell:
     named = NamedScorer(name="waits", scorer=reward, **{"timeout_s": 60.0, **settings})  # type: ignore[arg-type]
     reader = StoreReader(bench.directory, "node0", SECRET)
+    data = Labelled(FakeDataConfig(rows=8))
+    data.fields = fields
     return ScorerShell(
         [named],
-        {"train": Labelled(FakeDataConfig(rows=8))},
+        {"train": data},
         reader,
         ThreadCompute(),
         bench.given_up.append,
@@ -388,6 +397,27 @@ async def test_a_reward_scores_only_the_records_assigned_to_it(bench: Bench) -> 
     reply = await bench.ask(waiting(bench, Waits(at_once), when={"language": ["en", "fr"]}))
     assert [score.statuses["waits"] for score in reply] == ["skipped", "ok"]
     assert [score.values for score in reply] == [{}, {"waits": 1.0}]
+
+
+async def test_a_reward_is_for_rows_whose_field_says_a_value_as_json_does(bench: Bench) -> None:
+    """YAML says 3 where a table says 3.0 or "3"; "007" is no number, and true is not 1."""
+
+    async def at_once() -> None:
+        pass
+
+    for level, wanted, status in (
+        (3.0, 3, "ok"),
+        ("3", 3, "ok"),
+        (3, "3", "ok"),
+        ("007", 7, "skipped"),
+        (True, 1, "skipped"),
+        ("True", True, "ok"),
+        (None, None, "ok"),
+        ("", None, "skipped"),
+    ):
+        shell = waiting(bench, Waits(at_once), fields={"level": level}, when={"level": [wanted]})
+        reply = await bench.ask(shell)
+        assert [score.statuses["waits"] for score in reply] == [status] * 2, (level, wanted)
 
 
 async def test_a_gcore_error_raised_by_a_reward_ends_the_run(bench: Bench) -> None:

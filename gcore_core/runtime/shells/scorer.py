@@ -30,6 +30,7 @@ from gcore_core.contract.records import (
     Prompt,
     RecordScore,
 )
+from gcore_core.contract.rows import same_value
 from gcore_core.contract.scorer import (
     LARGEST_VALUE,
     AsyncScorer,
@@ -399,8 +400,15 @@ async def _limit(timeout_s: float | None) -> AsyncIterator[None]:
 
 
 def _matches(record: ScoredRecord, when: Mapping[str, Sequence[Any]]) -> bool:
-    """Returns whether every field that ``when`` names has one of the values listed there."""
-    return all(record.prompt.fields.get(name) in values for name, values in when.items())
+    """Returns whether every field that ``when`` names has one of the values listed there.
+
+    Texts in quotes and numbers without are told apart in few files, so "3" is 3 here.
+    """
+    fields = record.prompt.fields
+    return all(
+        any(same_value(fields.get(name), value) for value in values)
+        for name, values in when.items()
+    )
 
 
 def _overran(reward: NamedScorer) -> Score:
