@@ -5,6 +5,8 @@
     gcore_core.kits.machines    launchers for several machines: an agent on each, TLS, leases
     gcore_core.kits.commands    commands and the check hook: plans, plugins, interpreters, tables
     gcore_core.kits.models      backends that need a model which a function of the user makes
+    gcore_core.kits.numbers     rewards, data: one plain number, read exactly or not at all
+    gcore_core.kits.answers     rewards, data: the last number of a text, and what is in its boxes
     gcore_core.kits.rows        checks of files: the rows of a dataset that are worth looking at
     gcore_core.kits.cache       what is kept between runs: in which directory
     gcore_core.kits.loopback    pages: a server on loopback, shown to holders of its token alone

@@ -69,8 +69,8 @@ class HubConfig:
     """
     extract: dict[str, str] = field(default_factory=dict)
     """Field -> how its value is found in its text: gsm8k (behind the last ####), boxed (in the last
-    \\boxed{}), number (the last number), or a text with {answer} where the value stands, such as
-    "The answer is {answer}." whose last occurrence counts.
+    \\boxed{}), number (the plain number at its end), or a text with {answer} where the value
+    stands, such as "The answer is {answer}." whose last occurrence counts.
     """
     images: str | None = None
     """Column of the prompt's images: paths relative to the directory of the data, or the images

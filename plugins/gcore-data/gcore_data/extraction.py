@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.kits.answers import last_box, last_number
+from gcore_core.kits.numbers import number_of
 
 PLACE = "{answer}"
 _HASHES = "####"
-_BOXED = "\\boxed{"
-#: A number as people write it: sign, thousands separators, decimals.
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 
 
 def require_rule(rule: str, where: str) -> None:
@@ -52,28 +50,23 @@ def _by_text(rule: str, text: str) -> str | None:
 
 
 def _gsm8k(text: str) -> str | None:
-    """Returns what follows the last ``####``, without thousands separators, as GSM8K has it."""
+    """Returns what follows the last ``####``: its number without separators, else as it is."""
     _, mark, answer = text.rpartition(_HASHES)
-    return answer.replace(",", "") if mark else None
+    if not mark:
+        return None
+    number = number_of(answer)
+    return number.text if number else answer
 
 
 def _boxed(text: str) -> str | None:
     """Returns what the braces of the last ``\\boxed{}`` hold, whose braces may be nested."""
-    start = text.rfind(_BOXED)
-    if start < 0:
-        return None
-    depth = 1
-    first = start + len(_BOXED)
-    for position in range(first, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if not depth:
-            return text[first:position]
-    return None
+    box = last_box(text)
+    return box.content if box else None
 
 
 def _number(text: str) -> str | None:
-    numbers = _NUMBER.findall(text)
-    return numbers[-1].replace(",", "") if numbers else None
+    number = last_number(text)
+    return number.text if number else None
 
 
 #: Name of a rule -> what finds the answer.

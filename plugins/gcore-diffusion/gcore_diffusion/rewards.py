@@ -8,7 +8,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -143,12 +142,15 @@ class Classifier:
 
     def _label(self, record: ScoredRecord) -> int:
         """Returns the class that the row names; raises ValueError when it is none."""
-        label: Any = record.prompt.fields.get(self._config.label)
-        if not str(label).isdecimal() or int(label) >= self._net.out.out_features:
+        from gcore_diffusion.tiny import class_of
+
+        label = record.prompt.fields.get(self._config.label)
+        number = class_of(label, self._net.out.out_features)
+        if number is None:
             raise ValueError(
                 f"the row's field {self._config.label!r} is {label!r}, which is no class"
             )
-        return int(label)
+        return number
 
     def _values(self, records: Sequence[ScoredRecord]) -> list[float]:
         """Returns the score of each image.

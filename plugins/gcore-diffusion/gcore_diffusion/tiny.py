@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
+from gcore_core.kits.numbers import number_of
 from gcore_diffusion.config import DiffusionGeneratorConfig, Prediction
 from gcore_diffusion.way import Condition, Schedule, Way, read_prompts
 
@@ -46,6 +47,14 @@ class TinyConfig:
     width: int = 192
     blocks: int = 3
     prediction: Prediction = "flow"
+
+
+def class_of(label: object, classes: int) -> int | None:
+    """Returns the class, counted from 0, that a row's label names; None where it names none."""
+    number = number_of(label)
+    if number is None or number.is_percent or number.value not in range(classes):
+        return None
+    return int(number.value)
 
 
 class _Block(nn.Module):
@@ -151,13 +160,14 @@ class TinyDenoiser:
         labels = []
         for prompt, text in zip(prompts, read_prompts(prompts), strict=True):
             label = prompt.fields.get("label", text)
-            if not str(label).isdecimal() or int(label) >= classes:
+            number = class_of(label, classes)
+            if number is None:
                 raise DataError(
                     f"{label!r} is no class of this model, which knows 0 to {classes - 1}.",
                     where=f"row {prompt.row} of the dataset",
                     todo="give the class as the field label, or as the prompt",
                 )
-            labels.append({"label": np.array(int(label), np.int64)})
+            labels.append({"label": np.array(number, np.int64)})
         return labels
 
     def schedule(self, settings: DiffusionGeneratorConfig, steps: int) -> Schedule:

@@ -116,6 +116,13 @@ def test_a_record_without_a_class_fails_alone(taught_dir: Path) -> None:
     assert none.reason == "the record has no image"
 
 
+@pytest.mark.parametrize("label", [3, 3.0, "3", "3.0"])
+def test_a_label_is_its_class_whatever_a_table_made_of_it(taught_dir: Path, label: object) -> None:
+    scorer = Classifier(ClassifierConfig(path=str(taught_dir)), CONTEXT)
+    right, same = scorer.score([record(picture(9), label=3), record(picture(9), label=label)])
+    assert right.value == same.value
+
+
 @pytest.mark.parametrize(
     ("image", "label", "reason"),
     [
@@ -130,10 +137,12 @@ def test_a_record_without_a_class_fails_alone(taught_dir: Path) -> None:
             "the image is uint8[16, 16, 1], and the classifier takes uint8[8, 8, 1]",
         ),
         (picture(9), 10, "the row's field 'label' is 10, which is no class"),
+        (picture(9), 3.5, "the row's field 'label' is 3.5, which is no class"),
+        (picture(9), True, "the row's field 'label' is True, which is no class"),
     ],
 )
 def test_what_the_classifier_does_not_know_fails_alone(
-    taught_dir: Path, image: np.ndarray, label: int, reason: str
+    taught_dir: Path, image: np.ndarray, label: object, reason: str
 ) -> None:
     """An image of another size must not shift the scores of the others, nor end the batch."""
     scorer = Classifier(ClassifierConfig(path=str(taught_dir)), CONTEXT)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
+from gcore_core.kits.numbers import decimal_of
 from gcore_genrm.json_objects import find_object
 from gcore_genrm.parser_config import ParserConfig, plain
 from gcore_genrm.patterns import Pattern
 from gcore_genrm.verdict_lines import read_choice_line, read_labelled_line
 
 Reader = Callable[[str], float | None]
-_MINUS = "\u2212"
-_NUMBER = rf"[-+{_MINUS}]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-_RATING = re.compile(rf"({_NUMBER})(?:\s*(?:/|out of)\s*({_NUMBER}))?", re.IGNORECASE)
+#: What stands between a score and the best one, as in "7/10" and "7 out of 10".
+_OF = re.compile(r"/|out of", re.IGNORECASE)
 
 
 def make_reader(parser: ParserConfig, ends: Sequence[float] = ()) -> Reader:
@@ -114,11 +115,8 @@ def _value_reader(choices: Mapping[str, float], ends: Sequence[float]) -> Reader
     def read(text: str) -> float | None:
         if choices:
             return _number(text, choices)
-        rating = _RATING.fullmatch(text)
-        if rating is None:
-            return None
-        score, best = rating.groups()
-        is_of_scale = best is None or (bool(ends) and _number(best, {}) == max(ends))
+        score, *best = _OF.split(text, maxsplit=1)
+        is_of_scale = not best or (bool(ends) and _number(best[0], {}) == max(ends))
         return _number(score, {}) if is_of_scale else None
 
     return read
@@ -133,9 +131,8 @@ def _number(value: Any, choices: Mapping[str, float]) -> float | None:
     if choices:
         return choices.get(plain(value)) if isinstance(value, str) else None
     if isinstance(value, str):
-        text = value.strip()
-        value = text.replace(_MINUS, "-") if re.fullmatch(_NUMBER, text) else None
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        value = decimal_of(value)
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction):
         return None
     try:
         number = float(value)

@@ -18,18 +18,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
+from gcore_core.kits.answers import boxes, last_number, number_within, only_number
+from gcore_core.kits.numbers import Number, number_of, plain_characters
 from gcore_rewards.config import MathConfig
 from gcore_rewards.interpreter import library_path
+from gcore_rewards.math_input import (
+    FINAL_ANSWER,
+    PERCENT_BEHIND_BOX,
+    bare,
+    has_decimal_comma,
+    is_misread,
+    marked,
+    numeric_expression,
+    words_as_text,
+    written_out,
+)
 from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
-from gcore_rewards.verifiers import no_answer, shortened
+from gcore_rewards.verifiers import answer_of, no_answer, unreadable
 
 #: Seconds by the clock in which a process must have started.
 _START_S = 120.0
@@ -50,6 +66,21 @@ class Verdict(enum.Enum):
     DIFFERENT = enum.auto()
     EXCEEDED = enum.auto()
     UNREADABLE = enum.auto()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What math-verify says of a completion.
+
+    span: where the part that it compared begins and ends; None where there are several or none.
+    is_latex: whether it read that part as LaTeX.
+    is_several: whether there are several parts.
+    """
+
+    verdict: Verdict
+    span: tuple[int, int] | None = None
+    is_latex: bool = False
+    is_several: bool = False
 
 
 class Stuck(Exception):
@@ -103,8 +134,16 @@ class Comparer:
             self.close()
             raise Stuck(why or "it ended without a word") from None
 
-    def compare(self, expected: str, completion: str) -> Verdict:
-        """Raises Stuck when the process does not answer."""
+    def can_read(self, expected: Sequence[str]) -> bool:
+        """Returns whether an expected answer can be read. Raises Stuck as ``find`` does."""
+        return self.find(expected, None).verdict is not Verdict.UNREADABLE
+
+    def find(self, expected: Sequence[str], completion: str | None) -> Found:
+        """Compares what math-verify finds in a completion; None: only reads the expected answer.
+
+        expected: the ways in which the answer may be read.
+        Raises Stuck when the process does not answer.
+        """
         process = self._process
         if process is None or process.poll() is not None or self._comparisons >= _MOST_COMPARISONS:
             self.start()
@@ -116,16 +155,25 @@ class Comparer:
         try:
             self._send(process, {"expected": expected, "completion": completion})
             if not self._receive(process, limit_s)["readable"]:
-                return Verdict.UNREADABLE
+                return Found(verdict=Verdict.UNREADABLE)
+            if completion is None:
+                return Found(verdict=Verdict.DIFFERENT)
             ended = Verdict.EXCEEDED
-            is_equal = self._receive(process, limit_s)["equal"]
+            found = self._receive(process, limit_s)
         except _Ended:
             exit_code = process.wait()
             self.close()
             if exit_code not in _BY_EXPRESSIONS:
                 raise Stuck(f"the process that compares ended with {exit_code}") from None
-            return ended
-        return Verdict.EQUAL if is_equal else Verdict.DIFFERENT
+            return Found(verdict=ended)
+        verdict = Verdict.EQUAL if found["equal"] else Verdict.DIFFERENT
+        span = None if found["span"] is None else (found["span"][0], found["span"][1])
+        return Found(
+            verdict=verdict,
+            span=span,
+            is_latex=found["is_latex"],
+            is_several=span is None and found["is_latex"],
+        )
 
     def close(self) -> None:
         process = self._process
@@ -166,14 +214,34 @@ class Comparer:
         return dict(json.loads(line))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A row's answer.
+
+    texts: the ways in which math-verify may read it.
+    bare: its letters without spaces and marks of LaTeX around them.
+    number: where it is one plain number.
+    is_numeric: whether it is a number, plain or as an expression such as ``2^{10}``.
+    """
+
+    texts: tuple[str, ...]
+    bare: str
+    number: Number | None
+    is_numeric: bool
+
+
 class MathReward:
     """Scores 1 when a completion's last expression equals the row's answer, else 0.
+
+    Plain numbers are read and compared here. math-verify is asked about expressions, and to find
+    the answer where nothing is in a box; what it has found must be what stands there.
 
     See ``gcore_core.contract.scorer.Scorer``. Raises ConfigError where math-verify cannot be run.
     """
 
     def __init__(self, config: MathConfig, context: WorkerContext) -> None:
         self._config = config
+        self._tolerance = Fraction(1, 2 * 10**config.digits)
         self._pattern = Pattern(config.pattern, config.pattern_s)
         self._pool = ThreadPoolExecutor(config.parallel)
         self._comparers: queue.SimpleQueue[Comparer] = queue.SimpleQueue()
@@ -200,29 +268,132 @@ class MathReward:
         for _ in range(self._config.parallel):
             self._comparers.get().close()
 
+    def read_answer(self, prompt: Prompt) -> Answer:
+        """Returns what completions are compared with.
+
+        Raises DataError where there is none, and Stuck where no process can read it.
+        """
+        answer = self._answer(prompt)
+        if answer.number is None:
+            with self._comparer() as comparer:
+                if not comparer.can_read(answer.texts):
+                    raise self._unreadable(prompt)
+        return answer
+
+    def _answer(self, prompt: Prompt) -> Answer:
+        """Returns a row's answer as far as no process is needed."""
+        value = answer_of(prompt, self._config.answer)
+        number = number_of(value)
+        if number is not None:
+            return Answer(texts=(f"${number.latex()}$",), bare="", number=number, is_numeric=True)
+        if not isinstance(value, str) or is_misread(value):
+            raise self._unreadable(prompt)
+        return Answer(
+            texts=marked(value),
+            bare=bare(value),
+            number=None,
+            is_numeric="=" not in value and numeric_expression(bare(value)) is not None,
+        )
+
     def _score(self, record: ScoredRecord) -> Score:
-        answer = record.prompt.fields.get(self._config.answer)
-        if answer is None:
+        if self._config.answer not in record.prompt.fields:
             return no_answer(record, self._config.answer)
+        answer = self._answer(record.prompt)
         try:
             completion = self._pattern.part(record.text)
         except SlowPattern as error:
             return timed_out(error)
         if completion is None:
             return Score(value=0.0)
-        comparer = self._comparers.get()
         try:
-            verdict = comparer.compare(str(answer), completion)
+            verdict = self._compare(answer, plain_characters(completion))
         except (Stuck, OSError) as error:
             return failure(f"expressions could not be compared: {error}"[:REASON_CHARACTERS])
+        if verdict is Verdict.UNREADABLE:
+            raise self._unreadable(record.prompt)
+        return Score(value=float(verdict is Verdict.EQUAL))
+
+    def _compare(self, answer: Answer, completion: str) -> Verdict:
+        in_boxes = list(boxes(completion))
+        if not in_boxes or FINAL_ANSWER.search(completion, in_boxes[-1].end):
+            rest = completion[in_boxes[-1].end + 1 :] if in_boxes else completion
+            return self._compare_found(answer, written_out(rest))
+        box = in_boxes[-1]
+        if not box.content:
+            return Verdict.DIFFERENT
+        percent = PERCENT_BEHIND_BOX.match(completion, box.end)
+        content = box.content + (r"\%" if percent and number_of(box.content) else "")
+        verdict = self._compare_content(answer, content)
+        if verdict is Verdict.DIFFERENT and answer.number is None and len(in_boxes) > 1:
+            # Several boxes may be one answer: a list.
+            return self._ask(answer, written_out(completion)).verdict
+        return verdict
+
+    def _compare_content(self, answer: Answer, content: str) -> Verdict:
+        """Compares what is in a box, or a formula."""
+        number = number_of(content)
+        if answer.bare and bare(content) == answer.bare:
+            return Verdict.EQUAL
+        if number is None and answer.is_numeric:
+            number = only_number(content)
+        if number is not None and answer.number is not None:
+            return self._compare_numbers(number, answer.number)
+        formula = number.latex() if number else content
+        if answer.is_numeric:
+            expression = numeric_expression(formula)
+            if expression is None:
+                return Verdict.DIFFERENT
+            formula = expression
+        return self._ask(answer, rf"\boxed{{{written_out(words_as_text(formula))}}}").verdict
+
+    def _compare_found(self, answer: Answer, completion: str) -> Verdict:
+        """Compares what math-verify finds in a completion without a box."""
+        if answer.bare and bare(completion) == answer.bare:
+            return Verdict.EQUAL
+        found = self._ask(answer, completion)
+        if answer.number is None and found.verdict is not Verdict.EQUAL:
+            return found.verdict
+        if found.span is None:
+            number = None if found.is_several else last_number(completion)
+            if answer.number is None or number is None:
+                return found.verdict
+            return self._compare_numbers(number, answer.number)
+        content = completion[slice(*found.span)]
+        if found.is_latex and number_of(content) is None:
+            return (
+                found.verdict if answer.number is None else self._compare_content(answer, content)
+            )
+        number = number_within(completion, *found.span)
+        if number is None:
+            is_decimal = has_decimal_comma(completion, *found.span)
+            return found.verdict if is_decimal else Verdict.DIFFERENT
+        if answer.number is None:
+            return found.verdict
+        return self._compare_numbers(number, answer.number)
+
+    def _compare_numbers(self, number: Number, expected: Number) -> Verdict:
+        """Compares numbers: fractions and integers exactly, others to so many decimal places."""
+        is_exact = number.is_exact and expected.is_exact
+        is_near = number.is_near(expected, Fraction(0) if is_exact else self._tolerance)
+        return Verdict.EQUAL if is_near else Verdict.DIFFERENT
+
+    def _ask(self, answer: Answer, completion: str) -> Found:
+        with self._comparer() as comparer:
+            return comparer.find(answer.texts, completion)
+
+    @contextlib.contextmanager
+    def _comparer(self) -> Iterator[Comparer]:
+        comparer = self._comparers.get()
+        try:
+            yield comparer
         finally:
             self._comparers.put(comparer)
-        if verdict is Verdict.UNREADABLE:
-            raise DataError(
-                f"field {self._config.answer!r} is no expression that can be compared: "
-                f"{shortened(answer)}",
-                where=f"row {record.prompt.row} of the dataset",
-                why="math-verify cannot read it in time, or finds it different from itself",
-                todo="correct or drop the row, or compare with rewards/exact-match",
-            )
-        return Score(value=float(verdict is Verdict.EQUAL))
+
+    def _unreadable(self, prompt: Prompt) -> DataError:
+        return unreadable(
+            prompt,
+            self._config.answer,
+            "is no expression that can be compared",
+            why="math-verify cannot read it in time, or reads something else than it says",
+            todo="correct or drop the row, or compare with rewards/exact-match",
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -91,10 +92,121 @@ def test_other_expressions_are_0(reward: MathReward, text: str, answer: Any) -> 
     assert value(reward, text, answer) == 0
 
 
+@pytest.mark.parametrize(
+    ("answer", "text", "right"),
+    [
+        # of several boxes the last one counts, unless the answer is a list
+        ("11", "\\boxed{10}\n\\boxed{11}", True),
+        ("11", r"It is \boxed{10}, no: \boxed{11}", True),
+        ("10", "\\boxed{10}\n\\boxed{11}", False),
+        (r"\frac{\pi}{2}", r"\boxed{\pi}, no: \boxed{\frac{\pi}{2}}", True),
+        (r"\pi", "\\boxed{\\pi}\n\\boxed{\\frac{\\pi}{2}}", False),
+        ("1, 2", r"\boxed{1}, \boxed{2}", True),
+        (r"\{1, 2\}", r"\boxed{2} and \boxed{1}", True),
+        # boxes that hold nothing, are never closed, or are in boxes
+        ("5", r"\boxed{}", False),
+        ("5", r"\boxed{5", False),
+        ("5", r"\boxed{5} so \boxed{51", False),
+        ("5", r"\boxed{\boxed{5}}", True),
+        ("3", r"\fbox{3}", True),
+        # exponents
+        (1e-07, r"\boxed{0.0000001}", True),
+        (1e-07, r"\boxed{0}", False),
+        ("1e-07", "so it is 1e-07", True),
+        ("1e3", r"\boxed{1000}", True),
+        ("0.001", "$1e-3$", True),
+        ("e-3", r"\boxed{1e-3}", False),
+        ("e-3", r"\boxed{e-3}", True),
+        ("(1e-3, 2)", r"\boxed{(0.001, 2)}", True),
+        ("1.5", "1.5e3", False),
+        # mixed numbers, separators, signs, percentages, units
+        ("2.5", r"\boxed{2 1/2}", True),
+        ("1.5", r"\boxed{2 1/2}", False),
+        ("1", "so it is 2 1/2", False),
+        (r"(\frac{5}{2}, 1)", r"\boxed{(2½, 1)}", True),
+        ("1234", r"\boxed{1 234}", True),
+        ("235", r"\boxed{1 234}", False),
+        ("1234", r"\boxed{(1,234)}", False),
+        ("1", r"\boxed{1_000}", False),
+        ("-5", "\u22125", True),
+        ("5", "so it is \u2013 5", False),
+        ("0.5", r"\boxed{50\%}", True),
+        ("50", r"\boxed{50}\%", True),
+        ("20", r"\boxed{20\text{ cm}^2}", True),
+        ("5", r"\boxed{5 apples}", True),
+        ("5", r"\boxed{5\text{ million}}", False),
+        ("1.5", "about 1.5 million", False),
+        ("1.5", r"$1.5$ million people", False),
+        # what is one number, and what is none
+        ("4", r"\boxed{\sqrt{16}}", True),
+        ("6", r"\boxed{2 \cdot 3}", True),
+        ("6", r"\boxed{3!}", True),
+        ("5", r"\boxed{x = 5}", True),
+        ("x = 5", r"\boxed{5}", True),
+        ("x = 5", r"\boxed{y = 5}", False),
+        (r"\frac{9}{4}\pi", r"\boxed{\frac94\pi}", True),
+        (r"2^{10}", r"\boxed{1024}", True),
+        (r"2^{10}", r"\boxed{1024 \text{ million}}", False),
+        ("5", r"\boxed{x = 5, y = 6}", False),
+        ("6", r"\boxed{x = 5, y = 6}", False),
+        ("5", r"\boxed{x \ne 5}", False),
+        ("5", r"\boxed{5 or 6}", False),
+        ("3", r"\boxed{7 \bmod 3}", False),
+        ("3", "7 mod 3", False),
+        ("16", "so sqrt(16)", False),
+        ("2", "so 2x", False),
+        ("12", "12:30", False),
+        ("0.4", r"\boxed{12:30}", False),
+        ("1.2", "1.2.3", False),
+        ("0", r"\boxed{0x1F}", False),
+        ("3.14", r"\boxed{3.14\ldots}", False),
+        ("204", r"\boxed{204_5}", False),
+        ("5", "not 5", False),
+        ("5", "The answer is 5. I took 3 steps.", True),
+        ("3", "The answer is 5. I took 3 steps.", False),
+        ("5", "<answer>5</answer>", True),
+        # exact numbers are compared exactly, others to six places
+        ("1/3", r"\boxed{0.333333}", True),
+        ("1/2016", r"\boxed{1/2017}", False),
+        # words are no products of letters
+        ("blue", r"\boxed{lube}", False),
+        ("blue", r"\boxed{\text{Blue}}", True),
+        # the same letters are the same
+        ("12:00", r"\boxed{12:00}", True),
+        ("1,2", r"\boxed{1,2}", True),
+        ("1,2", r"\boxed{2,1}", True),
+        (r"1-\frac{1}{\mathrm{e}}", r"\boxed{1+\frac{1}{\mathrm{e}}}", False),
+    ],
+)
+def test_what_math_verify_would_read_as_something_else_is_read_as_what_it_says(
+    reward: MathReward, answer: Any, text: str, right: bool
+) -> None:
+    assert value(reward, text, answer) == right
+
+
+@pytest.mark.slow  # 700 comparisons
+def test_no_spelling_that_is_no_number_is_rewarded_as_a_part_of_it(reward: MathReward) -> None:
+    """Each digit group of the text, as the row's answer: 16 of ``sqrt(16)``."""
+    path = Path(__file__).parents[3] / "tests/unit/number_spellings.jsonl"
+    spellings = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    plain = [s["text"] for s in spellings if s["right"] is None and "box" not in s["text"]]
+    records = [
+        record(text, answer=part)
+        for text in plain
+        for part in sorted(set(re.findall(r"[0-9]+", text)))
+    ]
+    rewarded = [
+        (r.text, r.prompt.fields["answer"])
+        for r, score in zip(records, reward.score(records), strict=True)
+        if score.value != 0
+    ]
+    assert rewarded == []
+
+
 @pytest.mark.parametrize("text", ENDLESS)
 def test_an_expression_without_end_is_0_and_the_next_is_compared(text: str) -> None:
     comparer = Comparer(MathConfig(time_s=0.5))
-    assert comparer.compare("2", text) is Verdict.EXCEEDED
+    assert comparer.find(["2"], text).verdict is Verdict.EXCEEDED
     comparer.close()
     reward = MathReward(MathConfig(time_s=0.5), CONTEXT)
     began_s = time.monotonic()
@@ -133,6 +245,38 @@ def test_a_row_whose_answer_cannot_be_compared_is_refused(answer: str, time_s: f
     assert "rewards/exact-match" in caught.value.todo
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [None, True, [1], {"a": 1}, float("nan"), "1.5 million", "1_000", "1.2.3", r"7 \bmod 3"],
+)
+def test_a_row_whose_answer_would_be_read_as_something_else_is_refused(
+    reward: MathReward, answer: Any
+) -> None:
+    with pytest.raises(DataError, match="row 5 of the dataset") as caught:
+        value(reward, r"\boxed{1}", answer)
+    assert "no expression that can be compared" in caught.value.what
+
+
+def test_whether_a_rows_answer_can_be_read_is_known_before_there_is_a_completion(
+    reward: MathReward,
+) -> None:
+    for answer in ("1/2", 3.0, r"\sqrt{2}", "x = 1, y = 2", "12:00"):
+        reward.read_answer(record("", answer=answer).prompt)
+    for fields in ({"answer": "$$"}, {"answer": None}, {"solution": "1"}):
+        with pytest.raises(DataError, match="row 5 of the dataset"):
+            reward.read_answer(record("", **fields).prompt)
+
+
+def test_what_is_compared_is_what_the_library_itself_would_read() -> None:
+    """Its ``parse`` does not say where it has found what it gives, so its search is done again."""
+    path = Path(__file__).parents[3] / "benchmarks/math_verify_cases.json"
+    cases = json.loads(path.read_text())
+    comparison = math_child.Comparison(6)
+    for case in cases["cases"]:
+        values, _ = comparison.find(case["answer"])
+        assert list(map(str, values)) == list(map(str, comparison.read(case["answer"])))
+
+
 def test_a_row_without_an_answer_is_a_failure(reward: MathReward) -> None:
     (score,) = reward.score([record("1", solution="1")])
     assert (score.value, score.status) == (None, "failed")
@@ -163,9 +307,9 @@ def test_a_process_that_others_end_is_a_failure_and_not_a_score() -> None:
     killer = threading.Timer(1.0, os.kill, (process.pid, signal.SIGKILL))
     killer.start()
     with pytest.raises(Stuck, match="ended with -9"):
-        comparer.compare("2", ENDLESS[0])
+        comparer.find(["2"], ENDLESS[0])
     killer.join()
-    assert comparer.compare("2", "2") is Verdict.EQUAL
+    assert comparer.find(["2"], "2").verdict is Verdict.EQUAL
     comparer.close()
 
 
@@ -174,7 +318,7 @@ def test_a_process_is_replaced_before_its_caches_grow(monkeypatch: pytest.Monkey
     comparer = Comparer(MathConfig())
     pids = []
     for answer in ("1", "2", "3"):
-        assert comparer.compare("2", answer) is (
+        assert comparer.find(["2"], answer).verdict is (
             Verdict.EQUAL if answer == "2" else Verdict.DIFFERENT
         )
         assert comparer._process is not None
@@ -201,7 +345,7 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
         "comparer = Comparer(MathConfig(time_s=1.0))\n"
         "comparer.start()\n"
         "print(comparer._process.pid, flush=True)\n"
-        f"comparer.compare('2', {ENDLESS[0]!r}) if sys.argv[1:] else input()\n"
+        f"comparer.find(['2'], {ENDLESS[0]!r}) if sys.argv[1:] else input()\n"
     )
     for words in ([], ["busy"]):
         parent = subprocess.Popen(
@@ -242,7 +386,7 @@ def test_where_math_verify_is_missing_the_error_says_what_to_install(
 def test_the_process_answers_line_by_line_and_imports_nothing_of_the_project() -> None:
     lines = [
         json.dumps({"path": sys.path, "memory_mib": 2048, "digits": 6, "time_s": 5}),
-        json.dumps({"expected": "1/2", "completion": "0.5"}),
+        json.dumps({"expected": ["1/2"], "completion": "$0.5$"}),
     ]
     done = subprocess.run(
         [sys.executable, "-I", math_child.__file__],
@@ -252,7 +396,11 @@ def test_the_process_answers_line_by_line_and_imports_nothing_of_the_project() -
         check=True,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert answers == [{"ready": True}, {"readable": True}, {"equal": True}]
+    assert answers == [
+        {"ready": True},
+        {"readable": True},
+        {"equal": True, "span": [1, 4], "is_latex": True},
+    ]
     assert "gcore" not in Path(math_child.__file__).read_text()
 
 

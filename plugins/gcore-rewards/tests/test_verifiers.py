@@ -53,6 +53,47 @@ def test_exact_match_compares_stripped_text() -> None:
     assert exact("yes", "Yes", ignore_case=True) == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (3.0, ["3", "3.0", " 3 ", "3e0"], ["3.1", "03", "3.", "1,000", "three", ""]),
+        (3, ["3", "3.0"], ["4", "true"]),
+        (1e-07, ["1e-07", "0.0000001", "1E-7"], ["0", "e-7"]),
+        (True, ["true", "True"], ["1", "yes", "false"]),
+        (False, ["false"], ["0", "", "null"]),
+        ("007", ["007"], ["7", "7.0"]),
+        ("3.0", ["3.0"], ["3"]),
+        ("true", ["true"], ["True", "1"]),
+    ],
+)
+def test_an_answer_that_is_no_text_is_compared_as_json_says_it(
+    answer: Any, right: list[str], wrong: list[str]
+) -> None:
+    assert [exact(text, answer) for text in right] == [1] * len(right)
+    assert [exact(text, answer) for text in wrong] == [0] * len(wrong)
+
+
+@pytest.mark.parametrize("answer", [None, ["a"], {"a": 1}, float("nan"), float("inf"), []])
+def test_a_row_whose_answer_no_text_can_be_is_a_failure_with_its_row(answer: Any) -> None:
+    reward = ExactMatch(VerifierConfig(), CONTEXT)
+    right, refused = reward.score([record("1", answer="1"), record("1", answer=answer)])
+    assert right.value == 1
+    assert reason(refused) == (
+        f"row 5: field 'answer' is neither a text nor a number nor true or false: {answer}"
+    )
+
+
+@pytest.mark.parametrize("verifier", [ExactMatch, Numeric])
+def test_whether_a_rows_answer_can_be_read_is_known_before_there_is_a_completion(
+    verifier: type[ExactMatch | Numeric],
+) -> None:
+    reward = verifier(VerifierConfig(), CONTEXT)
+    reward.read_answer(record("", answer="1").prompt)
+    for fields in ({"answer": None}, {"answer": [1]}, {"solution": "1"}):
+        with pytest.raises(DataError, match="row 5 of the dataset"):
+            reward.read_answer(record("", **fields).prompt)
+
+
 def test_a_pattern_compares_its_last_match() -> None:
     assert exact("answer: 1, no, answer: 2", "2", pattern=r"answer: (\d)") == 1
     assert exact("answer: 2, no, answer: 1", "2", pattern=r"answer: (\d)") == 0
@@ -71,7 +112,6 @@ def test_a_pattern_compares_its_last_match() -> None:
         ("x = -5", "-5"),
         ("x = −5", -5),
         ("8-5=3", 3),
-        ("7-5", 5),  # an operator, not a sign
         ("2e3", 2000),
         (".5", 0.5),
         ("first 7, then 8", "#### 8"),
@@ -197,6 +237,14 @@ def test_the_sign_of_a_percentage_may_be_left_out() -> None:
         ("3*5", 5),
         ("2 1/2", 0.5),
         ("the price + 5", 5),
+        ("7-5", 5),
+        ("7-5", -5),
+        ("so sqrt(16)", 16),
+        ("about 1.5 million", 1.5),
+        ("between 10-12", 12),
+        ("7 mod 3", 3),
+        ("It is not 5", 5),
+        ("it was 3, now \u0665", 3),
         ("the price * 5", 5),
         ("the price / 5", 5),
         ("rate^5", 5),
@@ -273,8 +321,16 @@ def test_a_row_without_an_answer_is_a_failure(verifier: type) -> None:
         "1/0",
         "inf",
         True,
+        None,
+        float("nan"),
         [5],
         "",
+        "1,5",
+        "1_000",
+        "1.5 million",
+        "10-12",
+        "0x1F",
+        "\u0665",
     ],
 )
 def test_a_row_whose_answer_is_not_one_plain_number_is_refused(answer: Any) -> None:
