@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from gcore_core.contract.errors import DataError, did_you_mean
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
@@ -108,12 +110,19 @@ def _prompt(fields: dict[str, Any], config: HubConfig, where: str) -> str | Turn
 
 
 def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
-    """Returns the template's text with the values of its fields, which are read as they are."""
+    """Returns the template's text with the values of its fields, as JSON where they are no text."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
+        if fields.get(name) is not None:
+            plain = msgspec.to_builtins(fields[name])
+            return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
         if name in fields:
-            return str(fields[name])
+            raise DataError(
+                f"the template names {name!r}, which is null",
+                where=where,
+                todo="correct or drop the row, or leave the field out of data.config.template",
+            )
         raise DataError(
             f"the template names {name!r}{did_you_mean(name, list(fields))}",
             where=where,

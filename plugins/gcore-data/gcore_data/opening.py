@@ -18,23 +18,26 @@ from gcore_core.contract.errors import DataError, did_you_mean
 from gcore_core.contract.rows import data_files_in, require_there
 from gcore_core.kits.cache import cache_root
 from gcore_data.config import FILE_SUFFIXES, HubConfig
+from gcore_data.exact_files import Rows, exact_rows
 
 #: What ``datasets`` raises for what it cannot open: no such name, subset, split, file or format.
 _ERRORS = (DatasetsError, OSError, ValueError, KeyError)
 
 
-def open_rows(config: HubConfig) -> datasets.Dataset:
+def open_rows(config: HubConfig) -> Rows:
     """Returns the rows that the settings mean, all of them in the same order every time.
 
     Images stay encoded. Raises DataError for what is not there; it says what is.
     """
     datasets.disable_progress_bars()
-    found = _of_files(config) if config.is_local else _of_name(config)
-    if config.limit is not None:
-        found = found.select(range(min(config.limit, len(found))))
+    found: Rows = _of_files(config) if config.is_local else _of_name(config)
     if not len(found):
         raise DataError("has no rows", where=where_of(config))
-    return _with_images_encoded(found)
+    if isinstance(found, datasets.Dataset):
+        if config.limit is not None:
+            found = found.select(range(min(config.limit, len(found))))
+        found = _with_images_encoded(found)
+    return found
 
 
 def where_of(config: HubConfig) -> str:
@@ -43,7 +46,7 @@ def where_of(config: HubConfig) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _of_files(config: HubConfig) -> datasets.Dataset:
+def _of_files(config: HubConfig) -> Any:
     path = Path(config.path)
     require_there(path)
     hub_only = "revision" if config.revision else "streaming" if config.streaming else ""
@@ -83,7 +86,7 @@ def _saved(path: Path, config: HubConfig) -> datasets.Dataset:
     return found
 
 
-def _of_name(config: HubConfig) -> datasets.Dataset:
+def _of_name(config: HubConfig) -> Any:
     if config.streaming:
         return _fetched(config)
     return _loaded(
@@ -91,11 +94,32 @@ def _of_name(config: HubConfig) -> datasets.Dataset:
     )
 
 
-def _loaded(config: HubConfig, path: str, **options: Any) -> datasets.Dataset:
+def _loaded(config: HubConfig, path: str, **options: Any) -> Any:
     try:
-        return datasets.load_dataset(path, split=config.split, **options)
+        if config.is_local:
+            builder = datasets.load_dataset_builder(path, **options)
+            exact = exact_rows(builder, config.split, config.limit, path=path, **options)
+            if exact is not None:
+                return exact
+        found = datasets.load_dataset(path, split=config.split, **options)
+    except DataError:
+        raise
     except _ERRORS as error:
         raise _unreadable(config, error) from error
+    _refuse_guessed_times(found, config)
+    return found
+
+
+def _refuse_guessed_times(found: Any, config: HubConfig) -> None:
+    """Raises DataError where texts of JSON were taken for times: what they were is lost."""
+    for name, feature in (found.features or {}).items():
+        if found.builder_name == "json" and "Value('timestamp" in repr(feature):
+            raise DataError(
+                f"column {name!r} has texts that look like times, and datasets made times of them",
+                where=where_of(config),
+                why="JSON knows no times, and a row must have what its file says",
+                todo="download the files, and set data.config.path to their folder",
+            )
 
 
 def _fetched(config: HubConfig) -> datasets.Dataset:
@@ -132,6 +156,7 @@ def _stream(config: HubConfig) -> Iterator[dict[str, Any]]:
             revision=config.revision or None,
             streaming=True,
         )
+        _refuse_guessed_times(stream, config)
         yield from _with_images_encoded(stream)
     except _ERRORS as error:
         raise _unreadable(config, error) from error

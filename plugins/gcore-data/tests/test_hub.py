@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,6 +222,98 @@ def test_images_in_the_rows_become_files_with_the_same_content(tmp_path: Path) -
     assert Image.open(path).getpixel((0, 0)) == (10, 200, 30)
 
 
+def test_cells_of_a_csv_are_the_texts_that_stand_there(tmp_path: Path) -> None:
+    text = 'prompt,answer,flag,none\nx,007,True,\ny,1e5,NA,"a,\nb"\n'
+    (tmp_path / "rows.csv").write_text("\ufeff" + text, encoding="utf-8")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.csv").write_text(text, encoding="utf-8")
+    for path in (tmp_path / "rows.csv", folder):
+        rows = opened(path)
+        assert [rows[row].fields for row in range(len(rows))] == [
+            {"answer": "007", "flag": "True", "none": ""},
+            {"answer": "1e5", "flag": "NA", "none": "a,\nb"},
+        ]
+
+
+def test_values_of_json_are_what_the_file_says(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "x", "answer": 3, "day": "2020-01-05", "nested": {"day": "2020-01-05"}},
+        {"prompt": "y", "answer": 3.5, "day": "2020-01-06"},
+        {"prompt": "z", "answer": "007", "big": 12345678901234567890123},
+    ]
+    lines = "\n\n".join(map(json.dumps, rows))
+    (tmp_path / "rows.jsonl").write_text("\ufeff" + lines, encoding="utf-8")
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number, row in enumerate(rows):
+        (folder / f"train-{number:05}-of-00003.jsonl").write_text(json.dumps(row))
+    nothing = dict.fromkeys(("answer", "day", "nested", "big"))
+    for path in (tmp_path / "rows.jsonl", tmp_path / "rows.json", folder):
+        found = opened(path)
+        values = [{"prompt": found[row].text, **found[row].fields} for row in range(len(found))]
+        assert values == [{**nothing, **row} for row in rows]
+        assert [type(value["answer"]) for value in values] == [int, float, str]
+
+
+def test_rows_of_json_are_chosen_as_those_of_other_formats(tmp_path: Path) -> None:
+    for name, count in (("train-00000-of-00002", 3), ("train-00001-of-00002", 4), ("test", 2)):
+        rows = [json.dumps({"prompt": f"{name[:7]}{row}"}) for row in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    for split, limit, expected in (
+        ("train", None, ["train-00", "train-01", "train-02", "train-00", "train-01"]),
+        ("train[2:5]", None, ["train-02", "train-00", "train-01"]),
+        ("train[:50%]+test", None, ["train-00", "train-01", "train-02", "train-00", "test0"]),
+        ("train", 2, ["train-00", "train-01"]),
+    ):
+        found = opened(tmp_path, split=split, limit=limit)
+        texts = [found[row].text for row in range(len(found))]
+        assert texts[: len(expected)] == expected
+        assert limit is None or len(texts) == limit
+    with pytest.raises(DataError, match="Unknown split"):
+        opened(tmp_path, split="validation")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"prompt": "x"}\n{"prompt"', "line 2: not JSON"),
+        ('{"prompt": "x"}\n[1]', "line 2: expected an object"),
+        ("[1, 2]", "row 0: expected an object"),
+        ("[", "not JSON"),
+        ("", "the file holds no rows"),
+    ],
+)
+def test_a_file_that_is_no_rows_of_json_is_refused_with_its_line(
+    tmp_path: Path, content: str, says: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(DataError) as error:
+        opened(tmp_path / "rows.jsonl")
+    assert says in message(error)
+
+
+def test_texts_of_json_that_datasets_takes_for_times_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A data set by its name is read by ``datasets`` alone, which keeps no text of them."""
+    day = datetime.datetime(2020, 1, 5)
+    found = datasets.Dataset.from_list([{"prompt": "x", "answer": {"day": day}}])
+    found.info.builder_name = "json"
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+    with pytest.raises(DataError, match="'answer' has texts that look like times"):
+        opened("org/name")
+
+
+def test_a_template_takes_numbers_as_json_and_refuses_null(tmp_path: Path) -> None:
+    row = {"n": 3, "share": 0.5, "flag": True, "choices": ["a", "b"], "none": None}
+    template = "{n} {share} {flag} {choices}"
+    assert one(tmp_path, row, template=template).text == '3 0.5 true ["a","b"]'
+    with pytest.raises(DataError, match="'none', which is null"):
+        one(tmp_path, row, template="{none}")
+
+
 @pytest.mark.parametrize(
     ("rule", "text", "answer"),
     [
@@ -227,7 +321,25 @@ def test_images_in_the_rows_become_files_with_the_same_content(tmp_path: Path) -
         ("gsm8k", "no mark 5", None),
         ("boxed", r"\boxed{1} then \boxed{\frac{1}{2}} ok", r"\frac{1}{2}"),
         ("boxed", r"\boxed{1", None),
-        ("number", "2 and -3.50.", "-3.50"),
+        ("boxed", r"\boxed{}", None),
+        ("boxed", r"\boxed{\boxed{5}}", "5"),
+        ("gsm8k", "#### 1,5", "1,5"),
+        ("gsm8k", "#### $1,234", "1234"),
+        ("gsm8k", "#### yes", "yes"),
+        ("number", "The answer is 1/2", "1/2"),
+        ("number", "so it is \u22125", "-5"),
+        ("number", r"it is $\frac{1}{2}$", r"\frac{1}{2}"),
+        ("number", "It is 50%", "50%"),
+        ("number", "It is 1,234.", "1234"),
+        ("number", "It is .5", ".5"),
+        ("number", "It is 2 1/2 hours", "2 1/2"),
+        ("number", "1.5 million", None),
+        ("number", "sqrt(16)", None),
+        ("number", "1,5", None),
+        ("number", "10-12", None),
+        ("number", "3 and 4", None),
+        ("number", "it was 3, now \u0665", None),
+        ("number", "2, then -3.50.", "-3.50"),
         ("The answer is {answer}.", "The answer is 1. No. The answer is 42. Yes.", "42"),
         ("Answer: {answer}", "Answer: 42 ", "42"),
         ("{answer} (end)", "42 (end)", "42"),
