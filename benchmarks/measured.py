@@ -269,8 +269,14 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="rewards",
-        measures=("plugins/gcore-rewards/gcore_rewards", "benchmarks/math_verify_cases.json"),
-        minutes=0.5,
+        measures=(
+            "plugins/gcore-rewards/gcore_rewards",
+            "gcore_core/kits/answers.py",
+            "gcore_core/kits/numbers.py",
+            "benchmarks/math_verify_cases.json",
+            "tests/unit/number_spellings.jsonl",
+        ),
+        minutes=1,
     ),
     Benchmark(
         name="balance",

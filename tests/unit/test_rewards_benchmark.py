@@ -46,11 +46,36 @@ def test_numbers_that_the_suite_tells_apart_are_never_the_same(rewards: ModuleTy
     assert all(case["forms"] == ["latex"] for case in wrong)
 
 
+def test_every_case_that_is_left_out_is_named_and_stands_in_the_suite(rewards: ModuleType) -> None:
+    cases = [
+        rewards.Case(values, None, None)
+        for values in json.loads(rewards.CASES.read_text())["cases"]
+    ]
+    assert sum(case.is_excluded for case in cases) == len(rewards.EXCLUDED) == 5
+    assert all(rewards.EXCLUDED.values())
+
+
+def test_a_spelling_is_wrong_where_any_reader_says_another_number(rewards: ModuleType) -> None:
+    numeric = rewards.Numeric(rewards.VerifierConfig(), WorkerContext(role="scorer"))
+    for text, right, alone, wrong in (
+        ("5", "5", True, False),
+        ("5", "6", True, True),
+        ("sqrt(16)", None, False, False),
+        ("sqrt(16)", "4", False, True),
+        ("It is 5", "5", False, False),
+        ("It is 5", "5", True, True),  # it is not alone
+        ("50%", "50", True, True),
+    ):
+        spelling = {"text": text, "right": right, "alone": alone}
+        assert rewards.is_misread(spelling, numeric) == wrong, spelling
+
+
 def test_shares_and_counts_are_those_of_the_cases(rewards: ModuleType) -> None:
-    plain = {"expected": 1, "forms": ["expr"]}
-    wrong = {"expected": 0, "forms": ["latex", "expr"]}
-    only_latex = {"expected": 0, "forms": ["latex"]}
-    other = {"expected": 1, "forms": ["latex"], "strict": False}
+    texts = {"gold": "1", "answer": "2"}
+    plain = {**texts, "expected": 1, "forms": ["expr"]}
+    wrong = {**texts, "expected": 0, "forms": ["latex", "expr"]}
+    only_latex = {**texts, "expected": 0, "forms": ["latex"]}
+    other = {"gold": "$f(x)$", "answer": "$f(y)$", "expected": 1, "forms": ["latex"]}
     cases = [
         rewards.Case(plain, 1.0, 0.0),
         rewards.Case(wrong, 0.0, 1.0),
@@ -62,6 +87,7 @@ def test_shares_and_counts_are_those_of_the_cases(rewards: ModuleType) -> None:
     assert {name: claim.value for name, claim in claims.items()} == {
         "math_agreement": 3 / 4,
         "math_cases": 4,
+        "math_excluded": 1,
         "math_agreement_all": 3 / 5,
         "math_cases_all": 5,
         "math_refused": 1,
