@@ -106,7 +106,14 @@ class Trainer(Protocol):
         """Continues from what ``save`` wrote, also with another number of ranks."""
 
     def save_pretrained(self, directory: Path) -> None:
-        """Writes weights and tokenizer in Hugging Face layout (safetensors)."""
+        """Writes weights and tokenizer in Hugging Face layout (safetensors).
+
+        Every rank is asked, and may be asked again: a run whose disk is full waits with its trained
+        weights and tries again. So a rank that cannot write raises OSError, or safetensors' own
+        error, only after the collectives of the others, and keeps its weights.
+
+        directory: may be there already, with files of a write that failed.
+        """
 
     def close(self) -> None:
         """Frees devices and processes; no other call follows."""

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from gcore_core.contract.abilities import keeps_caches
-from gcore_core.contract.errors import ContractError, WeightMismatch, WorkerDied
-from gcore_core.contract.launching import Peer
+from gcore_core.contract.errors import (
+    CheckpointError,
+    ContractError,
+    WeightMismatch,
+    WorkerDied,
+)
+from gcore_core.contract.launching import Endpoint, Peer, Request
 from gcore_core.contract.weight_transfer import SHM
 from gcore_core.controllers.annotating import release_annotations
+from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.keeping import release_kept
 from gcore_core.runtime.messages import (
+    PLACE_WEIGHTS,
     PUBLISHED,
     PUSH_BEGIN,
     PUSH_PULL,
     RELEASE_STEPS,
     SAVE_PRETRAINED,
+    UNSAVED_WEIGHTS,
     BeginPush,
+    Nothing,
+    PlaceWeights,
     Published,
     PullWeights,
     PushConfirmed,
     ReleaseSteps,
     SaveWeights,
+    UnsavedWeights,
 )
-from gcore_core.runtime.rpc.retry import PUSHES, insist, is_gone
+from gcore_core.runtime.rpc.retry import PUSHES, RetryPolicy, insist, is_gone
+
+#: Its pauses lie between two attempts to write the final weights, of which there is no last one.
+_SAVES = RetryPolicy(tries=1, first_pause_s=0.5, longest_pause_s=10.0)
 
 
 class Publishing:
@@ -131,17 +147,47 @@ class Publishing:
         Those of a role that is trained besides the policy go beside the policy's, with the role's
         name behind a dash.
 
-        Every rank takes part, since a rank may need collectives.
+        Every rank takes part, since a rank may need collectives. Where the disk takes them not, it
+        is tried again until it does: the trained weights are in the ranks alone, and somebody can
+        free some space. Raises Stopped, in all shards, when the run is told to stop meanwhile.
         """
         agree = self._context.agree
-        output = self._context.facts.output
-        if agree.lead and output:
-            asked = [(peer, SaveWeights(output)) for peer in self._context.trainers]
-            for role in self._context.learners:
-                own = SaveWeights(f"{output}-{role}")
-                asked += [(peer, own) for peer in self._context.workers_of(role)]
-            await asyncio.gather(*(insist(peer, SAVE_PRETRAINED, own) for peer, own in asked))
-        await agree.barrier("saved")
+        stopping = self._context.stopping
+        for attempt in itertools.count():
+            failed = agree.lead and not await self._save_once(self._context.facts.output)
+            if not await agree.barrier("saved", failed):
+                return
+            if agree.lead:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), _SAVES.pause_s(attempt))
+            if await agree.barrier("unsaved", stopping.is_set()):
+                raise Stopped
+
+    async def _save_once(self, output: str) -> bool:
+        """Returns whether the weights of all trained roles are at their places now.
+
+        output: of the policy's; empty: none are saved.
+        """
+        if not output:
+            return True
+        directories = [(peer, output) for peer in self._context.trainers]
+        for role in self._context.learners:
+            own = f"{output}-{role}"
+            directories += [(peer, own) for peer in self._context.workers_of(role)]
+        remove = [(peer, PlaceWeights(directory, False)) for peer, directory in directories]
+        place = [(peer, PlaceWeights(directory, True)) for peer, directory in directories]
+        write = [(peer, SaveWeights(directory)) for peer, directory in directories]
+        try:
+            await _each(PLACE_WEIGHTS, remove)  # of an attempt that was lost
+            await _each(SAVE_PRETRAINED, write)
+            await _each(PLACE_WEIGHTS, place)
+        except CheckpointError as error:
+            with contextlib.suppress(CheckpointError):
+                await _each(PLACE_WEIGHTS, remove)
+            unsaved = UnsavedWeights(str(error))
+            await insist(self._context.supervisor, UNSAVED_WEIGHTS, unsaved)
+            return False
+        return True
 
 
 class Releasing(Publishing):
@@ -164,6 +210,27 @@ class Releasing(Publishing):
                     raise
 
         await asyncio.gather(*map(release, self._context.replicas))
+
+
+async def _each(
+    endpoint: Endpoint[Request, Nothing], asked: Sequence[tuple[Peer, Request]]
+) -> None:
+    """Asks every rank and waits for all of them, then raises what one of them raised.
+
+    An error of the disk comes last: with any other one it is of no use to try again.
+    """
+
+    async def ask(peer: Peer, request: Request) -> None:
+        try:
+            await insist(peer, endpoint, request)
+        except CheckpointError as error:
+            error.where = f"{peer.name}, {error.where}"
+            raise
+
+    answers = await asyncio.gather(*(ask(*one) for one in asked), return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    for error in sorted(errors, key=lambda one: isinstance(one, CheckpointError)):
+        raise error
 
 
 @contextmanager

@@ -4,10 +4,11 @@ after its groups. A program of one's own derives from ``StepProgram`` and says w
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from gcore_core.contract.errors import WeightMismatch
+from gcore_core.contract.errors import GcoreError, WeightMismatch, WorkerDied
 from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -84,12 +85,23 @@ class StepProgram(ABC):
             for step in range(facts.start_step, facts.run.steps):
                 if await self.step(step):
                     break
-            await self.publishing.save()
+            await self._save()
         except Stopped:
             await self.checkpointing.flush()
         finally:
             self.training.watching.end_canaries()
         self.context.trace.flush()
+
+    async def _save(self) -> None:
+        """Saves the final weights; after an error of theirs the run's state, at least."""
+        try:
+            await self.publishing.save()
+        except WorkerDied:
+            raise
+        except GcoreError:
+            with contextlib.suppress(GcoreError):
+                await self.checkpointing.flush()
+            raise
 
     async def take(self, step: int) -> Taken:
         """Returns the groups of a step. Raises Stopped when the run is to end before."""

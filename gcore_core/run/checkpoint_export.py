@@ -20,7 +20,13 @@ from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import learners, load_plan
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError, DataError, GcoreError, did_you_mean
+from gcore_core.contract.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    GcoreError,
+    did_you_mean,
+)
 from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.run_files import CONFIG
@@ -28,8 +34,11 @@ from gcore_core.contract.trainer import Trainer
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.export import write_whole
 from gcore_core.run.make_model import make_model, models_cache
+from gcore_core.runtime import final_weights
 
 _SHOWN_LINES = 3
+#: Exit code of a rank that could not write.
+_UNWRITTEN = 73
 _POLL_S = 0.1
 
 
@@ -121,7 +130,8 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
 def _run(python: str, specs: list[_Spec], folder: Path) -> None:
     """Starts all ranks and returns when they have ended.
 
-    When one fails the others are killed, since they would wait for it. Raises DataError.
+    When one fails the others are killed, since they would wait for it. Raises DataError, and
+    ConfigError for a rank that could not write.
     """
     children: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"rank{spec.rank}.log" for spec in specs]
@@ -160,9 +170,16 @@ def _hand_over(spec: _Spec, child: subprocess.Popen[bytes]) -> None:
         pipe.write(msgspec.json.encode(spec))
 
 
-def _failure(spec: _Spec, code: int, log: Path) -> DataError:
+def _failure(spec: _Spec, code: int, log: Path) -> GcoreError:
     text = log.read_text(encoding="utf-8", errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
+    if code == _UNWRITTEN:
+        return ConfigError(
+            f"the weights could not be written to {spec.to}.",
+            where="g-core export",
+            why="\n".join(lines[-_SHOWN_LINES:]),
+            todo="free some space, or name another directory",
+        )
     return DataError(
         f"the trainer could not export this state (rank {spec.rank}, exit code {code}).",
         where=spec.state,
@@ -189,8 +206,12 @@ def main() -> None:
         )
         trainer: Trainer = build(spec.backend, context)
         trainer.load(Path(spec.state))
-        trainer.save_pretrained(Path(spec.to))
+        with final_weights.writing(Path(spec.to)):
+            trainer.save_pretrained(Path(spec.to))
         trainer.close()
+    except CheckpointError as error:
+        print(error, file=sys.stderr)
+        sys.exit(_UNWRITTEN)
     except GcoreError as error:  # the message alone; a traceback of ours would not help
         sys.exit(str(error))
 

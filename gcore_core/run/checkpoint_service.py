@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,23 +29,27 @@ from gcore_core.contract.run_files import read_metrics
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
 from gcore_core.run.homecoming import Homecoming
+from gcore_core.run.manifest import name_of
 from gcore_core.runtime.messages import (
     BEGIN_CHECKPOINT,
     CARRIED,
     COMMIT_CHECKPOINT,
     FINISH_SAVE,
     OPEN_CHECKPOINT,
+    UNSAVED_WEIGHTS,
     Carried,
     CheckpointPlace,
     CommitCheckpoint,
     Nothing,
     OpenCheckpoint,
     SaveState,
+    UnsavedWeights,
 )
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 
+log = logging.getLogger(__name__)
 #: Names of the parts in a checkpoint's directory.
 STATE = "state.json"
 CONFIG = "config.json"
@@ -89,12 +94,14 @@ class Keeper:
         #: Step -> its metrics and those of its evaluation; of the two latest that were reported.
         self._reported: dict[int, dict[str, float]] = {}
         self._has_sought_best = False
+        self._unsaved = ""  # why the final weights could not be written, as it was told last
 
     def register(self, service: Service) -> None:
         service.add(CARRIED, self.carried)
         service.add(OPEN_CHECKPOINT, self.open)
         service.add(BEGIN_CHECKPOINT, self.begin)
         service.add(COMMIT_CHECKPOINT, self.commit)
+        service.add(UNSAVED_WEIGHTS, self.unsaved)
 
     async def enter(
         self,
@@ -292,6 +299,23 @@ class Keeper:
                 self._saved(collected.step, str(path))
 
         await self._once.join(("commit", request.step), 0, None, act)
+        return Nothing()
+
+    async def unsaved(self, request: UnsavedWeights, call: Call) -> Nothing:
+        """Tells a person that the run waits until its final weights can be written.
+
+        The same error is told once.
+        """
+        if request.error != self._unsaved:
+            self._unsaved = request.error
+            steps = self._checkpoints.steps()
+            whole = f"on the disk: {name_of(steps[-1])}" if steps else "no checkpoint is there"
+            log.warning("%s", request.error)
+            self._note(
+                f"{request.error}\n"
+                "  the run keeps the trained weights in memory, waits, and tries again every few "
+                f"seconds; Ctrl-C ends it; {whole}"
+            )
         return Nothing()
 
     async def _collected(self, request: CommitCheckpoint) -> CommitCheckpoint:

@@ -285,7 +285,11 @@ class Homecoming:
     # -- whole files -------------------------------------------------------------------------------
 
     async def bring_all(self) -> None:
-        """Brings home all that was appended, and every other file that is new or has changed."""
+        """Brings home all that was appended, and every other file that is new or has changed.
+
+        Raises DataError where that is not possible, such as on a full disk; it says where they
+        stay.
+        """
         await self.drain()
         await asyncio.gather(*(self._bring_new(disk) for disk in self._disks))
         self._is_over = True
@@ -298,7 +302,15 @@ class Homecoming:
             for facts in files
             if _comes_home(self._relative(facts.path)) and disk.before.get(facts.path) != facts
         ]
-        await self._bring(disk, new)
+        try:
+            await self._bring(disk, new)
+        except DataError as error:
+            error.why = "\n".join(filter(None, (error.why, "it is written when the run has ended")))
+            error.todo = (
+                f"free some space, or see to that directory; all files of the run stay on "
+                f"{self._host(disk.node)}, in {self._directory}"
+            )
+            raise
         disk.before |= {facts.path: facts for facts in new}
 
     async def _bring(self, disk: _Disk, files: Sequence[FileFacts]) -> None:

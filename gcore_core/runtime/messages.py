@@ -618,7 +618,25 @@ class HeldReply(Message):
 
 
 class SaveWeights(Message):
+    """Asks a rank to write the final weights that shall lie in a directory, or to place them."""
+
     directory: str
+
+
+class PlaceWeights(Message):
+    """Asks a rank to move the weights that were written to their directory, or to remove them.
+
+    whole: whether every rank has written its part; else they are removed.
+    """
+
+    directory: str
+    whole: bool
+
+
+class UnsavedWeights(Message):
+    """Says why the final weights could not be written; it is tried again until they are."""
+
+    error: str
 
 
 # What each does is a table in ``gcore_core.runtime.push``.
@@ -631,6 +649,8 @@ PUSH_PLAN = Endpoint("push.plan", PlanRequest, WeightPlan)
 PUSH_BUCKET = Endpoint("push.bucket", BucketRequest, Bucket)
 PUSH_HELD = Endpoint("push.held", Nothing, HeldReply, Wait.SOON)
 SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing, Wait.PUSH)
+PLACE_WEIGHTS = Endpoint("place_weights", PlaceWeights, Nothing, Wait.PUSH)
+UNSAVED_WEIGHTS = Endpoint("unsaved_weights", UnsavedWeights, Nothing)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

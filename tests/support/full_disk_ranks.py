@@ -40,7 +40,8 @@ def run(kind: str, rank: int, spec: dict[str, Any]) -> None:
     """Saves once for each of the files, which has no room, and once where all have room.
 
     Each save begins with links to /dev/full, so it writes over them. Writes the errors, "" for
-    none, and how many weights it exported after each to errors<rank>.json.
+    none, and how many weights it exported after each to errors<rank>.json. Then it does the same
+    with the final weights, whose directory cannot be made at first.
     """
     trainer = open_trainer(kind, spec, rank)
     ranks = trainer._engine.ranks
@@ -58,8 +59,27 @@ def run(kind: str, rank: int, spec: dict[str, Any]) -> None:
             error = str(raised)
         # As in a run: a save that failed does not end it. The collectives must still match.
         errors.append((error, sum(1 for _ in trainer.export_weights())))
+    _save_final(trainer, Path(spec["work"]), rank, errors)
     trainer.close()
     (Path(spec["work"]) / f"errors{rank}.json").write_text(json.dumps(errors))
+
+
+def _save_final(trainer: Any, work: Path, rank: int, errors: list[tuple[str, int]]) -> None:
+    ranks = trainer._engine.ranks
+    place = work / "final"
+    if rank == 0:
+        place.write_text("a file where a directory should be")
+    ranks.wait()
+    for is_free in (False, True):
+        if is_free and rank == 0:
+            place.unlink()
+        ranks.wait()
+        error = ""
+        try:
+            trainer.save_pretrained(place)
+        except OSError as raised:
+            error = type(raised).__name__
+        errors.append((error, sum(1 for _ in trainer.export_weights())))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from gcore_core import cli
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import CheckpointError, DataError
+from gcore_core.contract.errors import CheckpointError, ConfigError, DataError
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.testing.fake import FakeTrainer, FakeTrainerConfig
 from gcore_core.testing.installed import InstalledPlugins
@@ -92,6 +93,19 @@ def test_a_trainer_that_cannot_load_reports_the_reason(run: Path, tmp_path: Path
     ) as caught:
         export_step(run, 3, tmp_path / "to")
     assert "state.npz" in caught.value.why
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_place_that_a_trainer_cannot_write_is_named_and_not_its_state(
+    run: Path, tmp_path: Path
+) -> None:
+    from gcore_core.run.checkpoint_export import export_step
+
+    (tmp_path / f".to.{os.getpid()}.new").write_text("a file where a directory should be")
+    with pytest.raises(ConfigError, match="the weights could not be written") as caught:
+        export_step(run, 2, tmp_path / "to")
+    assert "the system says: File exists" in caught.value.why
+    assert caught.value.todo == "free some space, or name another directory"
     assert not (tmp_path / "to").exists()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gcore_core.contract.errors import CheckpointError, ConfigError
+from gcore_core.contract.errors import CheckpointError, ConfigError, DataError
 from gcore_core.run import homecoming as module
 from gcore_core.run.checkpoint_service import Keeper, Resumed
 from gcore_core.run.homecoming import MARKERS, Homecoming, same_disks
@@ -205,6 +205,19 @@ async def test_at_the_end_all_is_home_and_the_nodes_are_as_before(tmp_path: Path
         assert (home / "weights" / "model").read_text() == "weights"
         assert not run_on(site, "agent.1").exists()
         assert not run_on(site, "agent.2").exists()
+
+
+async def test_weights_that_find_no_place_at_home_stay_and_the_error_says_where(
+    tmp_path: Path,
+) -> None:
+    with disks(tmp_path, APART) as site:
+        async with opened(site) as homecoming:
+            weights = write(run_on(site, "agent.1") / "weights" / "model", "weights")
+            (run_on(site, "agent.0") / "weights").write_text("a file where a directory should be")
+            with pytest.raises(DataError) as caught:
+                await homecoming.bring_all()
+        told = f"stay on agent.1, in {run_on(site, 'agent.0')}"
+        assert told in caught.value.todo and weights.read_text() == "weights"
 
 
 async def test_a_run_that_fails_leaves_on_the_nodes_what_did_not_come_home(tmp_path: Path) -> None:

@@ -36,12 +36,14 @@ from gcore_core.contract.trainer import (
 )
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.contract.weights_hash import WeightsHash
+from gcore_core.runtime import final_weights
 from gcore_core.runtime.messages import (
     ANNOTATE_RANKS,
     CANARIES,
     DIAGNOSE,
     EVALUATE_RANKS,
     FINISH_SAVE,
+    PLACE_WEIGHTS,
     PREPARE_RANKS,
     PUSH_BEGIN,
     PUSH_BUCKET,
@@ -65,6 +67,7 @@ from gcore_core.runtime.messages import (
     EvaluateRequest,
     FollowPush,
     Nothing,
+    PlaceWeights,
     PlanRequest,
     PrepareRequest,
     ReleaseSteps,
@@ -182,6 +185,7 @@ class TrainerShell:
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
         service.add(SAVE_PRETRAINED, self.save_pretrained)
+        service.add(PLACE_WEIGHTS, self.place_weights)
         service.add(SAVE_STATE, self.save_state)
         service.add(FINISH_SAVE, self.finish_save)
 
@@ -612,7 +616,18 @@ class TrainerShell:
         return await self._source(request).bucket(request, call)
 
     async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
-        await self._together(self._backend.save_pretrained, Path(request.directory))
+        """Writes the final weights beside their place."""
+        directory = Path(request.directory)
+        with final_weights.writing(directory):
+            await self._together(self._backend.save_pretrained, final_weights.partial(directory))
+        return Nothing()
+
+    async def place_weights(self, request: PlaceWeights, call: Call) -> Nothing:
+        """Moves the final weights to their place; those that are not whole are removed."""
+        directory = Path(request.directory)
+        act = final_weights.place if request.whole else final_weights.discard
+        with final_weights.writing(directory):
+            await asyncio.to_thread(act, directory)
         return Nothing()
 
     async def save_state(self, request: SaveState, call: Call) -> Nothing:

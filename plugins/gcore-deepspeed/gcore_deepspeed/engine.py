@@ -475,7 +475,6 @@ class DeepSpeedEngine:
         return numbers
 
     def save_pretrained(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         dtype = DTYPES[self._config.dtype]
         weights: dict[str, Tensor] = {}
         for spec, tensor in self._whole():
@@ -487,12 +486,15 @@ class DeepSpeedEngine:
         for spec, tensor in self.whole_adapter() if self._adapters else ():
             if self.ranks.rank == 0:
                 adapter[spec.name] = tensor.detach().to("cpu", copy=True)
-        if self.ranks.rank == 0:
-            if self._adapters is not None:
-                self._adapters.save_files(directory / ADAPTER, adapter)
-            save_model(self._engine.module.model, directory, weights, dtype)
-            copy_tokenizer(self._path, directory, self._tokenizer)
-        self.ranks.wait()
+        try:
+            if self.ranks.rank == 0:
+                directory.mkdir(parents=True, exist_ok=True)
+                if self._adapters is not None:
+                    self._adapters.save_files(directory / ADAPTER, adapter)
+                save_model(self._engine.module.model, directory, weights, dtype)
+                copy_tokenizer(self._path, directory, self._tokenizer)
+        finally:  # a disk that is full does not end a run
+            self.ranks.wait()
 
     # -- sleep -------------------------------------------------------------------------------------
 

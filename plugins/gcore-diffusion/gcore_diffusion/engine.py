@@ -355,9 +355,11 @@ class DiffusionEngine:
         return numbers
 
     def save_pretrained(self, directory: Path) -> None:
-        if self.ranks.rank == 0:
-            self.denoiser.save(directory)
-        self.ranks.wait()
+        try:
+            if self.ranks.rank == 0:
+                self.denoiser.save(directory)
+        finally:  # a disk that is full does not end a run
+            self.ranks.wait()
 
     def close(self) -> None:
         self.denoiser.close()

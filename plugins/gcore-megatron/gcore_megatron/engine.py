@@ -488,14 +488,16 @@ class MegatronEngine:
 
     def save_pretrained(self, directory: Path) -> None:
         """Writes weights, config and tokenizer in Hugging Face layout."""
-        write_pretrained(
-            directory, self.weight_specs(), self._gathered(), writes=self.ranks.rank == 0
-        )
-        if self.ranks.rank == 0:
-            self._hf_config.dtype = DTYPES[self._config.dtype]
-            self._hf_config.save_pretrained(directory)
-            copy_tokenizer(str(self._model_path), directory, self._tokenizer)
-        self.ranks.wait()
+        try:
+            write_pretrained(
+                directory, self.weight_specs(), self._gathered(), writes=self.ranks.rank == 0
+            )
+            if self.ranks.rank == 0:
+                self._hf_config.dtype = DTYPES[self._config.dtype]
+                self._hf_config.save_pretrained(directory)
+                copy_tokenizer(str(self._model_path), directory, self._tokenizer)
+        finally:  # a disk that is full does not end a run
+            self.ranks.wait()
 
     # -- sleep -------------------------------------------------------------------------------------
 

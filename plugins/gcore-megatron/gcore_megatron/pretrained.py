@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,7 +27,8 @@ def write_pretrained(
 ) -> None:
     """Writes the gathered weights, and an index when there are several files.
 
-    Every rank calls it, because all of them take part in gathering a tensor.
+    Every rank calls it, because all of them take part in gathering a tensor. So one that cannot
+    write goes on to the last tensor and raises OSError or SafetensorError then.
 
     writes: whether this rank is the one that gets the whole tensors.
     file_bytes: the most bytes of one file; a larger tensor gets a file of its own.
@@ -47,17 +49,22 @@ def write_pretrained(
         tensor: name for tensors, name in zip(files, names, strict=True) for tensor in tensors
     }
     last_of = {name: tensors[-1] for tensors, name in zip(files, names, strict=True)}
-    if writes:
-        directory.mkdir(parents=True, exist_ok=True)
+    error: Exception | None = None
     pending: dict[str, Tensor] = {}
     for piece, whole in gathered:
-        if not writes or whole is None:
+        if not writes or whole is None or error is not None:
             continue
         pending[piece.name] = whole.cpu()
         name = file_of[piece.name]
         if piece.name == last_of[name]:
-            save_file(pending, directory / name, {"format": "pt"})
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                save_file(pending, directory / name, {"format": "pt"})
+            except (OSError, SafetensorError) as refused:
+                error = refused
             pending = {}
+    if error is not None:
+        raise error
     if writes and len(files) > 1:
         index = {
             "metadata": {"total_size": sum(spec.nbytes for spec in specs)},

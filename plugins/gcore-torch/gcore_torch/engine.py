@@ -650,19 +650,21 @@ class TorchEngine:
 
     def save_pretrained(self, directory: Path) -> None:
         """Writes the model and its tokenizer as transformers saves them; rank 0 writes."""
-        directory.mkdir(parents=True, exist_ok=True)
         weights: dict[str, Tensor] = {}
         dtype = DTYPES[self._config.dtype]
         for spec, tensor in zip(self.weight_specs(), self._whole(), strict=True):
             if self.ranks.rank == 0:
                 weights[spec.name] = to_host(tensor, dtype)
         adapter = {spec.name: tensor for spec, tensor in self.whole_adapter()}
-        if self.ranks.rank == 0:
-            if self._adapters is not None:
-                self._adapters.save_files(directory / ADAPTER, adapter)
-            save_model(self._policy.model, directory, weights, dtype)
-            copy_tokenizer(self._path, directory, self._tokenizer)
-        self.ranks.wait()
+        try:
+            if self.ranks.rank == 0:
+                directory.mkdir(parents=True, exist_ok=True)
+                if self._adapters is not None:
+                    self._adapters.save_files(directory / ADAPTER, adapter)
+                save_model(self._policy.model, directory, weights, dtype)
+                copy_tokenizer(self._path, directory, self._tokenizer)
+        finally:  # a disk that is full does not end a run
+            self.ranks.wait()
 
     # -- sleep -------------------------------------------------------------------------------------
 
