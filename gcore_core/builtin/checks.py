@@ -1,7 +1,7 @@
 """Says before anything starts what is wrong with the files of a user: functions of rewards.
 
-A file of Python is parsed, never imported: it may need what only its worker has. One that does not
-exist is left to the run, since an earlier command may make it.
+A file of Python is parsed here, and imported in a helper process alone. One that does not exist is
+left to the run, since an earlier command may make it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import did_you_mean
+from gcore_core.contract.looking import Look
 
 _FUNCTION = "core/function"
+_LOOK = "gcore_core.builtin.looks:function_problems"
 
 
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -21,6 +23,30 @@ def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
     for name, reward in plan.get("rewards", {}).items():
         if reward.get("use") == _FUNCTION:
             yield from _function_problems(f"rewards.{name}.config", reward.get("config") or {})
+
+
+def function_looks(plan: Mapping[str, Any]) -> Iterator[Look]:
+    """Yields a look at each function of the user that the job names: rewards, models to be made.
+
+    A function that has made its model already is not asked again.
+    """
+    for name, reward in plan.get("rewards", {}).items():
+        if reward.get("use") == _FUNCTION:
+            config = reward.get("config") or {}
+            given = ["records"] if config.get("batch") else ["record"]
+            yield from _look(f"rewards.{name}.config", config, given)
+    for role, node in plan.get("roles", {}).items():
+        model = node.get("model") or {}
+        if "make" in model and "path" not in model:
+            given = ["directory", "config", "progress"]
+            yield from _look(f"roles.{role}.model.make", model["make"], given)
+
+
+def _look(where: str, config: Mapping[str, Any], given: list[str]) -> Iterator[Look]:
+    path = str(config.get("path", ""))
+    if Path(path).is_file():
+        arguments = {"where": where, "path": path, "name": str(config["name"]), "given": given}
+        yield Look(where=where, function=_LOOK, arguments=arguments, files=(path,))
 
 
 def _function_problems(where: str, config: Mapping[str, Any]) -> Iterator[str]:

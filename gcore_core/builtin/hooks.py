@@ -8,6 +8,7 @@ from typing import Any
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.looking import Look
 
 
 @hookimpl
@@ -133,3 +134,10 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     from gcore_core.builtin.checks import problems_of
 
     return problems_of(plan)
+
+
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[Look]:
+    from gcore_core.builtin.checks import function_looks
+
+    return function_looks(plan) if here else ()
