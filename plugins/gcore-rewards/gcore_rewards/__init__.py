@@ -4,10 +4,13 @@ and services.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.looking import Look
 from gcore_rewards.config import CodeConfig, HttpConfig, MathConfig, VerifierConfig
 
 
@@ -45,3 +48,12 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         config=HttpConfig,
         needs=("httpx2>=2.0",),
     )
+
+
+@hookimpl
+def gcore_check_files(
+    plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]
+) -> Iterable[Look]:
+    from gcore_rewards.checks import looks
+
+    return looks(plan, here, datasets)
