@@ -43,15 +43,20 @@ def save_family(directory: Path, family: str, seed: int = 0) -> Path:
 
 
 def make_directory(
-    kind: str, directory: Path, seed: int = 0, models: Callable[[str], Path] | None = None
+    kind: str,
+    directory: Path,
+    seed: int = 0,
+    models: Callable[[str], Path] | None = None,
+    family: str = "",
 ) -> Path:
     """Makes the directory of a name of ``GOOD`` or ``BROKEN``; returns it.
 
     models: returns the directory of a family's tiny model, which is copied; None: one is made.
+    family: of the model; "": any that the kind is for.
     """
     families, change = (GOOD | BROKEN)[kind]
     draw = random.Random(f"{kind} {seed}")
-    family = draw.choice(families)
+    family = family or draw.choice(families)
     if models is None:
         save_family(directory, family, seed)
     else:

@@ -15,6 +15,7 @@ from gcore_megatron.config import MegatronTrainerConfig
 from gcore_core.contract.errors import ConfigError, DataError
 from tests.support import language_models as tiny
 from tests.support import megatron_trainers as tools
+from tests.support.broken_models import make_directory
 
 pytestmark = pytest.mark.engine
 
@@ -97,6 +98,37 @@ def test_an_unsupported_model_is_refused(
     with pytest.raises(DataError, match=message):
         MegatronEngine(MegatronTrainerConfig(), context)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("a weight is NaN", "llama"),
+        ("a tensor is missing", "llama"),
+        ("a name is misspelled", "qwen2"),
+        ("a tensor is shorter", "llama"),
+        ("names are peft's", "qwen2"),
+        ("weights are in 8 bits", "llama"),
+        ("config.json ties what is two", "llama"),
+        ("config.json parts what is one", "qwen2"),
+        ("config.json says quantised", "qwen2"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_refused(
+    tmp_path: Path, kind: str, family: str
+) -> None:
+    from gcore_megatron.engine import MegatronEngine
+    from gcore_megatron.library import parallel_state
+
+    directory = make_directory(kind, tmp_path / "model", family=family)
+    context = tiny.make_context(directory, tools.make_objective("Cispo", {}))
+    try:
+        with pytest.raises(DataError, match=str(directory)):
+            MegatronEngine(MegatronTrainerConfig(), context)
+    finally:
+        if dist.is_initialized():  # numbers are seen when they are read, by ranks that have met
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

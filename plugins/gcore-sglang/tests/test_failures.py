@@ -23,6 +23,7 @@ from gcore_core.contract.errors import ConfigError, DataError, DeadlineExceeded,
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.testing.contracts.weights import push, read_model
+from tests.support.broken_models import make_directory
 
 pytestmark = pytest.mark.engine
 
@@ -136,6 +137,18 @@ def test_a_server_that_starts_too_slowly_is_ended(context: WorkerContext) -> Non
         match=r"(?s)SGLang did not come up in time.*Raise .*config\.start_timeout_s",
     ):
         make(context, start_timeout_s=1.0)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("kind", ["a tensor is missing", "names are peft's", "a weight is NaN"])
+def test_weights_that_are_not_the_models_are_refused_before_sglang_loads_them(
+    context: WorkerContext, tmp_path: Path, kind: str
+) -> None:
+    """SGLang itself would start, and sample from what is left."""
+    model = make_directory(kind, tmp_path / "model")
+    with pytest.raises(DataError, match=str(model)) as caught:
+        make(context, path=model)
+    assert "SGLang" not in str(caught.value)
 
 
 def test_error_for_a_model_unknown_to_sglang_quotes_its_last_output(

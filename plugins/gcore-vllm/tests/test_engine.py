@@ -27,6 +27,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import AdapterFacts, Prompt, WeightPlan
 from gcore_core.testing.contracts.weights import push
 from gcore_core.testing.safetensors_files import read_safetensors
+from tests.support.broken_models import make_directory
 
 pytestmark = pytest.mark.engine
 
@@ -494,3 +495,16 @@ def test_pushed_adapters_are_added_by_vllm_and_give_the_log_probs_of_merged_weig
     folder = generator._pushed.directory
     generator.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("kind", ["a tensor is missing", "names are peft's", "a weight is NaN"])
+def test_weights_that_are_not_the_models_are_refused_before_vllm_loads_them(
+    kind: str, tmp_path: Path
+) -> None:
+    """vLLM itself would start, and sample from what is left."""
+    model = make_directory(kind, tmp_path / "model")
+    with pytest.raises(DataError, match=str(model)) as caught:
+        VllmGenerator(
+            VllmGeneratorConfig(), WorkerContext(role="rollout", model={"path": str(model)})
+        )
+    assert "vLLM" not in str(caught.value)
