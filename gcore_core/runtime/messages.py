@@ -786,9 +786,9 @@ class StorePlace(msgspec.Struct, frozen=True):
     agent: str
 
 
-#: How a process ended: by the alarm that it had set, or killed because it did not answer in time or
-#: stayed stopped.
-ENDED_BY_ALARM = "alarm"
+#: How a process ended: killed because a reward held it beyond its time limit, or because it did not
+#: answer in time or stayed stopped.
+ENDED_BY_LIMIT = "limit"
 ENDED_HUNG = "hung"
 
 
@@ -810,7 +810,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: path of the file to which its output goes.
     restarts: how often the agent may start it again after it ended.
     restarted: it takes the place of a process that ended.
-    ending: how that process ended: ENDED_BY_ALARM, ENDED_HUNG or "" for any other way.
+    ending: how that process ended: ENDED_BY_LIMIT, ENDED_HUNG or "" for any other way.
     shared_memory: how files are called that it may make in shared memory, see ``Provider``.
     preload: modules that a process may import before it becomes this worker, see ``Provider``.
     meeting: the directory in which the workers of its role meet, which its agent makes; "": none.

@@ -445,7 +445,7 @@ def test_records_whose_reward_holds_the_interpreter_time_out_and_no_others_do(
     code, run = runs.finish(tmp_path, config)
     assert code == 0, run.output
     assert (
-        "scorer.0 ended with signal SIGALRM; it is started again\n"
+        "scorer.0 ended with signal SIGKILL; it is started again\n"
         "  rewards.letters held the process for longer than rewards.letters.timeout_s" in run.output
     )
     first, *others = run.metrics()[1:]

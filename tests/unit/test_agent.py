@@ -31,6 +31,7 @@ from gcore_core.runtime.process.agent import Agent, AgentSpec, end_hung
 from gcore_core.runtime.process.spares import Process
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns, note_path
 from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import ScorerSettings
 
@@ -157,7 +158,34 @@ async def test_a_pid_that_hung_is_forgotten_with_its_worker(tmp_path: Path) -> N
     async with asyncio.timeout(30), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
         killed = await anext(exits)
         await anext(exits)
-    assert killed.restarted and agent._hung == set()
+    assert killed.restarted and agent._endings == {}
+
+
+async def test_a_scorer_that_a_reward_holds_is_ended_and_not_while_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has stopped it holds it then; the reward does not."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ntrap "" USR1\nrm "$0"\nexec sleep 600\n')
+    python.chmod(0o700)
+    stopped = [True] * 3
+    monkeypatch.setattr(agent_module, "_HOLD_LOOK_S", 0.01)
+    monkeypatch.setattr(agent_module, "_is_stopped", lambda pid: bool(stopped) and stopped.pop())
+    agent = make_agent(tmp_path)
+    await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), Call(lambda: None))
+    while python.exists():
+        await asyncio.sleep(0.01)
+    work = [Key("slow", "train", 4, 0, 0)]
+    with Overruns(note_path(str(tmp_path), "scorer.0")).watch(work, -GRACE_S):
+        async with (
+            asyncio.timeout(30),
+            contextlib.aclosing(agent.exits(Nothing(), Call(lambda: None))) as exits,
+        ):
+            ended = await anext(exits)
+    assert stopped == []
+    assert (ended.code, ended.restarted) == (-signal.SIGKILL, True)
+    assert ended.running.startswith("rewards.slow held the process for longer than")
+    await agent.stop(1.0)
 
 
 @pytest.fixture

@@ -9,8 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcore_core.runtime.messages import ENDED_BY_ALARM, ENDED_HUNG
-from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns, describe_running
+from gcore_core.runtime.messages import ENDED_BY_LIMIT, ENDED_HUNG
+from gcore_core.runtime.shells.overruns import (
+    GRACE_S,
+    Hold,
+    Key,
+    Overruns,
+    describe_running,
+)
 
 
 def keys(*records: tuple[int, int]) -> list[Key]:
@@ -32,14 +38,14 @@ BATCH = keys((4, 0), (4, 1), (7, 0))
 
 
 def test_a_batch_that_overran_is_scored_group_by_group(tmp_path: Path) -> None:
-    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
+    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
     fresh = keys((9, 0))
     assert overruns.parts([*fresh, *BATCH]) == [[0], [1, 2], [3]]
 
 
 def test_a_group_that_overran_alone_is_scored_no_more(tmp_path: Path) -> None:
-    dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
-    overruns = dies(tmp_path / "note", BATCH[:2], ENDED_BY_ALARM)
+    dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
+    overruns = dies(tmp_path / "note", BATCH[:2], ENDED_BY_LIMIT)
     assert overruns.parts(BATCH) == [[2]]
 
 
@@ -47,9 +53,9 @@ def test_a_note_does_not_grow_with_the_processes_that_end(tmp_path: Path) -> Non
     note = tmp_path / "note"
     for turn in range(4):
         work = [*keys((2 * turn, 0)), *keys(*((2 * turn + 1, sample) for sample in range(500)))]
-        overruns = dies(note, work, ENDED_BY_ALARM)
+        overruns = dies(note, work, ENDED_BY_LIMIT)
         assert overruns.suspects(work)  # the latest are kept
-        dies(note, work, ENDED_BY_ALARM)
+        dies(note, work, ENDED_BY_LIMIT)
     kept = msgspec.json.decode(note.read_bytes()[1:])["suspects"]
     assert len(kept) == 1024 and len({tuple(key) for key in kept}) == 1024
 
@@ -69,7 +75,7 @@ def test_a_group_that_hung_twice_alone_is_scored_no_more(tmp_path: Path) -> None
 
 
 def test_suspects_that_are_scored_well_are_no_suspects_any_more(tmp_path: Path) -> None:
-    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
+    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
     with overruns.watch(BATCH[:2], 1.0):
         pass
     assert overruns.parts([*BATCH, *keys((9, 0))]) == [[0, 1, 3], [2]]
@@ -87,7 +93,7 @@ def test_a_note_names_the_reward_that_was_running(tmp_path: Path) -> None:
 
 
 def test_the_same_record_under_other_weights_is_other_work(tmp_path: Path) -> None:
-    overruns = dies(tmp_path / "note", keys((4, 0)), ENDED_BY_ALARM)
+    overruns = dies(tmp_path / "note", keys((4, 0)), ENDED_BY_LIMIT)
     later = [Key("slow", "train", 4, 0, 1)]
     assert overruns.parts(keys((4, 0))) == []
     assert overruns.parts(later) == [[0]]
@@ -98,15 +104,47 @@ def test_half_a_note_says_nothing(tmp_path: Path) -> None:
     note = (tmp_path / "note").read_bytes()
     (tmp_path / "note").write_bytes(note[: len(note) // 2])
     assert describe_running(tmp_path / "note") == ""
-    assert Overruns(tmp_path / "note", ENDED_BY_ALARM).parts(keys((4, 0))) == [[0]]
+    assert Overruns(tmp_path / "note", ENDED_BY_LIMIT).parts(keys((4, 0))) == [[0]]
 
 
-def test_the_alarm_comes_behind_the_limit_and_ends_with_the_work(tmp_path: Path) -> None:
-    alarms: list[float] = []
-    overruns = Overruns(tmp_path / "note", set_alarm=alarms.append)
+# -- what the agent sees ---------------------------------------------------------------------------
+
+
+def held(hold: Hold, *looks_s: float) -> list[bool]:
+    """Looks so often, after so many seconds each; says each time whether the call is over."""
+    return [hold.goes_on() and hold.is_over(look_s) for look_s in looks_s]
+
+
+def test_a_call_is_over_behind_its_limit(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    hold = Hold(note)
+    assert held(hold, 100.0) == [False], "there is no note yet"
+    overruns = Overruns(note)
     with overruns.watch(keys((4, 0)), 3.0):
-        assert alarms == [3.0 + GRACE_S]
-    assert alarms == [3.0 + GRACE_S, 0]
+        looks = held(hold, 100.0, 3.0, GRACE_S, 0.5)
+    assert looks == [False, False, False, True], "the first look only finds it"
+    assert held(hold, 100.0, 100.0) == [False, False]
+
+
+def test_calls_that_follow_each_other_are_not_added_up(tmp_path: Path) -> None:
+    overruns = Overruns(tmp_path / "note")
+    hold = Hold(tmp_path / "note")
+    for _ in range(4):
+        with overruns.watch(keys((4, 0)), 1.0):
+            assert held(hold, 2.0, 2.0) == [False, False]
+
+
+def test_a_call_of_the_process_before_is_not_held_against_the_next_one(tmp_path: Path) -> None:
+    """It stands in the note until the next process has read it, which may take long to start."""
+    note = tmp_path / "note"
+    before = Overruns(note)
+    running = before.watch(keys((4, 0)), 1.0)
+    running.__enter__()
+    hold = Hold(note)
+    assert held(hold, 100.0, 100.0) == [False, False]
+    with Overruns(note, ENDED_BY_LIMIT).watch(keys((4, 1)), 1.0):
+        assert held(hold, 100.0, 100.0) == [False, True]
+    del running
 
 
 # -- coroutines ------------------------------------------------------------------------------------
@@ -141,13 +179,13 @@ def test_coroutines_that_were_in_the_same_process_are_scored_group_by_group(
     assert overruns.parts(BATCH) == [[0, 1], [2]]
 
 
-def test_an_alarm_is_not_held_against_coroutines(tmp_path: Path) -> None:
+def test_a_limit_is_not_held_against_coroutines(tmp_path: Path) -> None:
     note = tmp_path / "note"
     before = Overruns(note)
     with before.watch_waiting(keys((9, 0))), before.watch(keys((4, 0)), 1.0):
         left = note.read_bytes()
     note.write_bytes(left)
-    overruns = Overruns(note, ENDED_BY_ALARM)
+    overruns = Overruns(note, ENDED_BY_LIMIT)
     assert overruns.parts(keys((4, 0), (9, 0))) == [[1]]
     assert not overruns.suspects(keys((9, 0)))
 
@@ -193,7 +231,7 @@ def test_work_goes_on_where_there_is_no_room_for_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies in shared memory, which the records of a step may fill; no reward has failed then."""
-    before = dies(tmp_path / "note", BATCH, ENDED_BY_ALARM)
+    before = dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
     assert before.suspects(BATCH)
 
     def full(file: int, content: bytes, offset: int) -> int:

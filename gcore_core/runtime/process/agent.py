@@ -33,7 +33,7 @@ from gcore_core.contract.errors import AddressError, ContractError, WorkerDied, 
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
     CLEAR,
-    ENDED_BY_ALARM,
+    ENDED_BY_LIMIT,
     ENDED_HUNG,
     EXITS,
     HOLD_LEASE,
@@ -66,7 +66,7 @@ from gcore_core.runtime.process.spares import Process, Spares, environment_of, s
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.keepalive import noticed_within_s
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.overruns import describe_running, note_path
+from gcore_core.runtime.shells.overruns import Hold, describe_running, note_path
 from gcore_core.runtime.store.mirrors import push_memory
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
@@ -78,6 +78,7 @@ _LOOK_S = 1.0  # so often new files in shared memory are looked for, where engin
 #: it serves, who waits for it notices before.
 _STOPPED_PATIENCE = 2.0
 _STOPPED_LOOKS = 16  # so often the agent looks whether it is stopped, in that time
+_HOLD_LOOK_S = 0.5  # so often it looks whether a reward holds a scorer for too long
 _STACKS_S = 0.5  # a process that hangs has so long to write its stacks
 _TAIL_LINES = 20  # of a worker's log, shown when it ends
 _TAIL_BYTES = 8192  # read for them
@@ -192,7 +193,9 @@ class Agent:
         self._workers: dict[str, Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
         self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
-        self._hung = set[int]()  # pids of workers that were ended because they hung
+        self._holds: dict[str, Hold] = {}  # scorer -> what its rewards are bounded by
+        # pid of a worker that was killed here -> why, as ``WorkerSpec.ending`` says it
+        self._endings: dict[int, str] = {}
         self._looking: asyncio.Task[None] | None = None
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
@@ -265,6 +268,8 @@ class Agent:
         return Nothing()
 
     async def _start(self, spec: WorkerSpec) -> Process:
+        if spec.kind == "scorer":
+            self._holds[spec.name] = Hold(note_path(spec.store.directory, spec.name))
         ready = await self._spares.start(spec)
         process, self._lifelines[spec.name] = ready or await _spawn_worker(spec)
         self._specs[spec.name] = spec
@@ -282,8 +287,10 @@ class Agent:
         """
         for start in range(spec.restarts + 1):
             stopped = asyncio.ensure_future(self._end_stopped(spec, process))
+            holding = asyncio.ensure_future(self._end_holding(spec, process))
             code = await process.wait()
             stopped.cancel()
+            holding.cancel()
             self._look()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
@@ -298,10 +305,9 @@ class Agent:
             may_help = is_killed or code == RESTART_EXIT_CODE
             again = may_help and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
-            ending = self._ending(process.pid, code)
-            self._hung.discard(process.pid)  # another process may get that number
+            ending = self._endings.pop(process.pid, "")  # another process may get that number
             note = note_path(spec.store.directory, spec.name)
-            running = describe_running(note) if ending == ENDED_BY_ALARM else ""
+            running = describe_running(note) if ending == ENDED_BY_LIMIT else ""
             if stopped.done() and not stopped.cancelled():
                 running = f"it was stopped for {stopped.result():g} s, twice run.patience_s"
             end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log), running)
@@ -334,17 +340,28 @@ class Agent:
             elif since_s is None:
                 since_s = time.monotonic()
         log.warning("%s (pid %s) is stopped and is ended", spec.name, process.pid)
-        self._hung.add(process.pid)
+        self._endings.setdefault(process.pid, ENDED_HUNG)
         # ``end_hung`` would wake it for its stacks, and it would go on for a moment.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         return patience_s
 
-    def _ending(self, pid: int, code: int) -> str:
-        """Returns how a worker ended, as ``WorkerSpec.ending`` says it."""
-        if code == -signal.SIGALRM:
-            return ENDED_BY_ALARM
-        return ENDED_HUNG if pid in self._hung else ""
+    async def _end_holding(self, spec: WorkerSpec, process: Process) -> None:
+        """Ends a scorer whose reward lets no other code run, when its time is over.
+
+        The time in which the process is stopped does not count: that is not the reward's doing.
+        """
+        hold = self._holds.get(spec.name)
+        if hold is None:
+            return
+        is_over = False
+        while not is_over:
+            await asyncio.sleep(_HOLD_LOOK_S)
+            counts = hold.goes_on() and not _is_stopped(process.pid)
+            is_over = counts and hold.is_over(_HOLD_LOOK_S)
+        log.warning("%s (pid %s) is held by a reward and is ended", spec.name, process.pid)
+        self._endings.setdefault(process.pid, ENDED_BY_LIMIT)
+        await end_hung(process)
 
     def _look(self) -> None:
         """Finds out whose the new files in shared memory are, while their makers live."""
@@ -385,7 +402,7 @@ class Agent:
         """Ends a worker that hangs; nothing happens where it has ended already."""
         process = self._workers.get(request.name)
         if process:
-            self._hung.add(process.pid)
+            self._endings.setdefault(process.pid, ENDED_HUNG)
             await end_hung(process)
         return Nothing()
 

@@ -78,7 +78,6 @@ class Worker:
 
     compute: runs what blocks outside the event loop.
     give_up: ends the process with an exit code.
-    set_alarm: has the kernel end the process after so many seconds; 0: not any more.
     """
 
     def __init__(
@@ -87,13 +86,11 @@ class Worker:
         network: Network,
         compute: Compute,
         give_up: Callable[[int], None] = os._exit,
-        set_alarm: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._spec = spec
         self._network = network
         self._compute = compute
         self._give_up = give_up
-        self._set_alarm = set_alarm
         self._service = Service(spec.name, network.deadlines)
         self._closing: list[Callable[[], Any]] = []  # called at the worker's end
         self._versions = handshake.versions(spec.versions.plugins)
@@ -282,7 +279,7 @@ class Worker:
         reader = StoreReader(*self._place())
         spec = self._spec
         note = note_path(spec.store.directory, spec.name)
-        overruns = Overruns(note, spec.ending, self._set_alarm)
+        overruns = Overruns(note, spec.ending)
         shell = ScorerShell(
             scorers,
             self._datasets(),
@@ -407,7 +404,6 @@ def _listed(value: Any) -> list[Any]:
 async def _main(spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn]) -> None:
     """Runs a worker over sockets, and reports processes that do not answer it in time."""
     from gcore_core.runtime.rpc.sockets import RpcNetwork
-    from gcore_core.runtime.shells.overruns import set_alarm
 
     deadlines = Deadlines(spec.settings.run.patience_s)
     network = RpcNetwork(
@@ -432,7 +428,7 @@ async def _main(spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn
 
     network.expired = report_hung
     try:
-        await Worker(spec, network, ThreadCompute(), leave, set_alarm).run()
+        await Worker(spec, network, ThreadCompute(), leave).run()
     finally:
         await network.close()
 

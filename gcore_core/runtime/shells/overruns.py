@@ -2,32 +2,33 @@
 
 A function that holds the interpreter's lock, such as a regular expression, lets no other code of
 its process run: not the time limit, and not the answer that the records have timed out. So a scorer
-notes what it begins, and asks the kernel to end its process by an alarm. The process that takes its
-place reads the note.
+notes what it begins and how long that may take. Its agent looks at the note, and ends a process
+that goes beyond the limit. The process that takes its place reads the note.
+
+Nothing in the process takes part in that. Signals, timers and ``faulthandler`` are the user's: what
+a function does with them neither lifts the limit nor meets it.
 
 A coroutine that computes in place of waiting does the same to the event loop. Many run at a time
-and may wait long, so no alarm is set for them: such a process no longer answers, and its agent ends
-it.
+and may wait long, so the note has no limit for them: such a process no longer answers, and its
+agent ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
-import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from gcore_core.runtime.messages import ENDED_BY_ALARM, ENDED_HUNG
+from gcore_core.runtime.messages import ENDED_BY_LIMIT, ENDED_HUNG
 
 log = logging.getLogger(__name__)
-#: Seconds between a reward's time limit and the alarm. The limit comes first wherever other code of
-#: the process can run.
+#: Seconds between a reward's time limit and that of the agent. The reward's comes first wherever
+#: other code of the process can run.
 GRACE_S = 2.0
 #: How much of what is over is kept: the latest, so that the note stays small.
 _KEPT = 1024
@@ -55,6 +56,8 @@ class _Note(msgspec.Struct):
     """Holds what one process leaves to the next.
 
     running: what the plain function that runs now was called with; empty where none runs.
+    number: of that call, among those of its process.
+    limit_s: the seconds after which the agent ends it.
     waiting: what the coroutines that have not returned were called with.
     suspects: what ran when a process ended, but is not proved to have ended it: it ran beside work
         of other groups, or the process hung for the first time.
@@ -62,6 +65,8 @@ class _Note(msgspec.Struct):
     """
 
     running: list[Key] = []
+    number: int = 0
+    limit_s: float = 0.0
     waiting: list[Key] = []
     suspects: list[Key] = []
     over: list[Key] = []
@@ -75,20 +80,13 @@ class Overruns:
     its process alone is over: its records have timed out, and are not scored again.
     """
 
-    def __init__(
-        self,
-        path: Path | None = None,
-        ending: str = "",
-        set_alarm: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
+    def __init__(self, path: Path | None = None, ending: str = "") -> None:
         """Reads the note that an earlier process has left.
 
         path: of the note; None keeps none.
         ending: how that process ended; see ``WorkerSpec.ending``.
-        set_alarm: has the kernel end the process after so many seconds; 0: not any more.
         """
         self._path = path
-        self._set_alarm = set_alarm
         self._file = -1  # the note, once it has been written
         self._is_told = False  # that it cannot be written
         self._note = _Note()
@@ -102,16 +100,16 @@ class Overruns:
     def _judge(self, ending: str) -> None:
         """Decides what the work that the earlier process did not finish is."""
         note = self._note
-        # An alarm is set for a plain function alone; whatever runs may have stopped the event loop.
+        # The limit is a plain function's alone; whatever runs may have stopped the event loop.
         running = note.running + (note.waiting if ending == ENDED_HUNG else [])
         note.running = []
         note.waiting = []
-        if not running or ending not in (ENDED_BY_ALARM, ENDED_HUNG):
+        if not running or ending not in (ENDED_BY_LIMIT, ENDED_HUNG):
             return
         is_alone = len({key.ordinal for key in running}) == 1
-        # An alarm is set for this work alone, so it is proof. A process that hung may have been
-        # stopped by somebody; it is proof when it happens again.
-        is_proof = ending == ENDED_BY_ALARM or set(running) <= set(note.suspects)
+        # The limit is of this work alone, so it is proof. A process that hung may have been stopped
+        # by somebody; it is proof when it happens again.
+        is_proof = ending == ENDED_BY_LIMIT or set(running) <= set(note.suspects)
         if is_alone and is_proof:
             self.add_over(running)
         else:
@@ -157,14 +155,14 @@ class Overruns:
 
     @contextlib.contextmanager
     def watch(self, keys: Collection[Key], timeout_s: float) -> Iterator[None]:
-        """Notes that this work runs in the block, and bounds the block by an alarm."""
+        """Notes that this work runs in the block, for the agent, which bounds the block."""
         self._note.running = list(keys)
+        self._note.number += 1
+        self._note.limit_s = timeout_s + GRACE_S
         self._write()
-        self._set_alarm(timeout_s + GRACE_S)
         try:
             yield
         finally:
-            self._set_alarm(0)
             self._note.running = []
             if self._note.suspects:
                 self._clear(keys)
@@ -228,14 +226,45 @@ def note_path(directory: str, worker: str) -> Path:
     return Path(directory) / f"{worker}-running"
 
 
+class Hold:
+    """Measures, for an agent, how long one call holds a scorer.
+
+    Make it when the scorer's process starts: a call that the process before it has left in the note
+    does not count.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Takes the path of the scorer's note."""
+        self._path = path
+        note = _note_of_running(path)
+        self._number_before = note.number if note else 0
+        self._number = 0  # of the call that was running at the last look; 0: none was
+        self._held_s = 0.0
+        self._limit_s = 0.0
+
+    def goes_on(self) -> bool:
+        """Looks at the note; returns whether the call still runs that ran at the last look."""
+        note = _note_of_running(self._path)
+        number = 0 if note is None or note.number == self._number_before else note.number
+        if number and number == self._number:
+            return True
+        self._number = number
+        self._held_s = 0.0
+        self._limit_s = note.limit_s if note is not None else 0.0
+        return False
+
+    def is_over(self, more_s: float) -> bool:
+        """Adds seconds to the time of the call; returns whether that is beyond its limit."""
+        self._held_s += more_s
+        return self._held_s > self._limit_s
+
+
 def describe_running(path: Path) -> str:
     """Says which reward ran when the process that kept a note was ended; empty where none did."""
-    try:
-        running = _read(path.read_bytes()).running
-    except (OSError, msgspec.DecodeError):  # no note, or half of one
+    note = _note_of_running(path)
+    if note is None:
         return ""
-    if not running:
-        return ""
+    running = note.running
     reward = f"rewards.{running[0].reward}"
     return (
         f"{reward} held the process for longer than {reward}.timeout_s, with the records "
@@ -243,15 +272,13 @@ def describe_running(path: Path) -> str:
     )
 
 
-def set_alarm(seconds: float) -> None:
-    """Has the kernel end this process after so many seconds; 0: not any more.
-
-    The signal needs no Python code, so it works while a function holds the interpreter's lock. The
-    stacks of all threads go to the log before.
-    """
-    if seconds:
-        faulthandler.register(signal.SIGALRM, chain=True)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def _note_of_running(path: Path) -> _Note | None:
+    """Returns a note which says that a plain function runs; None where it does not."""
+    try:
+        content = path.read_bytes()
+        return _read(content) if content[:1] == _BUSY else None
+    except (OSError, msgspec.DecodeError):  # no note, or half of one
+        return None
 
 
 def _shown(keys: Sequence[Key]) -> str:
