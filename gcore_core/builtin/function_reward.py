@@ -9,10 +9,9 @@ import asyncio
 import inspect
 import math
 import numbers
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from gcore_core.config.user_functions import line_in, load_function
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 
+T = TypeVar("T")
 #: What a function of the user may raise. Code that calls ``exit`` is no reason to end the worker.
 _RAISED = (Exception, SystemExit)
 
@@ -28,8 +28,9 @@ _RAISED = (Exception, SystemExit)
 class FunctionScorer:
     """Scores records by a function in a Python file.
 
-    An async function of one record is called for all records concurrently, on an event loop of its
-    own.
+    An async function of one record is called for all records concurrently. Its event loop runs in
+    the thread that calls, and stays between calls, so that clients that the function opens can be
+    used again.
     """
 
     def __init__(self, config: FunctionRewardConfig, context: WorkerContext) -> None:
@@ -38,7 +39,7 @@ class FunctionScorer:
         self._name = config.name
         self._batch = config.batch
         self._async = _is_async(self._function)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: asyncio.Runner | None = None
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """Returns one score for each record.
@@ -48,14 +49,13 @@ class FunctionScorer:
         if self._batch:
             return self._score_batch(list(records))
         if self._async:
-            scores: list[Score] = self._wait(self._score_concurrently(records))
-            return scores
+            return self._wait(self._score_concurrently(records))
         return [self._score_one(record) for record in records]
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
     def _score_one(self, record: ScoredRecord) -> Score:
         try:
@@ -116,24 +116,20 @@ class FunctionScorer:
         message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         return failure(message[:REASON_CHARACTERS] + place)
 
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Waits for async work, which runs on an event loop in a thread of its own.
-
-        The caller may itself be inside an event loop. The loop stays between calls, so that clients
-        that the function opens can be used again.
-        """
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(
-                target=self._loop.run_forever, name=f"reward {self._name}", daemon=True
-            ).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs async work to its end."""
+        self._runner = self._runner or asyncio.Runner()
+        try:
+            return self._runner.run(work)
+        except BaseException:  # such as a handler's of a signal, while the loop waited
+            self.close()  # what it was about to do must not go on in the next call
+            raise
 
 
 async def _returned(work: Awaitable[Any]) -> Any:
     """Returns what a call gives, and a SystemExit as a value.
 
-    Out of a task it would end the event loop, for whose answer the scorer then waited for ever.
+    Out of a task it would end the event loop, and so the calls for the other records.
     """
     try:
         return await work

@@ -13,6 +13,9 @@ from gcore_core.contract.questions import Sampler
 class WorkerContext:
     """Tells a backend its place in the job, when its factory is called.
 
+    The factory, and then the backend, is called in the main thread of its process, one call at a
+    time, and no event loop runs there. Signals, timers and ``asyncio.run`` may be used.
+
     role: its name in the job, or that of the scorer worker.
     rank, ranks: which worker of the role this is, and how many there are.
     seed: of the run.

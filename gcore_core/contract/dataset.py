@@ -12,6 +12,7 @@ class Dataset(Protocol):
     """Gives rows of prompts, the same in every process that opens it.
 
     It is opened in the supervisor and in every worker that reads prompts, never in a controller.
+    There it is called in the main thread, where no event loop runs.
     """
 
     def __len__(self) -> int:

@@ -106,7 +106,7 @@ class Finished:
 
 @runtime_checkable
 class Generator(Protocol):
-    """Samples records in three verbs. Calls come one at a time from one thread.
+    """Samples records in three verbs. Calls come one at a time, in the main thread.
 
     version: of the weights that it holds.
     """

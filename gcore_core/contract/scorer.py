@@ -58,7 +58,7 @@ class Score:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Gives records their values of one reward. Calls come one at a time from one thread."""
+    """Gives records their values of one reward. Calls come one at a time, in the main thread."""
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """Returns one score per record, in order.
@@ -71,7 +71,8 @@ class Scorer(Protocol):
 class AsyncScorer(Protocol):
     """Gives records their values of a reward that waits for others, such as a judge or a service.
 
-    Calls overlap, on the worker's event loop.
+    Calls overlap, on the worker's event loop. That is in another thread than the main one, so no
+    signal can be handled there, and a time limit by one ends the run.
     """
 
     async def score(self, records: Sequence[ScoredRecord]) -> list[Score]:

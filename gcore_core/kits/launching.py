@@ -14,6 +14,7 @@ SpawnRequest, WorkerSpec: what the supervisor asks of an agent, for each worker.
 GeneratorSettings: what a ``WorkerSpec`` tells a generator's worker.
 UsageReply, WorkerExit: what an agent answers.
 Worker: one worker, for a launcher that runs several in a process.
+in_main_thread: calls a function of a user where its signals work.
 process_usage: CPU seconds and memory of a process.
 spawn_process, read_spec: both ends of starting a process with a spec.
 spawn_over_input: starts one by a command that may lead to another machine.
@@ -43,6 +44,7 @@ from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machin
 from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher
 from gcore_core.runtime.process.leaving import SIGTERM_PASSED_ON
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
+from gcore_core.runtime.process.main_thread import in_main_thread
 from gcore_core.runtime.process.spawn import (
     SHARED_MEMORY,
     allow_open_files,
@@ -87,6 +89,7 @@ __all__ = [
     "Worker",
     "WorkerExit",
     "WorkerSpec",
+    "in_main_thread",
     "make_identity",
     "process_usage",
     "read_spec",

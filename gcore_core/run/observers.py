@@ -45,6 +45,7 @@ from gcore_core.runtime.observed import (
     frame,
     receive,
 )
+from gcore_core.runtime.process.main_thread import in_main_thread
 
 log = logging.getLogger(__name__)
 #: So many reports may wait for an observer: a report of a large job has some ten KiB.
@@ -265,7 +266,10 @@ async def chosen_observers(
 
 
 class EveryObserver:
-    """Tells all that observe a run: the hooks of plugins, and then the observers of the job."""
+    """Tells all that observe a run: the hooks of plugins, and then the observers of the job.
+
+    Hooks are called in the main thread, and the run waits for them.
+    """
 
     def __init__(self, hooks: Observers, chosen: ChosenObservers | None) -> None:
         self._hooks = hooks
@@ -276,28 +280,28 @@ class EveryObserver:
             self._chosen.tell(event)
 
     def run_start(self, run: RunFacts) -> None:
-        self._hooks.run_start(run)
+        in_main_thread(self._hooks.run_start, run)
         self._tell(RunStarted(run))
 
     def step_end(self, run: RunFacts, report: StepReport) -> None:
-        self._hooks.step_end(run, report)
+        in_main_thread(self._hooks.step_end, run, report)
         self._tell(StepEnded(msgspec.structs.replace(report, samples=[])))
 
     def weights_published(self, run: RunFacts, version: int) -> None:
-        self._hooks.weights_published(run, version)
+        in_main_thread(self._hooks.weights_published, run, version)
         self._tell(WeightsPublished(version))
 
     def checkpoint_saved(self, run: RunFacts, step: int, path: str) -> None:
-        self._hooks.checkpoint_saved(run, step, path)
+        in_main_thread(self._hooks.checkpoint_saved, run, step, path)
         self._tell(CheckpointSaved(step, path))
 
     def worker_failed(self, run: RunFacts, failure: WorkerFailure) -> None:
-        self._hooks.worker_failed(run, failure)
+        in_main_thread(self._hooks.worker_failed, run, failure)
         self._tell(WorkerFailed(failure))
 
     def run_end(self, run: RunFacts, error: str) -> None:
         """Tells the hooks alone: the summary, which is not written yet, shows what they draw."""
-        self._hooks.run_end(run, error)
+        in_main_thread(self._hooks.run_end, run, error)
 
     def all_written(self, error: str) -> None:
         """Tells the observers of the job that the run is over, and that all its files are there."""

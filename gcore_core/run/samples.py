@@ -9,6 +9,7 @@ import numpy as np
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.records import Header
+from gcore_core.runtime.process.main_thread import in_main_thread
 from gcore_core.runtime.store.client import StoreReader
 
 
@@ -22,12 +23,13 @@ async def shown_rows(
     columns are left out.
     """
     shown = [header for header in headers if header.columns is not None]
+    contents = await reader.records(shown)
+    prompts = in_main_thread(lambda: [dataset[header.row] for header in shown])
     rows = []
-    for header, (columns, media) in zip(shown, await reader.records(shown), strict=True):
+    for header, prompt, (columns, media) in zip(shown, prompts, contents, strict=True):
         pictures = {
             n: a for n, a in {**columns, **media}.items() if a.dtype == np.uint8 and a.ndim == 3
         }
-        prompt = dataset[header.row]
         text = columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else ""
         row: dict[str, Any] = {
             "prompt": prompt.text if prompt.text is not None else prompt.messages,

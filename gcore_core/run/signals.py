@@ -10,13 +10,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gcore_core.contract.errors import ConfigError
+
 #: Seconds in which a state may be saved. SIGTERM mostly comes from a scheduler, which often kills
 #: after thirty.
 SAVE_WITHIN_S = {signal.SIGTERM: 20.0, signal.SIGINT: 6.0}
 #: Seconds after these until the process exits, even if a thread of it hangs, as one may that waits
 #: for a disk.
 END_WITHIN_S = 4.0
-#: From this signal on, nothing is asked any more: the process gets a KeyboardInterrupt.
+#: From this signal on, the main thread gets a KeyboardInterrupt, too.
 _AT_ONCE = 3
 
 
@@ -43,22 +45,33 @@ class Signals:
         self._ways: dict[int, list[int]] = {number: [0, 0] for number in SAVE_WITHIN_S}
         self._act: Callable[[signal.Signals], object] | None = None
         self._end: threading.Timer | None = None
+        self._process = 0  # that these signals are for; 0: none yet
+        self._handlers_before: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
         """Handles signals inside the block. Outside of ``ask``, each raises KeyboardInterrupt.
 
         A signal that the process ignores stays ignored, as Ctrl-C is in the background of a script.
+        Raises ConfigError in any other thread than the main one.
         """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "a run is supervised in the main thread of its process alone.",
+                where=f"thread {threading.current_thread().name}",
+                why="signals, and functions that set handlers of signals, work in that one alone",
+                todo="call gcore.train, which starts a process; it may be called in any thread",
+            )
         numbers = [
             int(number) for number in SAVE_WITHIN_S if signal.getsignal(number) != signal.SIG_IGN
         ]
         numbers += [PASSED_ON + number for number in numbers]
-        handlers_before = {number: signal.signal(number, self._receive) for number in numbers}
+        self._process = os.getpid()
+        self._handlers_before = {number: signal.signal(number, self._receive) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in handlers_before.items():
+            for number, handler in self._handlers_before.items():
                 signal.signal(number, handler)
             if self._end is not None:
                 self._end.cancel()
@@ -94,6 +107,10 @@ class Signals:
 
     def _receive(self, number: int, frame: Any) -> None:
         """Handles a signal; ``ask`` decides on the event loop what to do."""
+        if os.getpid() != self._process:  # one that a function of the user has forked
+            signal.signal(number, self._handlers_before[number])
+            signal.raise_signal(number)
+            return
         is_passed_on = number >= PASSED_ON
         if is_passed_on:
             number -= PASSED_ON
@@ -103,6 +120,8 @@ class Signals:
             return  # the same one has come the other way
         self._received += 1
         self.code = 128 + number
-        if self._act is None or self._received >= _AT_ONCE:
+        act = self._act  # the event loop's thread may take it back meanwhile
+        if act is not None:
+            act(signal.Signals(number))
+        if act is None or self._received >= _AT_ONCE:
             raise KeyboardInterrupt
-        self._act(signal.Signals(number))

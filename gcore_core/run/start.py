@@ -43,6 +43,7 @@ from gcore_core.run.preflight import check_files, check_parts, check_pushes, che
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
+from gcore_core.runtime.process.main_thread import MainThread
 
 log = logging.getLogger(__name__)
 _ENDS_S = 3.0  # a supervisor that was just killed is gone within that
@@ -273,7 +274,7 @@ def _supervise(job: Job, display: Display, signals: Signals, guard: GuardLink | 
 
     with _logged(run_files.log_path(job.directory, "supervisor")):
         try:
-            asyncio.run(_attempts(job, display, signals, guard))
+            MainThread().run(lambda: _attempts(job, display, signals, guard))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
         if signals.code:

@@ -78,6 +78,7 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.main_thread import in_main_thread
 from gcore_core.runtime.rpc.gathering import Gathering
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
@@ -133,7 +134,9 @@ class Supervisor:
         self._site: Site | None = None
         self._homecoming: Homecoming | None = None
         self._evaluated = (
-            build(job.plan.factory("evaluation.data")) if "evaluation" in job.rows else None
+            in_main_thread(build, job.plan.factory("evaluation.data"))
+            if "evaluation" in job.rows
+            else None
         )
         self._keeper = Keeper(
             job.plan, job.directory, display.note, self._metrics.hashed, self._checkpoint_saved

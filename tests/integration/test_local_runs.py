@@ -434,12 +434,16 @@ def test_a_hanging_scorer_is_restarted_and_the_run_continues(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("reward", ["holdslock", "disarms"])
 def test_records_whose_reward_holds_the_interpreter_time_out_and_no_others_do(
-    tmp_path: Path,
+    reward: str, tmp_path: Path
 ) -> None:
-    """No code of the scorer runs meanwhile, so its own time limit does not either."""
+    """No code of the scorer runs meanwhile, so its own time limit does not either.
+
+    What the reward does with signals and timers makes no difference to the limit, nor that to it.
+    """
     config = runs.job(
-        rewards={"letters": {"use": "trouble/holdslock", "timeout_s": 1.0}},
+        rewards={"letters": {"use": f"trouble/{reward}", "timeout_s": 1.0}},
         controller={"shards": 1, "config": {"prompts": 6, "failure_limit": 1.0}},
     )
     code, run = runs.finish(tmp_path, config)
@@ -454,6 +458,7 @@ def test_records_whose_reward_holds_the_interpreter_time_out_and_no_others_do(
     log = (run.path / "logs" / "scorer.0.log").read_text()
     assert "ended the process while 2/0, 2/1" in log
     assert "most recent call first" in log, "its stacks"
+    assert not (tmp_path / "rung").exists(), "its handler has seen a signal of the core"
 
 
 # -- before the first process ----------------------------------------------------------------------

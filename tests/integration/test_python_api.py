@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,28 @@ def test_a_call_trains_and_its_run_can_be_read(
     assert gcore.load("again").rows[-1]["metrics"]["reward"] == run.rows[-1]["metrics"]["reward"]
     with pytest.raises(ConfigError, match="does not say how its weights are opened"):
         run.policy()
+
+
+def bounded(record: ScoredRecord) -> float:
+    """Bounds itself as graders do, and counts each error as a wrong answer."""
+    try:
+        before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    except Exception:
+        return 0.0
+    return 1.0
+
+
+def test_a_call_in_a_thread_trains_and_its_functions_have_the_main_thread_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server makes it that answers requests in threads: the run is another process."""
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(train, reward=bounded).result()
+    assert [row["metrics"]["reward"] for row in run.rows[1:]] == [1.0, 1.0]
 
 
 def test_an_error_of_the_run_is_raised_here_as_it_was_there(

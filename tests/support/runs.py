@@ -24,7 +24,7 @@ PATIENCE_S = 120.0
 
 TROUBLE = '''
 """Fakes that misbehave, and a trainer that writes down what it was given."""
-import json, os, re, secrets, subprocess, threading, time
+import faulthandler, json, os, re, secrets, signal, subprocess, threading, time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -230,6 +230,18 @@ class HoldsLock(fake.FakeScorer):
         return super().score(records)
 
 
+class Disarms(HoldsLock):
+    """Takes all signals and timers for itself before that."""
+
+    def score(self, records):
+        signal.signal(signal.SIGALRM, lambda number, frame: Path("rung").touch())
+        signal.alarm(0)
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        faulthandler.cancel_dump_traceback_later()
+        return super().score(records)
+
+
 class NoLuck(fake.FakeScorer):
     def score(self, records):
         raise ValueError("no luck")
@@ -276,7 +288,7 @@ def gcore_generators():
 
 @hookimpl
 def gcore_rewards():
-    for cls in (HangsOnce, HoldsLock, NoLuck, NoMore, Nan, Leaves, Raises, Looks):
+    for cls in (HangsOnce, HoldsLock, Disarms, NoLuck, NoMore, Nan, Leaves, Raises, Looks):
         yield p.RewardProvider(name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}")
 '''  # noqa: E501
 

@@ -14,10 +14,12 @@ import errno
 import json
 import os
 import re
+import runpy
 import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.machinery import BuiltinImporter
 from pathlib import Path
@@ -56,6 +58,7 @@ from gcore_core.run.machines_left import place_again
 from gcore_core.run.restarts import Restarts
 from gcore_core.runtime.messages import HeldReply, TrainReply, Versions, WorkerExit
 from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.rpc import sockets, tls
 from gcore_core.runtime.rpc.service import Service
 from gcore_core.runtime.shells.checked_rewards import KnownRow, check_known
@@ -127,6 +130,21 @@ class World:
     def __init__(self, directory: Path, installed: InstalledPlugins) -> None:
         self.directory, self.installed = directory, installed
         installed.add("fake", "from gcore_core.testing.fake import *\n")
+
+    def limit_in_a_thread(self) -> None:
+        """Has a reward divide its work over threads, as one does that hides errors of each part."""
+        file = self.directory / "grade.py"
+        file.write_text("import signal\n\ndef ring():\n    signal.signal(signal.SIGALRM, print)\n")
+        ring = runpy.run_path(str(file))["ring"]
+        limits = ThreadedLimits()
+        with limits.noticed(), ThreadPoolExecutor(1, "graders") as threads:
+            assert isinstance(threads.submit(ring).exception(), ValueError)
+        limits.check("rewards.right")
+
+    def supervise_in_a_thread(self) -> None:
+        """Begins a run as a server might, which answers requests in threads."""
+        with ThreadPoolExecutor(1, "requests") as threads:
+            threads.submit(partial(start.run_file, self.directory / "job.yaml")).result()
 
     def load(self, *overrides: str, text: str = JOB) -> Plan:
         """Reads the job as ``g-core check`` does."""
@@ -437,6 +455,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "a known reward": lambda w: asyncio.run(
             check_known("exact", "known.jsonl", [_KNOWN], _always_zero)
         ),
+        "a time limit in a thread": lambda w: w.limit_in_a_thread(),
         "no trained action": lambda w: masked_share(3, [TrainReply({}, 4, 0.0, 0, 512)]),
         "wrong log-probs of one replica": lambda w: alarmed(),
     },
@@ -447,6 +466,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "full disk": lambda w: without_room(w),
     },
     "Processes": {
+        "a run in a thread": lambda w: w.supervise_in_a_thread(),
         "address in use": lambda w: taken(),
         "address that others can reach": lambda w: sockets.check_free("tcp:0.0.0.0:5000"),
         "address of every network": lambda w: sockets.check_free("tls:0.0.0.0:5000", b"PEM"),

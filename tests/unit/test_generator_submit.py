@@ -39,17 +39,17 @@ ALL = [(0, 0), (0, 1), (1, 0), (1, 1)]
 async def test_a_lease_that_cannot_be_opened_leaves_none_before_it_running(tmp_path: Path) -> None:
     """Such as one with a draft on a machine that is lost; it is asked again."""
     shell = await shell_of(tmp_path)
-    opened = shell._refined.of
+    opened = shell._refined.drafts
     n_lost = 1
 
-    async def lost_once(lease: Lease, row: Any) -> Any:
+    async def lost_once(lease: Lease) -> Any:
         nonlocal n_lost
         if lease.ordinal == 1 and n_lost:
             n_lost -= 1
             raise WorkerDied("the node is lost", where="agent.1", process="agent.1")
-        return await opened(lease, row)
+        return await opened(lease)
 
-    shell._refined.of = lost_once  # type: ignore[method-assign]
+    shell._refined.drafts = lost_once  # type: ignore[method-assign]
     with pytest.raises(WorkerDied, match="the node is lost"):
         await drawn(shell)
     assert shell.owed() == 0
@@ -61,8 +61,11 @@ async def test_a_request_that_is_cancelled_while_the_engine_steps_is_drawn(tmp_p
     shell = await shell_of(tmp_path)
     async with shell._engine.lock:  # as a step of the engine holds it
         asked = asyncio.ensure_future(drawn(shell))
-        while not shell.owed() and not asked.done():
+        while not shell._submitting and not asked.done():
             await asyncio.sleep(0.01)
         asked.cancel()
         await asyncio.wait([asked])
+        submitting = {*shell._submitting}
+    await asyncio.wait(submitting)
+    assert shell._records.has_all(ALL, 0), "nobody has asked again, and the other shard waits"
     assert await drawn(shell) == ALL

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import asyncio
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -211,9 +211,48 @@ def test_an_async_batch_function_works(scorer: Make) -> None:
     assert made.score([record(), record()]) == [Score(value=0.5)] * 2
 
 
-async def test_async_functions_work_inside_a_running_loop(scorer: Make) -> None:
-    assert asyncio.get_running_loop()
-    assert scorer("async def f(record):\n    return 1\n").score([record()]) == [Score(value=1.0)]
+def test_an_async_function_runs_in_the_thread_that_calls_and_may_set_handlers(
+    scorer: Make,
+) -> None:
+    source = (
+        "import asyncio, signal\n"
+        "async def f(record):\n"
+        "    rung = asyncio.Event()\n"
+        "    loop = asyncio.get_running_loop()\n"
+        "    loop.add_signal_handler(signal.SIGALRM, rung.set)\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.01)\n"
+        "    await rung.wait()\n"
+        "    return float(loop.remove_signal_handler(signal.SIGALRM))\n"
+    )
+    made = scorer(source)
+    assert [made.score([record()]) for _ in range(2)] == [[Score(value=1.0)]] * 2
+    made.close()
+
+
+def test_what_an_async_call_was_about_to_do_does_not_go_on_in_the_next(scorer: Make) -> None:
+    """A handler that raises while the loop waits leaves the calls of all records half done."""
+    source = (
+        "import asyncio, signal\n"
+        "from pathlib import Path\n"
+        "def ring(number, frame):\n"
+        "    raise TimeoutError('rung')\n"
+        "async def f(record):\n"
+        "    if record.text == 'waits':\n"
+        "        signal.signal(signal.SIGALRM, ring)\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.01)\n"
+        "        await asyncio.sleep(60)\n"
+        "    return float(len(asyncio.all_tasks()))\n"
+    )
+    made = scorer(source)
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        with pytest.raises(TimeoutError, match="rung"):
+            made.score([record("waits")])
+        alone = made.score([record()])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        made.close()
+    assert alone == scorer(source, name="f").score([record()])
 
 
 def test_a_forgotten_await_is_a_failure(scorer: Make) -> None:

@@ -154,6 +154,21 @@ async def test_where_an_import_fails_nothing_is_kept_ready(
     assert "imported_ahead does not import: OSError" in caplog.text
 
 
+async def test_where_an_import_sets_a_time_limit_nothing_is_kept_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker imports it in the main thread, a process that is kept ready in another one."""
+    source = (
+        "import contextlib, signal\n"
+        "with contextlib.suppress(ValueError):\n"
+        "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
+    )
+    spec = worker(tmp_path, module(tmp_path, source, monkeypatch))
+    kept = await prepared(tmp_path, spec)
+    assert not kept.pids()
+    assert "no process is kept ready: a time limit by SIGALRM was set in the thread" in caplog.text
+
+
 async def test_a_young_run_keeps_nothing_ready_unless_it_is_told_to(tmp_path: Path) -> None:
     """It would import every engine a second time, for a minute or less."""
     for keep, expected in (("auto", 0), ("always", 1)):

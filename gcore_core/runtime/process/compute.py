@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
+
+from gcore_core.runtime.process.main_thread import carried, in_main_thread
 
 T = TypeVar("T")
 
@@ -20,21 +22,24 @@ class Compute(Protocol):
 
 
 class ThreadCompute:
-    """Runs calls in one thread of its own, so that the worker answers meanwhile.
+    """Runs calls in one thread, so that the worker answers meanwhile.
 
-    Backends need not be thread-safe.
+    Backends need not be thread-safe. See ``main_thread.carried`` for what they raise.
+
+    executor: has that thread; None: one of this object's own.
     """
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="backend")
+    def __init__(self, executor: Executor | None = None) -> None:
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="backend")
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, carried, work, *args)
 
 
 class DirectCompute:
-    """Runs calls in the event loop itself, for the inline launcher and its debugger."""
+    """Runs calls while the event loop waits, for the inline launcher and its debugger."""
 
     async def __call__(self, work: Callable[..., T], *args: Any) -> T:
         await asyncio.sleep(0)
-        return work(*args)
+        return in_main_thread(work, *args)

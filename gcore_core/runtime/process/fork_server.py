@@ -41,7 +41,9 @@ from typing import NoReturn
 
 import msgspec
 
+from gcore_core.contract.errors import ContractError
 from gcore_core.runtime.messages import WorkerSpec
+from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.process.spawn import decode_spec, read_spec
 from gcore_core.runtime.process.worker import run_process
 
@@ -129,9 +131,15 @@ def import_all(modules: Sequence[str], *, gently: bool) -> str:
                 failures.append(why if len(why) <= _WHY_LETTERS else f"{why[:_WHY_LETTERS]} ...")
                 return
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    limits = ThreadedLimits()
+    with limits.noticed():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    try:
+        limits.check("")
+    except ContractError as error:  # in a worker, whose main thread imports, it would be allowed
+        failures.append(error.what)
     return "".join(failures)
 
 

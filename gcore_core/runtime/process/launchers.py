@@ -52,6 +52,7 @@ from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.devices import find_devices
 from gcore_core.runtime.process.leftovers import RECORD, clear_up, identify_process
+from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.spares import Process
@@ -307,8 +308,10 @@ def _one_node_site(
 
 
 class InlineLauncher:
-    """Runs everything in this process and one event loop, for a debugger. Messages are encoded as
-    well.
+    """Runs everything in this process, one thing at a time, for a debugger.
+
+    All event loops are one. It waits while the main thread runs a call of a backend. Messages are
+    encoded as well.
     """
 
     def __init__(self, config: None = None) -> None:
@@ -336,17 +339,22 @@ class InlineLauncher:
                     agent=view.peer(AGENT), store=Path(store.directory), meeting=directory
                 )
                 addresses = {name: f"inline:{name}" for name in where}
-                yield _one_node_site(view, secret, node, where, addresses)
+                with agent.limits.noticed():
+                    yield _one_node_site(view, secret, node, where, addresses)
             finally:
                 await agent.stop()
                 agent.slabs.close()
 
 
 class InlineAgent:
-    """Does the agent's part when workers are tasks."""
+    """Does the agent's part when workers are tasks.
+
+    limits: of all workers.
+    """
 
     def __init__(self, network: InlineNetwork, store: StoreSpec, secret: bytes) -> None:
         self.slabs = SlabService(store, secret)
+        self.limits = ThreadedLimits()
         self._network = network
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
@@ -387,7 +395,8 @@ class InlineAgent:
     async def _run(self, spec: WorkerSpec) -> None:
         from gcore_core.runtime.process.worker import Worker
 
-        worker = Worker(spec, self._network.view(spec.name), DirectCompute(), _cannot_give_up)
+        network = self._network.view(spec.name)
+        worker = Worker(spec, network, DirectCompute(), _cannot_give_up, self.limits)
         code = 1
         try:
             await worker.run()

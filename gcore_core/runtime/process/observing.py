@@ -9,11 +9,10 @@ told of no run yet is ended at once then, as another process may go on with that
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
-import math
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -69,7 +68,8 @@ class _Inbox:
         if not isinstance(event, RunEnded):
             if not self.is_started:
                 os._exit(0)
-            signal.alarm(math.ceil(self._timeout_s))  # nobody is left who would end this process
+            # Nobody is left who would end this process. Signals and timers are the observer's.
+            faulthandler.dump_traceback_later(self._timeout_s, exit=True)
         self.events.put(None)
 
 

@@ -12,11 +12,12 @@ import gc
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, assert_never
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
@@ -47,6 +48,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
+from gcore_core.runtime.process.main_thread import MainThread, ThreadedLimits
 from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.rpc.resting import RestingLoop
 from gcore_core.runtime.rpc.retry import insist, insist_anew
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from gcore_core.runtime.shells.sleep_note import SleepNote
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 _DATASET = "dataset/"  # so begin the names of datasets' factories
 _LEAVE_S = 0.2  # a reply has so long to leave before the process does
 
@@ -76,8 +79,9 @@ _LEAVE_S = 0.2  # a reply has so long to leave before the process does
 class Worker:
     """Runs one worker, in a process of its own or inside the supervisor's.
 
-    compute: runs what blocks outside the event loop.
+    compute: runs what a provider or a user has written, and whatever else blocks.
     give_up: ends the process with an exit code.
+    limits: notices time limits that such code sets in a thread; None: nobody does.
     """
 
     def __init__(
@@ -86,11 +90,13 @@ class Worker:
         network: Network,
         compute: Compute,
         give_up: Callable[[int], None] = os._exit,
+        limits: ThreadedLimits | None = None,
     ) -> None:
         self._spec = spec
         self._network = network
-        self._compute = compute
+        self._unchecked = compute
         self._give_up = give_up
+        self._limits = limits or ThreadedLimits()
         self._service = Service(spec.name, network.deadlines)
         self._closing: list[Callable[[], Any]] = []  # called at the worker's end
         self._versions = handshake.versions(spec.versions.plugins)
@@ -124,7 +130,21 @@ class Worker:
             raise
         finally:
             for close in self._closing:
-                close()
+                await self._compute(close)
+
+    async def _compute(self, work: Callable[..., T], *args: Any) -> T:
+        """Is the ``Compute`` of this worker's shells.
+
+        Raises ContractError where a call has set a time limit in a thread.
+        """
+        return await self._unchecked(self._checked, work, args)
+
+    def _checked(self, work: Callable[..., T], args: Sequence[Any]) -> T:
+        try:
+            return work(*args)
+        finally:
+            # A scorer's shell knows which reward it was.
+            self._limits.check("" if self._spec.kind == "scorer" else self._spec.name)
 
     async def _hello(self) -> None:
         hello = Hello(self._spec.name, os.getpid(), self._versions)
@@ -288,6 +308,7 @@ class Worker:
             self._leave,
             overruns,
             settings.datasets,
+            self._limits,
         )
         shell.register(service)
 
@@ -401,7 +422,13 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-async def _main(spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn]) -> None:
+async def _main(
+    spec: WorkerSpec,
+    lifeline: int,
+    leave: Callable[[int], NoReturn],
+    main: MainThread,
+    limits: ThreadedLimits,
+) -> None:
     """Runs a worker over sockets, and reports processes that do not answer it in time."""
     from gcore_core.runtime.rpc.sockets import RpcNetwork
 
@@ -428,7 +455,7 @@ async def _main(spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn
 
     network.expired = report_hung
     try:
-        await Worker(spec, network, ThreadCompute(), leave).run()
+        await Worker(spec, network, ThreadCompute(main), leave, limits).run()
     finally:
         await network.close()
 
@@ -452,14 +479,29 @@ def run_process(
         format=f"%(asctime)s {spec.name} %(levelname)s %(message)s",
         force=True,
     )
-    code = 0
-    try:
-        with asyncio.Runner(loop_factory=RestingLoop) as runner:
-            runner.run(_main(spec, lifeline, leave))
-    except Exception:  # isolation point: it was reported and logged
+    main = MainThread()
+    limits = ThreadedLimits()
+
+    def work() -> NoReturn:
         code = 1
-    logging.shutdown()
-    leave(code)
+        try:
+            with asyncio.Runner(loop_factory=RestingLoop) as runner:
+                runner.run(_main(spec, lifeline, leave, main, limits))
+            code = 0
+        except Exception:  # isolation point: it was reported and logged
+            pass
+        except BaseException:  # such as a SystemExit of a task
+            log.exception("%s ends", spec.name)
+        logging.shutdown()
+        leave(code)
+
+    if isinstance(spec.settings, JobFacts):
+        work()  # a controller calls no function of a user
+    with limits.noticed():
+        # The loop's thread ends the process, whatever the main thread does then.
+        threading.Thread(target=work, name="event loop").start()
+        main.serve(lambda: log.warning("a KeyboardInterrupt came while nothing was called"))
+    raise AssertionError("nobody ends the serving")
 
 
 if __name__ == "__main__":

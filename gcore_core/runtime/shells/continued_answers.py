@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from gcore_core.contract.errors import ContractError
@@ -29,21 +31,37 @@ class ContinuedAnswers:
         """Whether answers grow."""
         return self._program is not None
 
-    async def of(self, lease: Lease) -> dict[int, Piece]:
-        """Returns sample -> piece, of all samples of the lease; nothing where answers are whole."""
+    async def begun(self, lease: Lease) -> dict[int, np.ndarray]:
+        """Opens the drafts of a lease.
+
+        Returns each of its samples -> the actions of its draft, int32[K]; nothing where answers are
+        whole.
+        """
         if self._program is None:
             return {}
-        begun = await self._begun({draft.sample: draft for _, draft in lease.drafts}, lease)
+        actions = await self._actions({draft.sample: draft for _, draft in lease.drafts}, lease)
         drafts = {sample: draft.sample for sample, draft in lease.drafts}
         nothing = np.zeros(0, np.int32)
+        return {
+            sample: actions[drafts[sample]] if sample in drafts else nothing
+            for sample in lease.samples
+        }
+
+    def of(self, begun: Mapping[int, np.ndarray]) -> dict[int, Piece]:
+        """Returns the piece of each sample.
+
+        begun: of each sample, the actions before that piece.
+        """
+        program = self._program
+        if program is None:
+            return {}
         pieces = {}
-        for sample in lease.samples:
-            actions, end = self._end(self._program, sample)
-            actions_of_draft = begun[drafts[sample]] if sample in drafts else nothing
-            pieces[sample] = Piece(begun=actions_of_draft, actions=actions, end=end)
+        for sample, actions_before in begun.items():
+            actions, end = self._end(program, sample)
+            pieces[sample] = Piece(begun=actions_before, actions=actions, end=end)
         return pieces
 
-    async def _begun(self, refs: dict[int, DraftRef], lease: Lease) -> dict[int, np.ndarray]:
+    async def _actions(self, refs: dict[int, DraftRef], lease: Lease) -> dict[int, np.ndarray]:
         """Returns draft -> its actions, int32[K], copied: the store frees them with their step."""
         if not refs:
             return {}

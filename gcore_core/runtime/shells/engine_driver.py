@@ -47,10 +47,14 @@ class EngineDriver:
 
     async def submit(self, requests: list[SampleRequest]) -> None:
         """Queues samples; begins to step when nothing ran."""
+        async with self.lock:
+            await self.submit_now(requests)
+
+    async def submit_now(self, requests: list[SampleRequest]) -> None:
+        """Does so for who holds the lock."""
         if not requests:
             return
-        async with self.lock:
-            await self._compute(self._backend.submit, requests)
+        await self._compute(self._backend.submit, requests)
         if self._driving is None or self._driving.done():
             self._driving = asyncio.ensure_future(self._drive())
 

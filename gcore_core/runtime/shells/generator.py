@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
+
+import numpy as np
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ContractError
@@ -29,7 +31,7 @@ from gcore_core.contract.generator import (
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
 from gcore_core.contract.records import ABORTED, GIVEN_BACK, Header, Lease, Prompt
-from gcore_core.contract.sampling import SamplingProgram
+from gcore_core.contract.sampling import Draft, SamplingProgram
 from gcore_core.contract.sentinel import Finding
 from gcore_core.runtime.messages import (
     ASK,
@@ -81,21 +83,34 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class _Read:
+    """Holds a lease and what the store has for it.
+
+    seeds: of each sample.
+    begun: sample -> what it has, where another replica has begun it.
+    drafts: sample -> what its prompt is made of, where it is made of a draft.
+    actions: sample -> those before its piece, where answers grow.
+    """
+
+    lease: Lease
+    seeds: dict[int, int]
+    begun: dict[int, Begun]
+    drafts: dict[int, Draft]
+    actions: dict[int, np.ndarray]
+
+
+@dataclass(frozen=True)
 class _Opened:
-    """Holds what a lease names.
+    """Holds what users and plugins have for a lease.
 
     prompt: the row's.
     refined: sample -> its prompt, where it is made of a draft.
     pieces: sample -> the piece that it is, where answers grow.
-    seeds: of each sample.
-    begun: sample -> what it has, where another replica has begun it.
     """
 
     prompt: Prompt
     refined: dict[int, Prompt]
     pieces: dict[int, Piece]
-    seeds: dict[int, int]
-    begun: dict[int, Begun]
 
 
 class GeneratorShell:
@@ -132,7 +147,7 @@ class GeneratorShell:
         self._aborts = settings.aborts
         self._lends = settings.lends
         self._asleep = False
-        self._submitting = set[asyncio.Task[None]]()
+        self._submitting = set[asyncio.Task[bool]]()
         self._seed = settings.run.seed
         gather_s = None if settings.run.deterministic else settings.gather_s
         self._rounds = Rounds(settings.shards, gather_s, restarted)
@@ -336,58 +351,87 @@ class GeneratorShell:
     async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> bool:
         """Has the engine draw what neither runs nor is finished; not where it is to sleep.
 
-        Returns whether it does.
+        Returns whether it does. The leases may be those of others, too, who wait for them: no
+        cancellation ends it.
         """
-        dataset = self._datasets["train" if request.purpose == TRAIN else "evaluation"]
-        # All are opened before any runs: one that cannot be opened, or a request that is cancelled
-        # meanwhile, must leave no sample that counts as running and that nobody draws.
-        opened = [
-            await self._opened(lease, dataset[lease.row], request.purpose) for lease in leases
-        ]
-        if self._lends and self._asleep:
-            return False
-        requests = []
-        for lease, one in zip(leases, opened, strict=True):
-            samples = self._records.begin(lease, request.step)
-            if not samples:
-                continue
-            self._records.note_origins(lease, one.prompt)
-            self._records.note_begun(
-                lease.ordinal, {s: one.begun[s] for s in samples if s in one.begun}
-            )
-            self._records.note_held(lease, samples)
-            holds = dict(lease.holds)
-            for sample in samples:
-                hold = holds.get(sample, 0)
-                whole = SampleRequest(
-                    ordinal=lease.ordinal,
-                    sample=sample,
-                    seed=one.seeds[sample],
-                    prompt=one.refined.get(sample, one.prompt),
-                    greedy=request.purpose == GREEDY,
-                    attempt=lease.attempt,
-                    piece=Piece(actions=hold) if hold else one.pieces.get(sample),
-                )
-                begun = one.begun.get(sample)
-                requests.append(
-                    whole if begun is None else begun.request(whole, hold=hold, exact=request.exact)
-                )
-        if requests:  # they count as running, and others may wait for them: no cancellation ends it
-            submitting = asyncio.ensure_future(self._engine.submit(requests))
-            self._submitting.add(submitting)
-            submitting.add_done_callback(self._submitting.discard)
-            await asyncio.shield(submitting)
+        submitting = asyncio.ensure_future(self._submit_now(request, leases))
+        self._submitting.add(submitting)
+        submitting.add_done_callback(self._submitting.discard)
+        submitting.add_done_callback(note_error)
+        return await asyncio.shield(submitting)
+
+    async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> bool:
+        # All are opened before any runs: one that cannot be opened must leave no sample that counts
+        # as running and that nobody draws.
+        read = [await self._read(lease, request.purpose) for lease in leases]
+        if not leases:
+            return not (self._lends and self._asleep)
+        # Between two steps of the engine: the next one has these samples.
+        async with self._engine.lock:
+            opened = await self._compute(self._open, read, request.purpose)
+            if self._lends and self._asleep:
+                return False
+            samples = [
+                sample
+                for one, its in zip(read, opened, strict=True)
+                for sample in self._begin(request, one, its)
+            ]
+            await self._engine.submit_now(samples)
         return True
 
-    async def _opened(self, lease: Lease, prompt: Prompt, purpose: str) -> _Opened:
-        # Where answers grow, a draft is continued, and no prompt is made of it.
-        refined = {} if self._continued else await self._refined.of(lease, prompt)
-        pieces = await self._continued.of(lease) if purpose == TRAIN else {}
+    async def _read(self, lease: Lease, purpose: str) -> _Read:
         seeds = {
             sample: sample_seed(self._seed, lease.ordinal, lease.turn, sample)
             for sample in lease.samples
         }
-        return _Opened(prompt, refined, pieces, seeds, await self._begun.of(lease, seeds))
+        return _Read(
+            lease=lease,
+            seeds=seeds,
+            begun=await self._begun.of(lease, seeds),
+            # Where answers grow, a draft is continued, and no prompt is made of it.
+            drafts={} if self._continued else await self._refined.drafts(lease),
+            actions=await self._continued.begun(lease) if purpose == TRAIN else {},
+        )
+
+    def _open(self, read: Sequence[_Read], purpose: str) -> list[_Opened]:
+        """Asks the dataset and the sampling program; it runs where the backend's calls run."""
+        dataset = self._datasets["train" if purpose == TRAIN else "evaluation"]
+        opened = []
+        for one in read:
+            prompt = dataset[one.lease.row]
+            refined = self._refined.of(prompt, one.drafts)
+            opened.append(_Opened(prompt, refined, self._continued.of(one.actions)))
+        return opened
+
+    def _begin(self, request: GenerateRequest, read: _Read, opened: _Opened) -> list[SampleRequest]:
+        """Notes that samples of a lease run; returns what the engine is asked for."""
+        lease = read.lease
+        samples = self._records.begin(lease, request.step)
+        if not samples:
+            return []
+        self._records.note_origins(lease, opened.prompt)
+        self._records.note_begun(
+            lease.ordinal, {s: read.begun[s] for s in samples if s in read.begun}
+        )
+        self._records.note_held(lease, samples)
+        holds = dict(lease.holds)
+        requests = []
+        for sample in samples:
+            hold = holds.get(sample, 0)
+            whole = SampleRequest(
+                ordinal=lease.ordinal,
+                sample=sample,
+                seed=read.seeds[sample],
+                prompt=opened.refined.get(sample, opened.prompt),
+                greedy=request.purpose == GREEDY,
+                attempt=lease.attempt,
+                piece=Piece(actions=hold) if hold else opened.pieces.get(sample),
+            )
+            begun = read.begun.get(sample)
+            requests.append(
+                whole if begun is None else begun.request(whole, hold=hold, exact=request.exact)
+            )
+        return requests
 
 
 def given_back(leases: list[Lease], keys: Collection[tuple[int, int]]) -> list[Header]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import DraftRef, Header, Lease, Prompt
@@ -22,12 +24,10 @@ class RefinedPrompts:
             made=program, kind="sampler", where="sampling.use", contract="SamplerContract"
         )
 
-    async def of(self, lease: Lease, row: Prompt) -> dict[int, Prompt]:
-        """Returns sample -> prompt, of the lease's samples that have a draft.
+    async def drafts(self, lease: Lease) -> dict[int, Draft]:
+        """Opens the drafts of a lease; returns each sample that is made of one -> that one.
 
-        row: the lease's own prompt.
-
-        Raises ContractError where there is no program, or what it gives is no prompt of the row.
+        Raises ContractError where there is no program.
         """
         if not lease.drafts:
             return {}
@@ -39,19 +39,23 @@ class RefinedPrompts:
         refs = {draft.sample: draft for _, draft in lease.drafts}
         items = [_header(lease, ref) for ref in refs.values()]
         contents = await self._store.records(items)
-        prompts = {
-            ref.sample: self._prompt(row, ref, columns["text"].tobytes())
+        drafts = {
+            ref.sample: _draft(ref, columns["text"].tobytes())
             for ref, (columns, _) in zip(refs.values(), contents, strict=True)
         }
-        return {sample: prompts[draft.sample] for sample, draft in lease.drafts}
+        return {sample: drafts[draft.sample] for sample, draft in lease.drafts}
 
-    def _prompt(self, row: Prompt, ref: DraftRef, text: bytes) -> Prompt:
-        draft = Draft(
-            text=text.decode("utf-8", "replace"),
-            reward=ref.reward,
-            rewards=dict(ref.rewards),
-            critique=ref.critique,
-        )
+    def of(self, row: Prompt, drafts: Mapping[int, Draft]) -> dict[int, Prompt]:
+        """Returns the prompt of each sample that is made of a draft.
+
+        row: the prompt of the samples' lease.
+        Raises ContractError where what the program gives is no prompt of the row.
+        """
+        different = {id(draft): draft for draft in drafts.values()}
+        prompts = {key: self._prompt(row, draft) for key, draft in different.items()}
+        return {sample: prompts[id(draft)] for sample, draft in drafts.items()}
+
+    def _prompt(self, row: Prompt, draft: Draft) -> Prompt:
         program = self._program
         assert program is not None
         prompt = self._code.call(program.prompt, row, draft)
@@ -61,6 +65,15 @@ class RefinedPrompts:
                 program.prompt,
             )
         return prompt
+
+
+def _draft(ref: DraftRef, text: bytes) -> Draft:
+    return Draft(
+        text=text.decode("utf-8", "replace"),
+        reward=ref.reward,
+        rewards=dict(ref.rewards),
+        critique=ref.critique,
+    )
 
 
 def _header(lease: Lease, ref: DraftRef) -> Header:

@@ -41,6 +41,7 @@ from gcore_core.contract.scorer import (
 )
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, SCORE, TRAIN, ScoreRequest, short_reason
 from gcore_core.runtime.process.compute import Compute
+from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.checked_rewards import (
     KNOWN_EVERY,
@@ -93,7 +94,7 @@ class NamedScorer:
 class ScorerShell:
     """Hosts the rewards of one scorer worker.
 
-    A function that does not return cannot be stopped in its thread: the records it was called with
+    A function that does not return cannot be stopped: the records it was called with
     get the status "timeout", the reply is sent, and the process is given up. Where the function
     lets no other code run, the kernel ends the process, and the next one gives that answer.
 
@@ -101,6 +102,7 @@ class ScorerShell:
     give_up: ends the process with an exit code; its agent starts it again.
     overruns: what earlier processes have ended with; by default nothing is kept.
     providers: dataset -> its provider, as in ``use``, for errors.
+    limits: notices time limits that rewards set in a thread; None: nobody does.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class ScorerShell:
         give_up: Callable[[int], None],
         overruns: Overruns | None = None,
         providers: Mapping[str, str] | None = None,
+        limits: ThreadedLimits | None = None,
     ) -> None:
         for reward in scorers:
             _check_alone_every(reward)
@@ -122,7 +125,8 @@ class ScorerShell:
         self._give_up = give_up
         self._overruns = overruns or Overruns()
         self._providers = providers or {}
-        self._turn = asyncio.Lock()  # of rewards that run in the thread, one at a time
+        self._limits = limits or ThreadedLimits()
+        self._turn = asyncio.Lock()  # of calls in the main thread: rewards, and opening of rows
         self._calls: Counter[str] = Counter()  # reward -> calls in which scores differed
         self._requests: Counter[str] = Counter()  # reward -> requests that it was in
         self._known: dict[str, list[KnownRow]] = {}  # reward -> rows whose reward is known
@@ -139,17 +143,15 @@ class ScorerShell:
         """
         name = "train" if request.purpose == TRAIN else "evaluation"
         contents = await self._store.records(request.headers)
-        # The records of a group share a row: it is opened, and its digest taken, once.
-        prompts: dict[tuple[int, int], Prompt] = {}
-        records = []
-        for header, content in zip(request.headers, contents, strict=True):
+        for header, (columns, _) in zip(request.headers, contents, strict=True):
             place = f"scoring for {request.purpose}"
-            columns, _ = content
             check_seal(header.seal, *header.key, header.prompt_digest, columns, place)
-            row = header.row, header.prompt_digest
-            if row not in prompts:
-                prompts[row] = self._prompt(header, name)
-            records.append(_record(header, content, prompts[row]))
+        async with self._turn:  # else the opening would count against the time of a reward
+            prompts = await self._compute(self._prompts, request.headers, name)
+        records = [
+            _record(header, content, prompts[header.row, header.prompt_digest])
+            for header, content in zip(request.headers, contents, strict=True)
+        ]
         rewards = [
             reward
             for reward in self._scorers
@@ -173,10 +175,19 @@ class ScorerShell:
             for header, result in zip(request.headers, results, strict=True)
         ]
 
-    def _prompt(self, header: Header, name: str) -> Prompt:
-        """Opens the row of a record in the dataset ``name``."""
-        where = DATASET_SECTIONS[name]
-        return open_row(header, self._datasets[name], self._providers.get(name, ""), where)
+    def _prompts(self, headers: Sequence[Header], name: str) -> dict[tuple[int, int], Prompt]:
+        """Opens the rows of records in the dataset ``name``; returns (row, its digest) -> prompt.
+
+        The records of a group share a row: it is opened, and its digest taken, once.
+        """
+        provider = self._providers.get(name, "")
+        prompts: dict[tuple[int, int], Prompt] = {}
+        for header in headers:
+            key = header.row, header.prompt_digest
+            if key not in prompts:
+                where = DATASET_SECTIONS[name]
+                prompts[key] = open_row(header, self._datasets[name], provider, where)
+        return prompts
 
     def _take_inquiries(self, result: RecordScore) -> list[Inquiry]:
         """Returns the measured questions about a record, each of them once.
@@ -244,11 +255,13 @@ class ScorerShell:
                         return await cast(AsyncScorer, reward.scorer).score(records)
                 except _OutOfTimeError:
                     return [_overran(reward)] * len(records)
+                finally:
+                    self._limits.check("")
 
     async def _score_in_turn(
         self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
     ) -> Any:
-        """Calls a scorer that is a plain function, in the thread, one call after the other.
+        """Calls a scorer that is a plain function, one call after the other.
 
         The limit counts from when it begins, not from when it was asked for.
         """
@@ -278,7 +291,8 @@ class ScorerShell:
             else:
                 answer = await self._score_in_turn(reward, records, keys)
             scores = list(answer) if isinstance(answer, Iterable) else answer
-        except (ConfigError, ContractError, DataError):
+        except (ConfigError, ContractError, DataError) as error:
+            error.where = error.where or f"rewards.{reward.name}"
             raise
         except _OutOfTimeError:
             log.error(
@@ -293,7 +307,8 @@ class ScorerShell:
             self._overruns.add_over(keys)
             self._give_up(RESTART_EXIT_CODE)
             return [_overran(reward)] * len(records)
-        except Exception as error:  # isolation point: the failure becomes the records' status
+        # Isolation point: the failure becomes the records' status. Coroutines may raise SystemExit.
+        except (Exception, SystemExit) as error:
             log.exception("rewards.%s failed", reward.name)
             place = short(line_of(error, reward.scorer))
             return [failure(f"{type(error).__name__}: {error} ({place})")] * len(records)
@@ -359,7 +374,7 @@ class ScorerShell:
             else:
                 answer = await self._score_in_turn(reward, records, keys)
         except _OutOfTimeError:
-            self._give_up(RESTART_EXIT_CODE)  # its thread is lost
+            self._give_up(RESTART_EXIT_CODE)  # the main thread is lost
             return None
         except Exception:  # isolation point: it fails, so there is nothing to compare
             log.exception("rewards.%s failed when it was asked again", reward.name)

@@ -36,8 +36,12 @@ def spend(seconds: float, progress: Progress = lambda: None) -> None:
         _spender.get()(seconds, progress)
 
 
+def _call_here(work: Callable[..., T], *args: Any) -> T:
+    return work(*args)
+
+
 class LoopCompute:
-    """Runs a backend's calls in the event loop, one at a time.
+    """Runs a backend's calls while the event loop waits, one at a time.
 
     What a call spends passes on the loop's clock before the call is answered. So hundreds of
     backends need no thread each, and time may be virtual.
@@ -46,9 +50,12 @@ class LoopCompute:
     by more where many backends share the loop. Where emulated time is short, an engine would be
     slower by that for each of its steps. So what a spending was late by is taken off the next ones,
     until it is used up. It has no limit: a machine that stands still stops no emulated device.
+
+    call: makes each call, ``call(work, *args)``; None: the event loop's thread does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call: Callable[..., Any] | None = None) -> None:
+        self._call = call or _call_here
         self._lock = asyncio.Lock()
         self._late_s = 0.0
 
@@ -58,7 +65,7 @@ class LoopCompute:
             spendings: list[tuple[float, Progress]] = []
             token = _spender.set(lambda seconds, progress: spendings.append((seconds, progress)))
             try:
-                result = work(*args)
+                result: T = self._call(work, *args)
             finally:
                 _spender.reset(token)
             await asyncio.sleep(0)

@@ -17,7 +17,14 @@ from functools import partial
 import msgspec
 
 from gcore_core.contract.launching import Network
-from gcore_core.kits.launching import GeneratorSettings, RpcNetwork, Worker, WorkerSpec, read_spec
+from gcore_core.kits.launching import (
+    GeneratorSettings,
+    RpcNetwork,
+    Worker,
+    WorkerSpec,
+    in_main_thread,
+    read_spec,
+)
 from gcore_sim.clock import LoopCompute
 
 log = logging.getLogger(__name__)
@@ -64,8 +71,10 @@ async def _ended_by_itself(spec: WorkerSpec, network: Network) -> bool:
     Raises what the worker raised.
     """
     given_up = asyncio.Event()
+    # What is not emulated may be a function of a user.
+    compute = LoopCompute(None if is_emulated(spec) else in_main_thread)
     running = asyncio.ensure_future(
-        Worker(spec, network, LoopCompute(), lambda code: given_up.set()).run()
+        Worker(spec, network, compute, lambda code: given_up.set()).run()
     )
     giving_up = asyncio.ensure_future(given_up.wait())
     try:
