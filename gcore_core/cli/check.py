@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         checks.interpreters(plan.settings, plan.provided, plan.source)
         placed = place(plan, find_nodes(plan))
         check_parts(plan)
-        check_files(plan, placed.nodes, _say)
+        file_notes = check_files(plan, placed.nodes, _say)
         memory_notes = check_memory(plan, placed, placed.nodes, args.overrides)
         push_note = check_pushes(plan, placed, build(plan.factory("launcher")))
     except ConfigError as error:
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
         return error.exit_code
     rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
     print_table(["at", "provider", "plugin", "distribution"], rows)
-    for note in [*plan.notes, *filter(None, [placed.note, push_note]), *memory_notes]:
+    placed_notes = filter(None, [placed.note, push_note])
+    for note in [*plan.notes, *file_notes, *placed_notes, *memory_notes]:
         print(f"note: {note}")
     print(f"{args.file}: nothing wrong found")
     return 0

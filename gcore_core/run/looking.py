@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -39,13 +39,24 @@ _LIMIT_S = 180.0
 _NOTICE_S = 1.0  # what takes longer is told
 _KEPT_DAYS = 30
 #: Is part of the name of what is kept; another one makes all that was kept void.
-_FORMAT = 1
+_FORMAT = 2
 
 
-def problems_seen(
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What looks found, in their order, each with its plugin's name.
+
+    notes: what keeps no job from running, each once.
+    """
+
+    problems: list[str]
+    notes: list[str]
+
+
+def look_at(
     looks: Sequence[tuple[str, Look]], say: Callable[[str], None], limit_s: float = _LIMIT_S
-) -> list[str]:
-    """Returns the problems of all looks, in their order, each with its plugin's name.
+) -> Seen:
+    """Has all looks answered.
 
     looks: the plugin's name, and its look.
     say: told once what goes on, where it takes longer than a second.
@@ -53,6 +64,7 @@ def problems_seen(
     """
     notice = _Notice(say)
     problems: dict[int, list[str]] = {}
+    notes: dict[int, list[str]] = {}
     for numbers in _by_interpreter(looks).values():
         try:
             interpreter = open_interpreter(looks[numbers[0]][1].python, where="")
@@ -60,18 +72,30 @@ def problems_seen(
             problems |= {number: [f"{error.sentence()}."] for number in numbers}
             continue
         kept = _Kept(interpreter)
-        unknown = [number for number in numbers if not kept.has(looks[number][1])]
+        known = {number: kept.answer(looks[number][1]) for number in numbers}
+        notes |= {number: answer.notes for number, answer in known.items() if answer}
+        unknown = [number for number in numbers if not known[number]]
         helper = _Helper(interpreter, [looks[number][1] for number in unknown], notice, limit_s)
         states = [_states(looks[number][1]) for number in unknown]
         for place, answer in enumerate(helper.answers()):
             look = looks[unknown[place]][1]
             problems[unknown[place]] = answer.problems
+            notes[unknown[place]] = answer.notes
             if not answer.problems and states[place] == _states(look):
-                kept.keep(look, [*states[place], *answer.imported], helper.began_ns)
+                files = [*states[place], *answer.imported]
+                kept.keep(look, _Answer(files, answer.notes), helper.began_ns)
+    return Seen(problems=_named(problems, looks), notes=list(dict.fromkeys(_named(notes, looks))))
+
+
+def _named(said: Mapping[int, Sequence[str]], looks: Sequence[tuple[str, Look]]) -> list[str]:
+    """Returns what looks say in their order, with config paths and plugins.
+
+    said: number of the look -> what it says.
+    """
     return [
-        f"{_beginning(looks[number][1].where, problem)} [plugin {looks[number][0]}]"
-        for number in sorted(problems)
-        for problem in problems[number]
+        f"{_beginning(looks[number][1].where, text)} [plugin {looks[number][0]}]"
+        for number in sorted(said)
+        for text in said[number]
     ]
 
 
@@ -113,9 +137,14 @@ class _Notice:
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What is kept of a look in which nothing was found: the files that its answer depends on."""
+    """What is kept of a look in which nothing was found.
+
+    files: those that its answer depends on.
+    notes: what it said besides.
+    """
 
     files: list[FileState]
+    notes: list[str]
 
 
 class _Kept:
@@ -135,32 +164,34 @@ class _Kept:
             {folder: there for folder in path if (there := list(_distributions(folder)))},
         ]
 
-    def has(self, look: Look) -> bool:
-        """Says whether nothing was found in a look, and nothing has changed since then."""
+    def answer(self, look: Look) -> _Answer | None:
+        """Returns what is kept of a look in which nothing was found; None where there is nothing,
+        or something has changed since then.
+        """
         file = self._file(look)
         try:
             answer = msgspec.json.decode(file.read_bytes(), type=_Answer)
             unchanged = all(state_of(state.path) == state for state in answer.files)
             os.utime(file)
         except (OSError, msgspec.DecodeError, ValueError):
-            return False
-        return unchanged
+            return None
+        return answer if unchanged else None
 
-    def keep(self, look: Look, files: list[FileState], began_ns: int) -> None:
+    def keep(self, look: Look, answer: _Answer, began_ns: int) -> None:
         """Keeps that nothing was found, unless a file was written while it was looked at.
 
         Where nothing can be kept, it is looked at again next time.
 
         began_ns: when the helper process was started, in nanoseconds since the epoch.
         """
-        if any(state.mtime_ns > began_ns for state in files):
+        if any(state.mtime_ns > began_ns for state in answer.files):
             return
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._remove_old()
             descriptor, temporary = tempfile.mkstemp(dir=self._folder)
             with open(descriptor, "wb") as out:
-                out.write(msgspec.json.encode(_Answer(files)))
+                out.write(msgspec.json.encode(answer))
             os.replace(temporary, self._file(look))
 
     def _file(self, look: Look) -> Path:
@@ -191,6 +222,7 @@ class _Answered:
     """What a helper process says of a look."""
 
     problems: list[str]
+    notes: list[str] = field(default_factory=list)
     imported: Iterable[FileState] = ()
 
 
@@ -303,7 +335,7 @@ def _read(results: Path) -> Iterator[_Answered]:
         with contextlib.suppress(msgspec.DecodeError):
             line = msgspec.json.decode(text, type=Line)
             if line.problems is not None:
-                yield _Answered(problems=line.problems, imported=line.imported)
+                yield _Answered(problems=line.problems, notes=line.notes, imported=line.imported)
 
 
 def _last_line(log: Path) -> str:

@@ -30,7 +30,7 @@ from gcore_core.contract.providers import ControllerProvider
 from gcore_core.contract.sampling import GrowsAnswers
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.looking import problems_seen
+from gcore_core.run.looking import look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
 from gcore_core.run.opened_data import open_data
 from gcore_core.runtime.gaps import refuse_gaps
@@ -68,9 +68,11 @@ def check_files(
     nodes: Sequence[NodeFacts],
     say: Callable[[str], None],
     opened: Mapping[str, Dataset] | None = None,
-) -> None:
-    """Raises one ConfigError that lists datasets that cannot be read, and what plugins miss of the
-    files that the job names; or for a file of known rewards that has none.
+) -> list[str]:
+    """Returns what is to be known of the files that the job names.
+
+    Raises one ConfigError that lists datasets that cannot be read, and what plugins miss of the
+    files; or for a file of known rewards that has none.
 
     nodes: the machines that the run may use.
     say: told what goes on, where it takes longer than a second.
@@ -83,8 +85,9 @@ def check_files(
     with ExitStack() as closing:
         datasets, problems = open_data(plan, opened or {}, closing)
         checked = plan.plugins.check_files(_with_made(plan), here=here, datasets=datasets)
-    problems += [*checked.problems, *problems_seen(checked.looks, say)]
-    checks.refuse(problems, plan.source)
+    seen = look_at(checked.looks, say)
+    checks.refuse([*problems, *checked.problems, *seen.problems], plan.source)
+    return seen.notes
 
 
 def _with_made(plan: Plan) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def prepare(
         display = display or _displayed(plan, display_of)
         display.phase(text)
 
-    check_files(plan, placed.nodes, say, datasets)
+    file_notes = check_files(plan, placed.nodes, say, datasets)
     memory_notes = check_memory(plan, placed, placed.nodes, overrides)
     push_note = check_pushes(plan, placed, launcher)
     run = plan.settings.run
@@ -113,12 +113,13 @@ def prepare(
     environment.write(directory, plan, resumed.step if resumed else 0)
     models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}
     if any("make" in node.model for node in plan.settings.roles.values()):
-        check_files(plan, placed.nodes, display.phase, datasets)  # those models are there only now
+        # Those models are there only now.
+        file_notes = check_files(plan, placed.nodes, display.phase, datasets)
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
             models[role] = models[node.follows]
     _say_changes(plan, {}, found, display)
-    for note in filter(None, [placed.note, push_note, *memory_notes]):
+    for note in filter(None, [placed.note, push_note, *file_notes, *memory_notes]):
         display.note(note)
     kept_weights = host_memory(plan, placed, models)
     if kept_weights:

@@ -13,7 +13,7 @@ import pytest
 
 from gcore_core import cli
 from gcore_core.contract.looking import Look
-from gcore_core.run.looking import LOOKING, problems_seen
+from gcore_core.run.looking import LOOKING, look_at
 from gcore_core.testing.installed import InstalledPlugins, empty_venv
 
 Job = Callable[..., Path]
@@ -23,6 +23,7 @@ import os, sys, time
 from pathlib import Path
 import beside_looks
 from gcore_core.contract.errors import DataError
+from gcore_core.contract.looking import Note
 
 def find(arguments):
     with open(arguments["calls"], "a") as calls:
@@ -33,6 +34,12 @@ def find(arguments):
 
 def count(arguments):
     yield f"roles.policy: {arguments['rows']!r} {sys.executable} {os.getppid()}"
+
+def note(arguments):
+    with open(arguments["calls"], "a") as calls:
+        calls.write("note" + chr(10))
+    yield Note("three of" + chr(10) + "nine rows")
+    yield from beside_looks.FOUND
 
 def refuse(arguments):
     yield "roles.policy: first"
@@ -74,7 +81,7 @@ def look(name: str, **more: Any) -> Look:
 
 
 def seen(*looks: Look, **more: Any) -> list[str]:
-    return problems_seen([("made", each) for each in looks], lambda text: None, **more)
+    return look_at([("made", each) for each in looks], lambda text: None, **more).problems
 
 
 def finder(folder: Path, name: str = "one", **more: Any) -> Look:
@@ -93,6 +100,15 @@ def test_arguments_arrive_as_they_are_and_one_process_answers_all_looks_of_an_in
     one, two = seen(look("count", arguments={"rows": rows}), look("count", arguments={"rows": 2}))
     assert one == f"roles.policy: {rows!r} {sys.executable} {os.getpid()} [plugin made]"
     assert two == f"roles.policy: 2 {sys.executable} {os.getpid()} [plugin made]"
+
+
+def test_a_note_is_no_problem_and_is_kept_with_what_was_not_found(folder: Path) -> None:
+    noting = look("note", arguments={"calls": str(folder / "calls")})
+    for _ in range(2):
+        said = look_at([("made", noting)], lambda text: None)
+        assert said.problems == []
+        assert said.notes == ["roles.policy: three of nine rows [plugin made]"]
+    assert calls(folder) == ["note"]
 
 
 def test_what_a_function_prints_is_no_answer(folder: Path) -> None:
@@ -191,7 +207,7 @@ def test_a_look_that_hangs_is_ended_with_what_it_has_started(folder: Path) -> No
 def test_what_takes_longer_than_a_second_is_told_once(folder: Path) -> None:
     told: list[str] = []
     hanging = look("hang", arguments={"pid": str(folder / "pid")})
-    problems_seen([("made", hanging), ("made", hanging)], told.append, limit_s=1.5)
+    look_at([("made", hanging), ("made", hanging)], told.append, limit_s=1.5)
     assert told == [LOOKING]
 
 

@@ -86,6 +86,6 @@ def _no_id(value: Any, where: str, size: int | None) -> DataError:
     return DataError(
         f"{json.dumps(value)[:60]} is no token's id{has}.",
         where=where,
-        why="No answer would ever end with it." if where.endswith(_END) else "",
-        todo="Write the right number there, or remove it. It may be left from another vocabulary.",
+        why="no answer would ever end with it" if where.endswith(_END) else "",
+        todo="write the right number there, or remove it; it may be left from another vocabulary",
     )

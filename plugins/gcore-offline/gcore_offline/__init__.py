@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import (
     ControllerProvider,
@@ -148,11 +150,45 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Look]:
-    """Yields problems with the models of this plugin's roles, and looks at them."""
+def gcore_check_files(
+    plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]
+) -> Iterable[str | Look]:
+    """Yields problems with the models of this plugin's roles, and looks at them and at the rows."""
     from gcore_language.model_places import problems as model_problems
+    from gcore_language.prompt_places import RowsOf, model_of, opened
 
     yield from model_problems(plan, "offline", here, kind="files")
+    reader = plan["roles"].get(ROLLOUT) or {}
+    program = _own(plan["controller"]["use"])
+    if _own(reader.get("use")) is None or program is None:
+        return
+    where, directory = model_of(plan, ROLLOUT)
+    if directory is None:
+        return
+    tokenizer = opened(directory, reader["config"])
+    yield Look(
+        where=where,
+        python=reader.get("python"),
+        function="gcore_language.prompt_look:tokenizer_problems",
+        arguments={**tokenizer, "sampled": False},
+        files=(str(directory),),
+    )
+    for key, dataset in datasets.items():
+        rows = RowsOf(plan, key, dataset)
+        yield Look(
+            where=key,
+            python=reader.get("python"),
+            function="gcore_offline.look:row_problems",
+            arguments={
+                **tokenizer,
+                "where": rows.where,
+                "rows": rows.forms,
+                "answers": 2 if program == "pairs" else 1,
+                "reader": "texts" if _own(reader["use"]) == "texts" else "answers",
+                "config": dict(reader["config"]),
+            },
+            files=(str(directory),),
+        )
 
 
 def _own(use: str | None) -> str | None:

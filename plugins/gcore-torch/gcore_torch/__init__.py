@@ -10,6 +10,7 @@ from gcore_language.engine_arguments import without_engine
 from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl
+from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
 from gcore_torch.config import TorchGeneratorConfig, TorchRewardConfig, TorchTrainerConfig
@@ -95,12 +96,19 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Look]:
-    """Yields problems with the models of this plugin's roles, and rewards, and looks at them."""
+def gcore_check_files(
+    plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]
+) -> Iterable[str | Look]:
+    """Yields problems with the models of this plugin's roles and rewards, and with what these are
+    asked, and looks at them.
+    """
     from gcore_language.model_places import path_problems
     from gcore_language.model_places import problems as model_problems
+    from gcore_language.prompt_places import problems as prompt_problems
+    from gcore_language.prompt_places import reading_problems
 
     yield from model_problems(plan, "torch", here)
+    yield from prompt_problems(plan, "torch", datasets)
     for name, reward in plan.get("rewards", {}).items():
         if is_of(reward, "torch"):
             path = str(reward["config"]["path"])
@@ -112,6 +120,7 @@ def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Loo
                 "classifier",
                 trust_remote_code=bool(reward["config"]["trust_remote_code"]),
             )
+            yield from reading_problems(plan, f"rewards.{name}", path, reward["config"], datasets)
 
 
 def _other_dtypes(roles: Mapping[str, Any]) -> Iterator[str]:

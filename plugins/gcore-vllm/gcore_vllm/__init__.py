@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core import hookimpl
+from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import GeneratorProvider, VenvProvider
 from gcore_vllm.config import VllmGeneratorConfig
@@ -88,11 +89,17 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
 
 
 @hookimpl
-def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Look]:
-    """Yields problems with the models of this plugin's roles, and looks at them."""
+def gcore_check_files(
+    plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]
+) -> Iterable[str | Look]:
+    """Yields problems with the models of this plugin's roles and with what these are asked, and
+    looks at them.
+    """
     from gcore_language.model_places import problems as model_problems
+    from gcore_language.prompt_places import problems as prompt_problems
 
     yield from model_problems(plan, "vllm", here, kind="engine")
+    yield from prompt_problems(plan, "vllm", datasets)
 
 
 def _too_small(name: str, role: Mapping[str, Any], roles: Mapping[str, Any]) -> Iterable[str]:

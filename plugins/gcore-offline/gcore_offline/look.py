@@ -1,0 +1,77 @@
+"""Looks at rows with answers before a run: whether the model's tokenizer can encode them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gcore_language.chats import Unreadable
+from gcore_language.prompt_places import first_of
+from gcore_language.prompts import added_tokens, load_tokenizer
+
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.records import Prompt
+from gcore_offline.remembered import RememberingTokenizer
+from gcore_offline.rows import example_in
+from gcore_offline.tokens import Encoded, encode_answers, encode_texts
+
+
+def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields problems with rows that could not be encoded, or of which nothing is trained on.
+
+    arguments: ``directory`` and ``trust_remote_code`` of the tokenizer;
+        where    config path that names the data
+        rows     a row of each form, as ``gcore_core.kits.rows`` gives them
+        answers  how many a row must have
+        reader   "answers", or "texts" for a reward model
+        config   of the reader
+    """
+    try:
+        tokenizer = load_tokenizer(
+            arguments["directory"], None, trust_remote_code=arguments["trust_remote_code"]
+        )
+    except (DataError, ImportError):
+        return  # of the model, which is told
+    remembering = RememberingTokenizer(tokenizer, added_tokens(tokenizer))
+    told = []
+    for row in arguments["rows"]:
+        problem = _problem(remembering, row, arguments)
+        if problem:
+            told.append(f"{arguments['where']}: row {row['row']}: {problem}.")
+    yield from first_of(told, arguments["where"])
+
+
+def _problem(
+    tokenizer: RememberingTokenizer, row: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> str:
+    try:
+        answers = _encoded(tokenizer, row, arguments)
+    except Unreadable as error:
+        return f"{error} (tokenizer of {arguments['directory']})"
+    except DataError as error:
+        return "; ".join(part.rstrip(".") for part in (error.what, error.why, error.todo) if part)
+    if len(answers) < arguments["answers"]:
+        return f"it has {len(answers)} answers, and the run needs {arguments['answers']}"
+    if not all(answer.mask.any() for answer in answers):
+        return "an answer has no token that is trained on"
+    return ""
+
+
+def _encoded(
+    tokenizer: RememberingTokenizer, row: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> list[Encoded]:
+    """Returns the answers of a row as the reader encodes them. Raises Unreadable and DataError."""
+    prompt = Prompt(
+        row=row["row"], text=row.get("text"), messages=row.get("messages"), fields=row["fields"]
+    )
+    example = example_in(prompt, arguments["answers"])
+    if arguments["reader"] == "texts":
+        return encode_texts(tokenizer, example)
+    config = arguments["config"]
+    return encode_answers(
+        tokenizer,
+        example,
+        last_turn=config["turns"] == "last",
+        add_end=bool(config["add_end"]),
+        where=f"row {prompt.row}",
+    )
