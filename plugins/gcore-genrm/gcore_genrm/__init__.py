@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.looking import Look
 from gcore_genrm.config import PairwiseConfig, PointwiseConfig, RubricConfig
 
 
@@ -40,3 +43,13 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         level="group",
         asks=True,
     )
+
+
+@hookimpl
+def gcore_check_files(
+    plan: Mapping[str, Any], datasets: Mapping[str, Dataset]
+) -> Iterable[str | Look]:
+    """Yields problems with the questions that judges are asked about the rows."""
+    from gcore_genrm.checks import problems
+
+    yield from problems(plan, datasets)

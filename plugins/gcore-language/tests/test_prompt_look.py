@@ -245,3 +245,47 @@ def test_rows_of_a_table_that_no_template_could_write_are_told(whole: Path, tmp_
     assert [problem.split(";")[0] for problem in problems] == [
         "data.config.path: row 1: turn 0 (user): its content is null"
     ]
+
+
+SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("judge", "said"),
+    [
+        ({}, ""),
+        ({"system": "Judge it."}, "the chat template refuses it: no system"),
+        ({"template": "{completion} {fields[sum]}"}, "row 0 of data: no field 'sum'"),
+        ({"form": "text"}, ""),
+    ],
+)
+def test_a_question_that_a_judge_could_not_be_asked_is_told(
+    whole: Path, tmp_path: Path, judge: dict[str, Any], said: str
+) -> None:
+    model = shutil.copytree(whole, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(SYSTEM + template.read_text())
+    roles = {
+        "policy": {"use": "torch", "model": {"path": str(whole)}},
+        "rollout": {"use": "torch"},
+        "judge": {"use": "torch", "model": {"path": str(model)}},
+    }
+    rewards = {"quality": {"use": "genrm", "role": "judge", "config": judge}}
+    file = job(tmp_path, whole, rows(tmp_path, TEXT), roles=roles, rewards=rewards)
+    problems, _ = told(file, models=False)
+    if not said:
+        assert problems == []
+        return
+    (problem,) = problems
+    assert problem.startswith("rewards.quality.config: ") and said in problem
+
+
+def test_what_a_reward_model_cannot_read_is_told(whole: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(whole, tmp_path / "model")
+    broken_tokenizers.BROKEN["template-missing"].break_it(model, Random(0))
+    rewards = {"liked": {"use": "torch", "config": {"path": str(model)}}}
+    file = job(tmp_path, whole, rows(tmp_path, CHAT), rewards=rewards)
+    (problem,), _ = told(file, models=False)
+    assert problem.startswith("data.config.path: row 0 cannot be read by rewards.liked")
+    assert "has no chat template" in problem
+    assert told(job(tmp_path, whole, rows(tmp_path, TEXT), rewards=rewards), models=False)[0] == []
