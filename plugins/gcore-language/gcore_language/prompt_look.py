@@ -20,7 +20,7 @@ from gcore_language.end_ids import end_ids
 from gcore_language.model_files import read_config
 from gcore_language.model_places import directory_here
 from gcore_language.prompt_places import first_of
-from gcore_language.prompts import PromptEncoder, known_ids, load_tokenizer
+from gcore_language.prompts import PromptEncoder, ids_without_token, load_tokenizer
 
 
 def tokenizer_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -35,10 +35,10 @@ def tokenizer_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
     ends = end_ids(Path(arguments["directory"]), size, tokenizer)
     if not ends:
         yield Note("no file names an id that ends an answer, so each goes on to max_new_tokens.")
-    known = None if size is None else known_ids(tokenizer, size, ends)
-    if known is not None:
+    never = ids_without_token(tokenizer, size, ends)
+    if never:
         yield Note(
-            f"{(~known).sum()} of {size} ids are without a token; no answer is sampled with them."
+            f"{len(never)} of {size} ids are without a token; no answer is sampled with them."
         )
 
 

@@ -305,22 +305,17 @@ def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
     return list(tokenizer.batch_decode(rows, skip_special_tokens=True))
 
 
-def known_ids(tokenizer: Any, size: int, ends: Iterable[int]) -> np.ndarray | None:
-    """Returns which ids may be sampled, bool[size]: those that have a token, and those that end an
-    answer. None: all.
+def ids_without_token(tokenizer: Any, size: int | None, ends: Iterable[int]) -> list[int]:
+    """Returns the ids that no sample may have: those that neither have a token nor end an answer.
 
     An embedding may have more rows than the tokenizer has tokens. Nobody sees such an id in a text.
 
-    size: how many ids the model has.
+    size: how many ids the model has; None where that is not known, which leaves all.
     """
-    known = np.zeros(size, np.bool_)
-    ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
-    known[ids[ids < size]] = True
-    known[list(ends)] = True
-    if known.all():
-        return None
-    log.warning("%d of %d ids have no token, and are never sampled", (~known).sum(), size)
-    return known
+    without = set(range(size or 0)) - set(tokenizer.get_vocab().values()) - set(ends)
+    if without:
+        log.warning("%d of %d ids have no token, and are never sampled", len(without), size)
+    return sorted(without)
 
 
 def copy_tokenizer(source: str, directory: Path, tokenizer: Any) -> None:

@@ -185,16 +185,22 @@ def save_untrained(directory: Path, words: int = 2048) -> None:
 
 
 def save_model(
-    directory: Path, family: str, seed: int = 0, scale: float = 3.0, extra: int = 0
+    directory: Path,
+    family: str,
+    seed: int = 0,
+    scale: float = 3.0,
+    extra: int = 0,
+    untold: int = 0,
 ) -> None:
     """Writes a random model of a family.
 
     Its weights are larger than usual, so that log-probs differ by more than rounding.
 
     extra: how many tokens are added to the vocabulary; see ``save_tokenizer``.
+    untold: how many ids the model has that the tokenizer does not know.
     """
     config = (CONFIGS | EXPERT_CONFIGS)[family]()
-    config.vocab_size += extra
+    config.vocab_size += extra + untold
     _save_random(AutoModelForCausalLM, config, directory, seed, scale)
     save_tokenizer(directory, extra)
 

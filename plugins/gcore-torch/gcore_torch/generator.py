@@ -36,7 +36,7 @@ from gcore_language.policy import Policy, check_layouts
 from gcore_language.prompts import (
     PromptEncoder,
     decode,
-    known_ids,
+    ids_without_token,
     load_tokenizer,
     refuse_images,
 )
@@ -283,8 +283,12 @@ class TorchGenerator:
 
     def _tokens_to_sample(self, ends: Sequence[int]) -> torch.Tensor | None:
         """Returns which ids may be sampled, bool[V]; None for all."""
-        known = known_ids(self._tokenizer, len(self._ends), ends)
-        return None if known is None else torch.from_numpy(known).to(self._device)
+        never = ids_without_token(self._tokenizer, len(self._ends), ends)
+        if not never:
+            return None
+        allowed = torch.ones(len(self._ends), dtype=torch.bool, device=self._device)
+        allowed[never] = False
+        return allowed
 
     def _make_exact(self) -> SteadyDecoder | None:
         """Returns the decoder with the trainer's bits, if there is one for this model here."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_language.tiny import VOCABULARY
+from gcore_language.tiny import VOCABULARY, save_model
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.sampling import choose, choose_by_blocks
@@ -20,22 +20,12 @@ WITHOUT = 40
 
 
 @pytest.fixture(scope="module")
-def padded(
-    model_dirs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """Models with more rows than their tokenizer has tokens, the last often the likeliest."""
+def padded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models with more rows than their tokenizer has tokens, those without one often likeliest."""
     directories = {}
     for family in ("llama", "gpt2"):
-        directory = tmp_path_factory.mktemp(family)
-        for file in model_dirs[family].iterdir():
-            (directory / file.name).write_bytes(file.read_bytes())
-        model = AutoModelForCausalLM.from_pretrained(directory)
-        model.resize_token_embeddings(VOCABULARY + WITHOUT, mean_resizing=False)
-        torch.manual_seed(1)
-        with torch.no_grad():
-            model.get_output_embeddings().weight[VOCABULARY:].normal_(std=0.5)
-        model.save_pretrained(directory)
-        directories[family] = directory
+        directories[family] = tmp_path_factory.mktemp(family)
+        save_model(directories[family], family, untold=WITHOUT)
     return directories
 
 

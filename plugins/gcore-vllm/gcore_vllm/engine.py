@@ -23,7 +23,7 @@ from gcore_language.image_requests import (
 from gcore_language.images import GRID, ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import PromptEncoder, decode, load_tokenizer
+from gcore_language.prompts import PromptEncoder, decode, ids_without_token, load_tokenizer
 
 from gcore_core.contract.columns import Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
@@ -91,8 +91,9 @@ class VllmGenerator:
         self._count = 0
         self._pushes = 0  # that were committed
         self._inbox = WeightInbox(context.role, shapes)
-        if config.top_p < 1 or config.top_k:
-            self._workers("gcore_log_probs_of_all_tokens")
+        never = ids_without_token(self._tokenizer, files.embedded, self._ends)
+        if config.top_p < 1 or config.top_k or never:
+            self._workers("gcore_log_probs_of_all_tokens", never)
 
     @property
     def version(self) -> int:

@@ -80,24 +80,37 @@ class WorkerExtension:
             compute_logits = model.compute_logits
             model.compute_logits = lambda *arguments: compute_logits(*arguments) / temperature
 
-    def gcore_log_probs_of_all_tokens(self) -> None:
-        """Has the sampler take log-probs before top-k and top-p narrow the choice.
+    def gcore_log_probs_of_all_tokens(self, never: list[int]) -> None:
+        """Has the sampler take log-probs before anything narrows the choice.
 
-        vLLM by itself takes them afterwards.
+        vLLM by itself takes them after top-k and top-p.
+
+        never: ids that are not to be sampled.
         """
         sampler = self.model_runner.sampler
-        sampler.topk_topp_sampler = _AllTokens(sampler.topk_topp_sampler)
+        ids = torch.tensor(never, dtype=torch.int64, device=self.model_runner.device)
+        sampler.topk_topp_sampler = _AllTokens(sampler.topk_topp_sampler, ids)
+        if never:
+            likeliest = sampler.greedy_sample
+            sampler.greedy_sample = lambda logits: likeliest(_without(logits, ids))
+
+
+def _without(logits: Tensor, ids: Tensor) -> Tensor:
+    """Returns a copy of logits [B, V] in which some ids have no probability."""
+    return logits.index_fill(-1, ids, -torch.inf)
 
 
 class _AllTokens(torch.nn.Module):
     """Narrows the choice as vLLM's TopKTopPSampler does, and takes log-probs before it.
 
     narrowing: vLLM's sampler.
+    never: ids that are not to be sampled, int64[N].
     """
 
-    def __init__(self, narrowing: torch.nn.Module) -> None:
+    def __init__(self, narrowing: torch.nn.Module, never: Tensor) -> None:
         super().__init__()
         self.narrowing = narrowing
+        self.never = never
 
     def forward(
         self,
@@ -108,6 +121,8 @@ class _AllTokens(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns (tokens int64[B], log-probs float32[B, V] of all logits [B, V])."""
         logp = logits.log_softmax(dim=-1, dtype=torch.float32)  # first: narrowing works in place
+        if len(self.never):
+            logits = _without(logits, self.never)
         return self.narrowing(logits, generators, k, p)[0], logp
 
 

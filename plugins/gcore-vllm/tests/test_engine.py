@@ -47,6 +47,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for seed, name in enumerate((family, f"{family}-other")):
             found[name] = tmp_path_factory.mktemp(name)
             save_model(found[name], family, seed=seed)
+    found["padded"] = tmp_path_factory.mktemp("padded")
+    save_model(found["padded"], "llama", untold=42)
     return found
 
 
@@ -120,6 +122,19 @@ def test_logp_matches_the_full_softmax_at_the_temperature(
     expected = np.float32(settings.get("temperature", 1.0))
     assert {r.columns["temperature"][()] for r in records if not r.request.greedy} == {expected}
     assert_agree(gaps(records, directories[name]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_p": 0.9}])
+def test_ids_without_a_token_are_never_sampled_and_count_in_log_probs(
+    settings: dict[str, Any], opened: Any, directories: dict[str, Path]
+) -> None:
+    from gcore_language.tiny import VOCABULARY
+
+    generator = opened("padded", **settings)
+    greedy = requests_of(samples=1, greedy=True)
+    records = run(generator, requests_of(samples=12)) + run(generator, greedy)
+    assert max(int(record.columns["action_ids"].max()) for record in records) < VOCABULARY
+    assert_agree(gaps(records, directories["padded"]))
 
 
 def test_top_k_limits_sampling_to_the_k_likeliest_tokens(opened: Any) -> None:
