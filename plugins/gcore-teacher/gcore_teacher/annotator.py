@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from gcore_language.packing import (
     steady_batches,
 )
 from gcore_language.policy import Policy, check_layouts
-from gcore_language.prompts import load_tokenizer
+from gcore_language.prompts import ids_without_token, load_tokenizer
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
@@ -56,7 +57,7 @@ class FrozenModel:
         policy_files = self._policy_files()
         self._check_tokenizers(files, policy_files)
         self._embedded = _embedded(files)
-        self._known = min(self._embedded, _embedded(policy_files or files))
+        self._known = min(self._embedded, self._with_token(policy_files or files))
         self._check_top_k()
         self._check_memory(files)
         self._policy = self._open(self._path)
@@ -86,19 +87,30 @@ class FrozenModel:
         """Raises DataError where the same ids are other texts to this model and to the policy."""
         if policy is None or _same(files.directory, policy.directory):
             return
-        own, other = (
-            load_tokenizer(
-                str(one.directory),
-                None,
-                threads=self._config.threads,
-                trust_remote_code=self._config.trust_remote_code,
-            )
-            for one in (files, policy)
-        )
+        own, other = (self._tokenizer(one) for one in (files, policy))
         if differs := tokenizer_difference(other, own):
             raise DataError(
                 refusal(self._role, differs), where=f"roles.{self._role}.model: {self._path}"
             )
+
+    def _with_token(self, files: ModelFiles) -> int:
+        """Returns how many ids of a model, from the first on, may be among the likeliest.
+
+        Those behind its tokenizer's last token are not: no sample has them.
+        """
+        embedded = _embedded(files)
+        if TOP_IDS not in self._context.columns:
+            return embedded
+        without = set(ids_without_token(self._tokenizer(files), embedded, ()))
+        return next(known for known in range(embedded, -1, -1) if known - 1 not in without)
+
+    def _tokenizer(self, files: ModelFiles) -> Any:
+        return load_tokenizer(
+            str(files.directory),
+            None,
+            threads=self._config.threads,
+            trust_remote_code=self._config.trust_remote_code,
+        )
 
     def _check_top_k(self) -> None:
         """Raises ConfigError for more likeliest tokens than there are."""

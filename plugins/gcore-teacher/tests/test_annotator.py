@@ -226,6 +226,17 @@ def test_a_teacher_may_know_more_tokens_and_gives_those_of_the_policy(
         assert (np.exp(columns[TOP_LOGP]).sum(1) < 0.99).all()
 
 
+def test_ids_without_a_token_are_never_among_the_likeliest(tmp_path: Path) -> None:
+    """Although both models have them, and the teacher holds them for likely."""
+    models = {name: tmp_path / name for name in ("policy", "teacher")}
+    for seed, directory in enumerate(models.values()):
+        tokenizers.save_model(directory, "llama", seed=seed, untold=20)
+    given = frozen(models, "teacher", TEACHER, top_k=5).annotate(tiny.make_records(2, 2))
+    for columns in given:
+        assert columns[TOP_IDS].max() < tiny.VOCABULARY
+        assert (np.exp(columns[TOP_LOGP]).sum(1) < 0.99).all()
+
+
 @pytest.mark.parametrize("columns", [("teacher_logp",), TEACHER])
 def test_log_probs_that_are_not_finite_name_the_model(
     columns: tuple[str, ...], models: dict[str, Path]
