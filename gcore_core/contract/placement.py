@@ -172,6 +172,22 @@ class PlacementPolicy(Protocol):
 
 
 @runtime_checkable
+class Prepares(Protocol):
+    """Is a policy that has something to do once before it can decide quickly, such as to compile.
+
+    Without it the first decision that needs it takes so long, in the middle of a step.
+    """
+
+    def prepare(self, window: Window) -> None:
+        """Does it. Called once, in the process that decides, before the run's first decision there.
+
+        Workers load their models meanwhile. It counts neither as deciding nor as a part of a step.
+
+        window: what the first decision will see.
+        """
+
+
+@runtime_checkable
 class Rescues(Protocol):
     """Is a policy that can also help a judge whose replicas do not answer."""
 

@@ -21,6 +21,7 @@ from gcore_core.contract.placement import (
     Mode,
     Partition,
     PlacementPolicy,
+    Prepares,
     Window,
 )
 from gcore_core.contract.plugin_code import line_of
@@ -60,6 +61,17 @@ def ask_policy(
         problem = f"has generators take turns in mode colocated, but {unable!r} cannot sleep"
         raise _broken(provider, problem, f"its decision: {decision.reason or decision.mode}")
     return decision
+
+
+def prepare_policy(policy: PlacementPolicy, provider: str, window: Window) -> None:
+    """Has a policy that ``Prepares`` do so. Raises ContractError for what it raises."""
+    if not isinstance(policy, Prepares):
+        return
+    try:
+        policy.prepare(window)
+    except Exception as error:  # isolation point: a plugin's code
+        what = f"raised {type(error).__name__}: {error}"
+        raise _broken(provider, what, f"at {line_of(error, policy)}") from error
 
 
 def check_decision(

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from gcore_core.contract import engine_profiles, measurements, run_files
+from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.placement import Device
+from gcore_core.contract.placement import Decision, Device, Partition, Window, place_evenly
 from gcore_core.controllers.placement import journal
 from gcore_core.controllers.placement.lead import Last, Mover
 from gcore_core.controllers.placement.sleepers import Sleepers
+from gcore_core.runtime.placement_decisions import prepare_policy
 from gcore_core.runtime.worker_settings import PlacementFacts
 from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
 
@@ -125,7 +127,7 @@ def test_left_over_groups_are_used_by_the_next_step_if_the_objective_allows(
     )
 
 
-def mover(saved: dict[str, Any], directory: str = "") -> Mover:
+def mover(saved: dict[str, Any], directory: str = "", policy: Any = None) -> Mover:
     """The lead's mover, of a run that begins or, with what was saved, is resumed."""
     facts = PlacementFacts(
         devices=[Device(index=0, kind="cpu", node="n")],
@@ -136,7 +138,7 @@ def mover(saved: dict[str, Any], directory: str = "") -> Mover:
         directory=directory,
     )
     told = SimpleNamespace(placement=facts, state={"placement": saved})
-    context: Any = SimpleNamespace(facts=told, placement=object())
+    context: Any = SimpleNamespace(facts=told, placement=policy or object())
     return Mover(context, {}, Sleepers({}, (), ()))
 
 
@@ -206,3 +208,48 @@ async def test_only_replicas_that_are_woken_count_as_moved() -> None:
     sleepers.lost = {("judge", 1)}
     await sleepers.arrange({"judge": [0, 1], "fixed": [0]})
     assert sleepers.moved == 1
+
+
+class Compiles:
+    """A policy whose preparation takes 30 s by a clock of the test, and each decision 1 s."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.calls: list[str] = []
+
+    def prepare(self, window: Window) -> None:
+        assert window.slots == {"rollout": 1}
+        self.calls.append("prepare")
+        self.now_s += 30
+
+    def revise(self, partition: Partition | None, window: Window) -> Decision:
+        self.calls.append("revise")
+        self.now_s += 1
+        return place_evenly(partition, window)
+
+
+async def test_what_a_policy_prepares_comes_before_its_first_decision_and_counts_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Compiles()
+    lead = mover({}, directory=str(tmp_path), policy=policy)
+    monkeypatch.setattr(
+        "gcore_core.controllers.placement.lead.time",
+        SimpleNamespace(perf_counter=lambda: policy.now_s),
+    )
+
+    async def nothing(*_: Any) -> float:
+        return 0.0
+
+    monkeypatch.setattr(lead, "_carry_out", nothing)
+    for step in range(2):
+        await lead.decide(step, 0, Last())
+    assert policy.calls == ["prepare", "revise", "revise"]
+    lines = (tmp_path / "placement.jsonl").read_text().splitlines()
+    assert [json.loads(line)["took_s"] for line in lines] == [1.0, 1.0]
+
+
+def test_a_policy_that_cannot_prepare_is_named() -> None:
+    policy = SimpleNamespace(prepare=lambda window: 1 / 0, revise=None)
+    with pytest.raises(ContractError, match=r"placement.*some/policy.*ZeroDivisionError"):
+        prepare_policy(policy, "some/policy", Window(devices=(), slots={}))

@@ -44,7 +44,7 @@ from gcore_core.controllers.placement.measurements import (
     running_s,
 )
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
-from gcore_core.runtime.placement_decisions import ask_policy, check_decision
+from gcore_core.runtime.placement_decisions import ask_policy, check_decision, prepare_policy
 
 log = logging.getLogger(__name__)
 # How many looks in a row must find a judge without a replica that answers, before the judge is
@@ -163,6 +163,8 @@ class Mover:
         release_before: no record of earlier steps is needed; replicas that sleep are told so.
         last: the measurements of the step before; the policy sees them.
         """
+        if self._decision is None:  # nothing is timed yet, and models are being loaded
+            prepare_policy(self._policy, self._facts.provider, self._make_window(step, last))
         began_s = time.perf_counter()
         # First: what the latest decision came to, and what its rollout says about the engines.
         latest = self._decision

@@ -42,6 +42,13 @@ class Replay(Rescue):
     def __init__(self, config: ReplayConfig) -> None:
         self._config = config
 
+    def prepare(self, window: Window) -> None:
+        """Has the model of the cluster compiled, where there will be something to replay."""
+        if find_pool(window) is not None:
+            from gcore_queueing.step import compile_play
+
+            compile_play()
+
     def revise(self, partition: Partition | None, window: Window) -> Decision:
         """Chooses the split of the next step; see the contract's placement policy.
 

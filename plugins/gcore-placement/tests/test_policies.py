@@ -14,6 +14,7 @@ from gcore_placement.fixed import Colocated, Coresident, FixedSplit
 from gcore_placement.replay import Replay
 from gcore_placement.replaying import as_groups, slower
 from gcore_placement.utilisation import Utilisation
+from gcore_queueing import events
 from gcore_queueing.step import Engines, play
 
 from gcore_core.contract.engine_profiles import Profile
@@ -540,3 +541,13 @@ def test_no_rescue_takes_turns_where_generation_never_ends(overlaps: bool) -> No
     found = policy.rescue(partition, replace(seen, lost={"judge": lost}))
     assert (found is None) == overlaps
     assert found is None or found.mode == "colocated"
+
+
+def test_nothing_is_compiled_when_a_step_is_replayed_after_the_preparation() -> None:
+    """The first step that was measured would else take as long as the compiler, 25 s."""
+    config = ReplayConfig(modes=["split", "colocated", "coresident"])
+    Replay(config).prepare(window(8))
+    compiled = list(events.play.signatures)
+    assert len(compiled) == 1
+    assert Replay(config).revise(None, window(8, switch_s=1.0)).predicted_s
+    assert events.play.signatures == compiled

@@ -224,6 +224,19 @@ def play(
     return Played.of(result, groups, serves, at_once)
 
 
+def compile_play() -> None:
+    """Has ``play`` compiled, unless its compiled code lies on the disk: some 25 s once a machine.
+
+    The smallest rollout has the types of every other one, so nothing is compiled again for those.
+    """
+    one = np.ones((1, 1))
+    groups = Groups(
+        policy=one, judge=one, policy_prompt=one, judge_prompt=one, kept=np.ones(1, bool)
+    )
+    rate = KeepRate(rates=(1.0,) * 4, is_known=True)
+    play(groups, Engines("split", 1, 1), (Profile(), Profile()), 1, rate)
+
+
 def profile_table(profiles: tuple[Profile, Profile]) -> np.ndarray:
     """Returns float64[2, 6]: of the policy and of the judge the columns that ``events`` names."""
     return np.array(
