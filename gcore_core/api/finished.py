@@ -13,6 +13,7 @@ from gcore_core.config.plan import load_plan
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.factories import import_attribute
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.providers import TrainerProvider
 
@@ -154,5 +155,5 @@ def _library(name: str, where: str, otherwise: str) -> Any:
             f"it needs {name}, which is not installed.",
             where=where,
             why=otherwise,
-            todo=f"pip install {name}",
+            todo=install_command(name),
         ) from error

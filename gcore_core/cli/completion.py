@@ -29,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.errors import ConfigError
+    from gcore_core.contract.installing import install_command
 
     try:
         shtab: Any = importlib.import_module("shtab")
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "it needs shtab, which is not installed.",
             where="g-core completion",
-            todo="pip install 'gcore-core[completion]'",
+            todo=install_command("gcore-core[completion]"),
         ) from error
     print(shtab.complete(whole_parser(shtab.FILE), args.shell))
     return 0

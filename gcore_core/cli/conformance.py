@@ -45,11 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.cli import write_file
     from gcore_core.config import catalog
     from gcore_core.contract.errors import PluginBroken, PluginError
+    from gcore_core.contract.installing import install_command
 
     if importlib.util.find_spec("pytest") is None:
         raise PluginError(
             "contracts are run by pytest, which is not installed.",
-            todo="pip install 'gcore-core[testing]'",
+            todo=install_command("gcore-core[testing]"),
         )
     plugin = catalog.scan().get(args.name, where="g-core conformance")
     with tempfile.TemporaryDirectory(prefix="g-core-conformance-") as directory:

@@ -28,6 +28,7 @@ from gcore_core.contract.errors import (
     PluginNotFound,
     did_you_mean,
 )
+from gcore_core.contract.installing import install_command, is_offered
 
 GROUP = "gcore"
 CORE = "core"
@@ -130,7 +131,7 @@ class Catalog:
                 f"no plugin named {name!r} is installed.",
                 where=where,
                 why=f"installed: {', '.join(self.names())}{did_you_mean(name, self.names())}",
-                todo="to add one: pip install gcore-<name>      list: g-core plugins",
+                todo=_ways_to_add(name),
                 choices=self.names(),
             )
         plugin = rows[0]
@@ -154,8 +155,7 @@ class Catalog:
             raise PluginIncompatible(
                 f"plugin {name!r} ({plugin.owner}) {plugin.reason}.",
                 where=where,
-                todo=f"upgrade it: pip install -U {plugin.distribution}\n"
-                f"or take a core that it admits: pip install '{plugin.requires}'",
+                todo=f"take a version of it that admits this core, or {plugin.requires}",
             )
         _check_pin(plugin, where, pin)
         return plugin
@@ -325,8 +325,15 @@ def _check_pin(plugin: Installed, where: str, pin: str) -> None:
         raise PluginIncompatible(
             f"the run asks for {plugin.name}{pin}, but {plugin.owner} is installed.",
             where=where,
-            todo=f"pip install '{plugin.distribution}{pin}', or change the pin",
+            todo=f"install {plugin.distribution}{pin}, or change the pin",
         )
+
+
+def _ways_to_add(name: str) -> str:
+    """Returns how to install the plugin of a name, where the core was installed from has it."""
+    distribution = f"gcore-{name}"
+    command = install_command(distribution) if is_offered(distribution) else ""
+    return f"to add it: {command}" if command else "list: g-core plugins"
 
 
 def _normal(name: str) -> str:

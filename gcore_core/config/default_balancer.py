@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcore_core.config.catalog import Catalog
 from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.job_settings import AUTO, POLICY
 
 BY_COST = "balance"
@@ -53,7 +54,7 @@ def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> C
         reason = f"auto: plugin {BY_COST} is not installed, or may not be used"
         note = (
             "records are dealt to the trainer's ranks in order, whatever they cost, since plugin "
-            f"{BY_COST} is not installed or may not be used (pip install gcore-{BY_COST})"
+            f"{BY_COST} is not installed or may not be used ({install_command(f'gcore-{BY_COST}')})"
         )
         return Choice(use=IN_ORDER, reason=reason, note=note)
     deterministic = bool(core["run"]["deterministic"])

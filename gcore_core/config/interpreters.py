@@ -19,6 +19,7 @@ from pathlib import Path
 from gcore_core import __version__
 from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, GcoreError, PluginIncompatible
+from gcore_core.contract.installing import install_command
 
 _CORE_DISTRIBUTION = "gcore-core"
 #: The program that the other interpreter runs to print its search path. With -c, the first entry is
@@ -86,7 +87,7 @@ def open_interpreter(python: str | None, *, where: str) -> Interpreter:
     venvs.require_made(program, where=where)
     if not program.exists():
         root = shlex.quote(str(program.parent.parent))
-        install = f"{shlex.quote(python)} -m pip install gcore-core=={__version__}"
+        install = install_command(f"gcore-core=={__version__}", python=python)
         raise ConfigError(
             f"there is no interpreter {python}.",
             where=where,
@@ -214,4 +215,4 @@ def _remedy(interpreter: Interpreter, requirements: list[str], lacking: Sequence
     """
     if venvs.record(venv := Path(interpreter.python).parent.parent):
         return f"make it anew: {venvs.command(venv, lacking)}"
-    return shlex.join([interpreter.python, "-m", "pip", "install", *requirements])
+    return install_command(*requirements, python=interpreter.python)

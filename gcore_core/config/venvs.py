@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.contract.installing import install_command
 
 RECORD = "g-core-venv.json"
 MAKER = "gcore-venv"  # the distribution that brings `g-core venv`
@@ -83,7 +84,7 @@ def require_made(program: Path, *, where: str) -> None:
     missing = f"there is no venv {venv.name!r}{did_you_mean(venv.name, names)}."
     todo = f"make it: {command(venv)}      list: g-core venv list"
     if not any(distributions(name=MAKER)):
-        todo = f"install what makes it: pip install {MAKER}      then: {command(venv)}"
+        todo = f"install what makes it: {install_command(MAKER)}\nthen: {command(venv)}"
     raise ConfigError(
         f"venv {venv.name!r} is half made." if description else missing,
         where=where,

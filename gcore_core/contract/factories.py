@@ -69,8 +69,8 @@ def import_attribute(reference: str) -> Any:
             f"{reference!r} does not import: {type(error).__name__}: {error}",
             why=f"interpreter: {sys.executable}",
             todo=(
-                "if the engine is missing there, install the plugin's extra: pip install "
-                "'gcore-<name>[engine]'"
+                "if the engine is missing there, install the plugin with its extra, as in "
+                "gcore-vllm[engine]"
             ),
             reference=reference,
         ) from error

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.memory import PUSH_BYTES
 from gcore_core.contract.weight_transfer import SHM
 
@@ -91,7 +92,8 @@ class SyncConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.push_delta == "always" and importlib.util.find_spec("zstandard") is None:
             raise ValueError(
-                "push_delta: always needs the package zstandard: pip install 'gcore-core[delta]'"
+                "push_delta: always needs the package zstandard: "
+                f"{install_command('gcore-core[delta]')}"
             )
         if self.logprob_band is not None and not 0 < self.logprob_band < math.inf:
             raise ValueError(

@@ -188,7 +188,7 @@ def test_error_for_an_unknown_plugin_lists_installed_plugins(installed: Installe
     lines = str(caught.value).splitlines()
     assert lines[0] == "roles.rollout.use: no plugin named 'fkae' is installed."
     assert "fake" in lines[1] and lines[1].endswith("(did you mean 'fake'?)")
-    assert lines[2] == "  to add one: pip install gcore-<name>      list: g-core plugins"
+    assert lines[2] == "  list: g-core plugins"
 
 
 def test_a_pin_is_checked_before_any_import(installed: InstalledPlugins) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gcore_core import cli
 from gcore_core.config import catalog
 from gcore_core.config.plan import load_plan
+from gcore_core.contract.installing import install_command
 
 Job = Callable[..., Path]
 ONE_SLOT = "roles.policy.slots=1"
@@ -64,8 +65,9 @@ def test_records_are_dealt_in_order_where_the_plugin_is_not_installed_and_check_
 ) -> None:
     plan = load_plan(job(), installed=WithoutBalance())
     assert plan.provided["balance"].reference == "core/in-order"
+    command = install_command("gcore-balance")
     assert plan.notes[0].endswith(
-        "since plugin balance is not installed or may not be used (pip install gcore-balance)"
+        f"since plugin balance is not installed or may not be used ({command})"
     )
 
 

@@ -700,7 +700,7 @@ def normal(text: str, directory: Path) -> str:
     installed.
     """
     text = text.replace(str(directory), "/jobs").replace(sys.executable, "/envs/main/bin/python")
-    text = text.replace(str(Path(__file__)), "/envs/a/bin/activate")
+    text = text.replace(str(Path(__file__)), "/envs/a/bin/activate").replace(str(ROOT), "/g-core")
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:5000", text)
     return re.sub(
         r"(  installed: )[^()]*?( \(|$)", r"\1core, fake, ...\2", text, flags=re.MULTILINE

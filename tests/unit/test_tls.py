@@ -25,6 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, ContractError, WorkerDied
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint, Traffic
 from gcore_core.kits.launching import make_identity
 from gcore_core.runtime.rpc import sockets, tls
@@ -790,7 +791,7 @@ def test_without_the_package_an_identity_is_refused_with_what_to_install(
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(ConfigError, match="needs the package cryptography") as caught:
         make_identity()
-    assert caught.value.todo == "pip install 'gcore-core[tls]'"
+    assert caught.value.todo == install_command("gcore-core[tls]")
 
 
 def test_only_who_makes_an_identity_imports_cryptography() -> None:

@@ -14,6 +14,7 @@ from gcore_core.config import checks, venvs
 from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError, PluginIncompatible
+from gcore_core.contract.installing import install_command
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
 
@@ -112,7 +113,7 @@ def test_without_gcore_venv_the_error_says_how_to_install_it(
     with pytest.raises(ConfigError) as missing:
         open_interpreter("venv:vllm", where="roles.rollout.python")
     assert missing.value.todo == (
-        "install what makes it: pip install gcore-venv      then: g-core venv create vllm"
+        f"install what makes it: {install_command(venvs.MAKER)}\nthen: g-core venv create vllm"
     )
 
 

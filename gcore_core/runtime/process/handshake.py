@@ -5,12 +5,12 @@ The worker compares before it imports a factory, the supervisor when it is greet
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterable
 
 from gcore_core import __version__
 from gcore_core.contract.errors import PluginIncompatible
+from gcore_core.contract.installing import install_command
 from gcore_core.runtime.messages import Versions
 
 
@@ -50,8 +50,8 @@ def agree(name: str, *, worker: Versions, supervisor: Versions) -> None:
                     f"{other or 'missing'} in {worker.python}\n{version or 'missing'} in "
                     f"{supervisor.python}"
                 ),
-                todo=f"install the same: {shlex.quote(worker.python)} -m pip install "
-                f"{shlex.quote(f'{distribution}=={version}')}",
+                todo="install the same: "
+                + install_command(f"{distribution}=={version}", python=worker.python),
                 distribution=distribution,
                 python=worker.python,
             )

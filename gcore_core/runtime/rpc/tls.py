@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.installing import install_command
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _END = b"-----END CERTIFICATE-----"
@@ -130,7 +131,7 @@ def make_identity() -> bytes:
             "a run on several machines needs the package cryptography for TLS between them",
             where="launcher",
             why=f"{error}",
-            todo="pip install 'gcore-core[tls]'",
+            todo=install_command("gcore-core[tls]"),
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "g-core run")])

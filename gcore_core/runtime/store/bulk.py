@@ -74,6 +74,7 @@ from gcore_core.contract.errors import (
     GcoreError,
     WorkerDied,
 )
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.rpc import tls
 from gcore_core.runtime.rpc.keepalive import end_in_silence
@@ -224,7 +225,8 @@ def _content_mac(key: bytes) -> AESGCM:
             "content between nodes in plain needs the package cryptography",
             where="launcher",
             why=f"{error}",
-            todo="pip install 'gcore-core[tls]' on every host, or declare no network private",
+            todo=f"on every host: {install_command('gcore-core[tls]')}\n"
+            "or declare no network private",
         ) from error
     return AESGCM(key)
 

@@ -18,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.installing import install_command
 
 #: The plugin reaches into DeepSpeed's optimizers (to discard a gradient, to set moments), so it
 #: may fail with other versions.
@@ -74,5 +75,5 @@ def _check_version(context: WorkerContext) -> None:
         raise ConfigError(
             f"this trainer needs deepspeed {VERSIONS}, but found {version or 'none'}.",
             where=f"roles.{context.role}.python",
-            todo="pip install 'gcore-deepspeed[engine]' in that venv.",
+            todo=install_command("gcore-deepspeed[engine]"),
         )

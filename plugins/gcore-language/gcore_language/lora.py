@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.records import AdapterFacts
 from gcore_language.adapter_books import tensor_names
 from gcore_language.images import takes_images
@@ -376,7 +377,7 @@ def _inject(model: nn.Module, lora: LoraSettings, targets: list[str], where: str
             "adapters need the library peft.",
             where=where,
             why=str(error),
-            todo="pip install 'gcore-language[lora]'",
+            todo=install_command("gcore-language[lora]"),
         ) from error
     config = LoraConfig(
         r=lora.rank,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gcore_core.contract.errors import ConfigError, DataError, GcoreError, did_you_mean
+from gcore_core.contract.installing import install_command
 from gcore_language.settings import TrainerSettings, require
 
 #: The word for all matrices of the layers.
@@ -197,7 +198,8 @@ def problems(role: Mapping[str, Any], where: str) -> Iterator[str]:
     if not lora.on:
         return
     if not role.get("python") and importlib.util.find_spec("peft") is None:
-        yield f"{where}: adapters need the library peft; pip install 'gcore-language[lora]'."
+        command = install_command("gcore-language[lora]")
+        yield f"{where}: adapters need the library peft: {command}"
     if lora.path and not Path(lora.path).is_dir():
         yield f"{where}.path: there is no directory {lora.path}."
         return

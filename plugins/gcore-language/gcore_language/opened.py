@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError, DataError
+from gcore_core.contract.installing import install_command
 
 
 def open_policy(directory: Path) -> Any:
@@ -22,7 +23,7 @@ def open_policy(directory: Path) -> Any:
             f"it needs {error.name}, which is not installed.",
             where="run.policy()",
             why=f"the weights are in {directory}",
-            todo="pip install 'gcore-language[models]'",
+            todo=install_command("gcore-language[models]"),
         ) from error
     config = read_config(directory)
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.installing import install_command
 
 WHERE = "placement.config.signal: hardware"
 #: Seconds between two samples. The driver's own value is a mean over up to one second.
@@ -118,7 +119,7 @@ def _open_library() -> Any:
             "the utilisation of GPUs is read through nvidia-ml-py, which is not installed",
             where=WHERE,
             why=str(error),
-            todo="pip install 'gcore-placement[nvml]', or use signal: filled",
+            todo=f"{install_command('gcore-placement[nvml]')}, or use signal: filled",
         ) from error
     try:
         nvml.nvmlInit()

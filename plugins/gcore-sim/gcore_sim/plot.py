@@ -1,6 +1,6 @@
 """Draws the steps of a simulation.
 
-This is the only module that needs matplotlib: ``pip install gcore-sim[plot]``.
+This is the only module that needs matplotlib: the extra ``plot``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.installing import install_command
 from gcore_sim.cluster import ORACLE, Row
 
 
@@ -26,7 +27,7 @@ def plot(rows: Sequence[Row], file: Path, title: str = "") -> None:
         from matplotlib import pyplot
     except ImportError:
         raise ConfigError(
-            "matplotlib is not installed.", where="--plot", todo="pip install 'gcore-sim[plot]'"
+            "matplotlib is not installed.", where="--plot", todo=install_command("gcore-sim[plot]")
         ) from None
     figure, (seconds, shares, idle) = pyplot.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
     names = list(dict.fromkeys(row.policy for row in rows))

@@ -58,7 +58,7 @@ class OnQwen2VL(OnLlama):
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-        pytest.importorskip("PIL", reason="pip install gcore-torch[images]")
+        pytest.importorskip("PIL", reason="needs gcore-torch[images]")
         directory = tmp_path_factory.mktemp(cls.family)
         save_image_model(directory, cls.family)
         return {"path": str(directory)}

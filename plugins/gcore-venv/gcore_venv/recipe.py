@@ -12,17 +12,15 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gcore_core import __version__
 from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.contract.installing import find_installed, install_words
 from gcore_core.contract.providers import VenvProvider
 from gcore_core.kits.commands import Plugins, catalog, find_devices
 
@@ -156,7 +154,7 @@ def recipe(wish: Wish, *, where: str) -> Recipe:
             todo=f"choices: {', '.join(offered)}",
             choices=list(offered),
         )
-    companions = [name for name in spec.beside if _installed(name)]
+    companions = [name for name in spec.beside if find_installed(name)]
     names = [installed.distribution, *companions, *(_distribution(name) for name in wish.extra)]
     extras = {installed.distribution: spec.extras}
     return Recipe(
@@ -180,7 +178,7 @@ def _distribution(name: str) -> str:
     owners = {plugin.name: plugin.distribution for plugin in catalog.scan().plugins}
     if name in owners:
         return owners[name]
-    if _installed(name) is None:
+    if find_installed(name) is None:
         raise ConfigError(
             (
                 f"neither a plugin nor a distribution named {name!r} is installed "
@@ -201,58 +199,28 @@ def _with_ours(names: Sequence[str]) -> list[str]:
     queue = [str(canonicalize_name(name)) for name in names]
     while queue:
         name = queue.pop(0)
-        if name not in names_of_ours and (installed := _installed(name)):
+        if name not in names_of_ours and (here := find_installed(name)):
             names_of_ours.append(name)
-            queue += [
-                required for required in _requires(installed) if required.startswith("gcore-")
-            ]
+            queue += [required for required in _requires(here) if required.startswith("gcore-")]
     return names_of_ours
 
 
-def _requires(installed: Distribution) -> Iterator[str]:
+def _requires(here: Distribution) -> Iterator[str]:
     """Yields the names of what a distribution requires without its extras."""
-    for line in installed.requires or ():
+    for line in here.requires or ():
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield str(canonicalize_name(requirement.name))
 
 
-def _installed(name: str) -> Distribution | None:
-    """Returns the distribution that is installed here; None where there is none.
-
-    Of several copies it is the one that says where it came from.
-    """
-    copies = list(distributions(name=name))
-    return next(
-        (item for item in copies if item.read_text("direct_url.json")),
-        copies[0] if copies else None,
-    )
-
-
 def _source(name: str, extras: Sequence[str]) -> Source:
     """Returns what pip needs to install a distribution as it is installed here."""
-    installed = _installed(name)
-    requirement = name + (f"[{','.join(extras)}]" if extras else "")
+    here = find_installed(name)
     # The core may run without being installed.
-    version = installed.version if installed else __version__
-    words: tuple[str, ...] = (f"{requirement}=={version}",)
-    if installed and (text := installed.read_text("direct_url.json")):
-        words = _from_url(requirement, json.loads(text), extras)
-    requires = tuple((installed.requires if installed else None) or ())
-    return Source(distribution=name, version=version, words=words, requires=requires)
-
-
-def _from_url(requirement: str, direct: dict[str, Any], extras: Sequence[str]) -> tuple[str, ...]:
-    """Returns pip's arguments for what was installed from a directory, archive or repository.
-
-    direct: what pip wrote about that install (PEP 610).
-    """
-    url = str(direct["url"])
-    if direct.get("dir_info", {}).get("editable"):
-        folder = url2pathname(urlsplit(url).path)
-        return "-e", folder + (f"[{','.join(extras)}]" if extras else "")
-    if vcs := direct.get("vcs_info"):
-        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    if direct.get("subdirectory"):
-        url += f"#subdirectory={direct['subdirectory']}"
-    return (f"{requirement} @ {url}",)
+    version = here.version if here else __version__
+    return Source(
+        distribution=name,
+        version=version,
+        words=install_words(name, extras, f"=={version}"),
+        requires=tuple((here.requires if here else None) or ()),
+    )

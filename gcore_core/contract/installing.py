@@ -1,0 +1,139 @@
+"""Says how a distribution is installed, in errors that ask for one.
+
+None of this project is published. What is installed here is installed elsewhere in the same way;
+what is not comes from where the core came from: a checkout, or a folder of wheels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_CORE = "gcore-core"
+_OURS = "gcore-"
+_REQUIREMENT = re.compile(r"(?P<name>[^\[=<>!~; ]+)(\[(?P<extras>[^\]]*)\])?")
+#: Stands for the folder of wheels where nobody knows it.
+_WHEELS = "WHEELS"
+
+
+def install_command(*requirements: str, python: str = sys.executable) -> str:
+    """Returns the command that installs distributions into an interpreter.
+
+    requirements: such as ``gcore-vllm``, ``gcore-rewards[math]`` or ``gcore-core==0.2.0``. A
+        version is left out where there is only one.
+    python: path of the interpreter.
+    """
+    words = [word for requirement in requirements for word in _words(requirement)]
+    return shlex.join([python, "-m", "pip", "install", *words])
+
+
+def install_words(name: str, extras: Sequence[str] = (), version: str = "") -> tuple[str, ...]:
+    """Returns pip's arguments for one distribution.
+
+    extras: of the distribution, such as ``("math",)``.
+    version: a specifier, for pip to choose by where there are several versions.
+    """
+    brackets = f"[{','.join(extras)}]" if extras else ""
+    requirement = f"{name}{brackets}"
+    if (here := find_installed(name)) and (direct := _direct_url(here)):
+        return _from_url(requirement, brackets, direct)
+    place = _source()
+    file = _file(name, place) if place else None
+    if file is not None and file.suffix == ".whl":
+        # By its file: on an index, anybody may take a name that is not published there.
+        return "--find-links", str(file.parent), f"{file}{brackets}"
+    if file is not None:
+        return "-e", f"{file}{brackets}"
+    return (f"{requirement}{version}",)
+
+
+def find_installed(name: str) -> Distribution | None:
+    """Returns the distribution that is installed here; None where there is none.
+
+    Of several copies it is the one that says where it came from.
+    """
+    copies = list(distributions(name=name))
+    return next((copy for copy in copies if _direct_url(copy)), copies[0] if copies else None)
+
+
+def is_offered(name: str) -> bool:
+    """Says whether a distribution lies where the core was installed from."""
+    place = _source()
+    return place is not None and _file(name, place) is not None
+
+
+def _words(requirement: str) -> Iterator[str]:
+    """Yields pip's arguments for a requirement, and for what it needs that pip would not find."""
+    found = _REQUIREMENT.match(requirement)
+    assert found, requirement
+    for name in _missing(found["name"]):
+        yield from install_words(name)
+    extras = found["extras"].split(",") if found["extras"] else ()
+    words = install_words(found["name"], extras, requirement[found.end() :])
+    if words == (requirement,) and requirement.startswith(_OURS) and _source() is None:
+        yield from ("--find-links", _WHEELS)
+    yield from words
+
+
+def _missing(name: str) -> Iterator[str]:
+    """Yields what a project of the checkout requires of the others and is not installed here."""
+    place = _source()
+    file = _file(name, place) if place else None
+    if file is None or not file.is_dir():
+        return
+    project = tomllib.loads((file / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for line in project["dependencies"]:
+        found = _REQUIREMENT.match(line)
+        if found and found["name"].startswith(_OURS) and not find_installed(found["name"]):
+            yield from _missing(found["name"])
+            yield found["name"]
+
+
+def _source() -> Path | None:
+    """Returns the checkout, or the folder of wheels, from which the core was installed.
+
+    None where it was installed by its name, or is imported from elsewhere.
+    """
+    checkout = Path(__file__).parents[2]
+    if (checkout / "plugins").is_dir():
+        return checkout
+    core = find_installed(_CORE)
+    direct = _direct_url(core) if core else None
+    if not direct or not str(direct["url"]).startswith("file:"):
+        return None
+    place = Path(unquote(urlsplit(direct["url"]).path))
+    return place.parent if place.suffix == ".whl" else place
+
+
+def _file(name: str, place: Path) -> Path | None:
+    """Returns the folder or the wheel of a distribution in a place; None where it has none."""
+    if (place / "plugins").is_dir():
+        project = place if name == _CORE else place / "plugins" / name
+        return project if (project / "pyproject.toml").is_file() else None
+    return max(place.glob(f"{name.replace('-', '_')}-*.whl"), default=None)
+
+
+def _direct_url(distribution: Distribution) -> dict[str, Any] | None:
+    """Returns what pip wrote about where a distribution came from (PEP 610)."""
+    text = distribution.read_text("direct_url.json")
+    return dict(json.loads(text)) if text else None
+
+
+def _from_url(requirement: str, brackets: str, direct: dict[str, Any]) -> tuple[str, ...]:
+    """Returns pip's arguments for what was installed from a directory, archive or repository."""
+    url = str(direct["url"])
+    if direct.get("dir_info", {}).get("editable"):
+        return "-e", unquote(urlsplit(url).path) + brackets
+    if vcs := direct.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    if direct.get("subdirectory"):
+        url += f"#subdirectory={direct['subdirectory']}"
+    return (f"{requirement} @ {url}",)

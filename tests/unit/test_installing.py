@@ -1,0 +1,133 @@
+"""Errors say how a distribution is installed from where the core was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gcore_core.config import catalog
+from gcore_core.contract import installing
+from gcore_core.contract.errors import PluginNotFound
+from gcore_core.contract.installing import install_command, install_words, is_offered
+
+ROOT = Path(__file__).parents[2]
+PYTHON = "/envs/a/bin/python"
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Takes name -> what pip wrote about its install, or None; nothing else is installed then."""
+    monkeypatch.setattr(installing, "__file__", str(tmp_path / "site/gcore_core/contract/x.py"))
+
+    def install(**direct_urls: dict[str, Any] | None) -> Path:
+        texts = {
+            name.replace("_", "-"): None if direct_url is None else json.dumps(direct_url)
+            for name, direct_url in direct_urls.items()
+        }
+
+        def distributions(name: str) -> list[Any]:
+            found = SimpleNamespace(read_text=lambda file: texts[name])
+            return [found] if name in texts else []
+
+        monkeypatch.setattr(installing, "distributions", distributions)
+        return tmp_path
+
+    return install
+
+
+def lay(folder: Path, *names: str, requires: tuple[str, ...] = ()) -> None:
+    """Writes a checkout with plugins of these names, which require others."""
+    for name in names:
+        (folder / "plugins" / name).mkdir(parents=True)
+        text = f"[project]\ndependencies = {json.dumps(list(requires))}\n"
+        (folder / "plugins" / name / "pyproject.toml").write_text(text)
+
+
+def test_a_distribution_of_this_checkout_is_installed_from_its_folder() -> None:
+    extras = install_command("gcore-rewards[math]", "gcore-core[tls]", python=PYTHON)
+    projects = f"-e '{ROOT}/plugins/gcore-rewards[math]' -e '{ROOT}[tls]'"
+    assert extras == f"{PYTHON} -m pip install {projects}"
+    pinned = install_command("gcore-vllm==1.3.0", python=PYTHON)
+    assert pinned == f"{PYTHON} -m pip install -e {ROOT}/plugins/gcore-vllm"
+
+
+def test_what_pip_would_not_find_comes_with_it(place: Any, tmp_path: Path) -> None:
+    """pip looks for what a folder requires on its index, where nothing of this project is."""
+    lay(tmp_path, "gcore-queueing", requires=("numpy>=2", "gcore-core>=0.2"))
+    lay(tmp_path, "gcore-sim", requires=("gcore-core>=0.2", "gcore-queueing>=0.2", "numpy>=2"))
+    core = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
+    folders = [f"-e {tmp_path}/plugins/{name}" for name in ("gcore-queueing", "gcore-sim")]
+    place(gcore_core=core)
+    command = install_command("gcore-sim", python=PYTHON)
+    assert command == f"{PYTHON} -m pip install {' '.join(folders)}"
+    place(gcore_core=core, gcore_queueing=None)
+    assert install_command("gcore-sim", python=PYTHON) == f"{PYTHON} -m pip install {folders[1]}"
+
+
+def test_a_checkout_that_was_installed_as_a_copy_is_found_too(place: Any, tmp_path: Path) -> None:
+    lay(tmp_path / "my code", "gcore-venv")
+    place(gcore_core={"url": f"file://{tmp_path}/my%20code", "dir_info": {}})
+    command = f"{PYTHON} -m pip install -e '{tmp_path}/my code/plugins/gcore-venv'"
+    assert install_command("gcore-venv", python=PYTHON) == command
+
+
+def test_a_wheel_is_taken_from_the_folder_in_which_the_cores_lay(
+    place: Any, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "gcore_rewards-0.2.0-py3-none-any.whl"
+    wheel.touch()
+    place(gcore_core={"url": f"file://{tmp_path}/gcore_core-0.2.0.whl", "archive_info": {}})
+    command = f"{PYTHON} -m pip install --find-links {tmp_path} '{wheel}[math]'"
+    assert install_command("gcore-rewards[math]", python=PYTHON) == command
+    assert is_offered("gcore-rewards") and not is_offered("gcore-vllm")
+
+
+@pytest.mark.parametrize("core", [{}, {"gcore_core": None}])
+def test_a_core_that_was_installed_by_its_name_leaves_the_folder_to_the_reader(
+    place: Any, core: Any
+) -> None:
+    place(**core)
+    command = f"{PYTHON} -m pip install --find-links WHEELS gcore-venv"
+    assert install_command("gcore-venv", python=PYTHON) == command
+
+
+def test_what_is_installed_here_is_installed_elsewhere_in_the_same_way(place: Any) -> None:
+    place(
+        gcore_mine={"url": "file:///a/mine", "dir_info": {"editable": True}},
+        gcore_ours={"url": "https://a/b.git", "vcs_info": {"vcs": "git", "commit_id": "c0"}},
+        gcore_core={"url": "file:///wheels/gcore_core.whl", "archive_info": {}},
+    )
+    assert install_words("gcore-mine", ("x",), "==1") == ("-e", "/a/mine[x]")
+    assert install_words("gcore-ours") == ("gcore-ours @ git+https://a/b.git@c0",)
+    assert install_words("gcore-core") == ("gcore-core @ file:///wheels/gcore_core.whl",)
+
+
+@pytest.mark.parametrize("core", [None, {"url": "file:///code", "dir_info": {}}])
+def test_what_is_not_of_this_project_comes_from_the_index(place: Any, core: Any) -> None:
+    place(gcore_core=core)
+    assert install_command("pandas>=2", python=PYTHON) == f"{PYTHON} -m pip install 'pandas>=2'"
+
+
+def test_a_plugin_that_lies_in_the_checkout_is_offered_where_it_is_named() -> None:
+    with pytest.raises(PluginNotFound) as caught:
+        catalog.Catalog([], "0.2.0", disabled=False).get("vllm", where="roles.rollout.use")
+    assert caught.value.todo == f"to add it: {install_command('gcore-vllm')}"
+
+
+def test_every_distribution_that_an_error_names_is_one_of_the_project() -> None:
+    """Each call in the code names a project, and extras that it has."""
+    command = ["git", "grep", "-hoE", r"install_command\(f?\"gcore[^\"]*\"", "--", "*.py"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for line in found.splitlines():
+        requirement = line.split('"')[1].partition("=")[0]
+        if "{" in requirement or "tests" in requirement:
+            continue
+        name, _, extra = requirement.partition("[")
+        project = ROOT if name == "gcore-core" else ROOT / "plugins" / name
+        text = (project / "pyproject.toml").read_text(encoding="utf-8")
+        assert not extra or f"\n{extra.rstrip(']')} = [" in text, requirement
