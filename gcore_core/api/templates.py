@@ -8,15 +8,15 @@ Python call gives. No plugin is imported to find one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gcore_core.config import catalog, yaml12
+from gcore_core.config import yaml12
+from gcore_core.config.package_folders import package_folders
 from gcore_core.contract.errors import ConfigError, did_you_mean
+from gcore_core.contract.installing import install_command
 
 FOLDER = "jobs"
-_USABLE = ("ok", "undeclared")
 
 
 def template(algorithm: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def template(algorithm: str) -> dict[str, Any]:
         f"there is no job to begin with for {algorithm!r}{did_you_mean(name, names)}.",
         where="algorithm",
         why=f"installed: {', '.join(names) or 'none'}",
-        todo="pip install gcore-jobs"
+        todo=install_command("gcore-jobs")
         if not names
         else "write a job of your own and run it: gcore.run(FILE)",
         choices=names,
@@ -53,10 +53,6 @@ def template(algorithm: str) -> dict[str, Any]:
 
 def _files() -> Iterator[tuple[str, Path]]:
     """Yields (plugin, file) of every template that is installed."""
-    for plugin in catalog.scan().plugins:
-        if plugin.state not in _USABLE:
-            continue
-        spec = find_spec(plugin.module.partition(".")[0])
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            for file in sorted(Path(folder, FOLDER).glob("*.yaml")):
-                yield plugin.name, file
+    for plugin, folder in package_folders(FOLDER):
+        for file in sorted(folder.glob("*.yaml")):
+            yield plugin, file

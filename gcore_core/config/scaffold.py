@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
 from gcore_core import __version__
 from gcore_core.config import catalog
+from gcore_core.config.package_folders import package_folder
 from gcore_core.contract.errors import ConfigError, PluginClash, did_you_mean
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -133,12 +133,8 @@ def _template(kind: str, where: str) -> Path:
 
 def _folder_of(plugin: str, where: str) -> Path:
     """Returns ``templates`` of a plugin's package, found without importing it."""
-    module = catalog.scan().get(plugin, where=where).module.partition(".")[0]
-    spec = find_spec(module)
-    package_folders = list(spec.submodule_search_locations or ()) if spec else []
-    # A plugin that is a single module has no folder, and so no templates.
-    package = package_folders[0] if package_folders else "/nowhere"
-    return Path(package) / "templates"
+    folder = package_folder(catalog.scan().get(plugin, where=where), "templates")
+    return folder or Path("/nowhere")
 
 
 def _values(name: str, kind: str) -> dict[str, str]:

@@ -20,13 +20,16 @@ from pathlib import Path
 
 import psutil
 
+from gcore_core.config.package_folders import package_folders
 from gcore_core.contract.errors import ConfigError, WorkerDied
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.run_files import LOGS, WEIGHTS, log_path, read_metrics
 from gcore_core.run import directory as run_directory
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.export import weights_sha256
 
-RECIPE = Path("recipes/quickstart.yaml")
+RECIPE = "quickstart.yaml"
+_FOLDER = "recipes"
 UNDISTURBED = "undisturbed"
 KILLED = "killed"
 _POLL_S = 0.2
@@ -89,22 +92,23 @@ class _Training:
 
 
 def find_recipe(named: Path | None) -> Path:
-    """Returns the recipe to train: the named one, or the quickstart of a checkout.
+    """Returns the recipe to train: the named one, or the quickstart.
 
-    Raises ConfigError when there is none: recipes are in no wheel.
+    The quickstart of the working directory, which a user may have changed, goes before the one that
+    is installed. Raises ConfigError when there is none.
     """
     if named is not None:
         if not named.is_file():
             raise ConfigError("no such file.", where=str(named), todo="name a file of YAML")
         return named
-    for root in (Path.cwd(), Path(__file__).parents[2]):
-        if (root / RECIPE).is_file():
-            return root / RECIPE
+    for folder in (Path.cwd() / _FOLDER, *(folder for _, folder in package_folders(_FOLDER))):
+        if (folder / RECIPE).is_file():
+            return folder / RECIPE
     raise ConfigError(
-        f"{RECIPE} is not here.",
+        f"{_FOLDER}/{RECIPE} is not here.",
         where="g-core demo",
-        why="recipes come with the repository; an installed wheel has none",
-        todo="call it in a clone of the repository, or name a file: --recipe FILE",
+        why="gcore-jobs has it, and is not installed",
+        todo=f"{install_command('gcore-jobs')}, or name a file: --recipe FILE",
     )
 
 
