@@ -30,7 +30,7 @@ VERBS = {
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
     "hash": "print the SHA-256 of weights",
-    "doctor": "look at this machine and the installed plugins, and say what to mend",
+    "doctor": "look at this machine and the installed plugins, and say what to fix",
     "completion": "print the script by which a shell completes the command",
     "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
@@ -42,7 +42,7 @@ examples:
   g-core run job.yaml run.steps=10 roles.rollout.slots=2
   g-core config job.yaml --why roles.rollout.config.dtype
   g-core plugins
-  g-core <plugin> <command>      commands that a plugin brings, such as g-core venv create vllm
+  g-core <plugin> <command>      commands that a plugin brings, such as g-core recipes copy NAME
 
 Exit codes: 0 well, 2 configuration, 3 plugin, 4 data, 5 worker, 6 training, 7 address,
 8 checkpoint.
@@ -112,7 +112,7 @@ def _dispatch(words: list[str], *, owns_process: bool) -> int:
     module = importlib.import_module(f"gcore_core.cli.{verb}")
     verb_parser = argparse.ArgumentParser(
         prog=f"g-core {verb}",
-        description=f"{VERBS[verb].capitalize()}.",
+        description=f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.configure(verb_parser)

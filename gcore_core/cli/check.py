@@ -10,7 +10,11 @@ from pathlib import Path
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="values that win over the file",
     )
     parser.epilog = "example:\n  g-core check job.yaml roles.rollout.use=vllm"
 

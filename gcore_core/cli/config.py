@@ -9,7 +9,11 @@ from pathlib import Path
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="values that win over the file",
     )
     parser.add_argument("--why", metavar="KEY", help="print this key's value and where it was set")
     parser.epilog = (

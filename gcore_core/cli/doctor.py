@@ -1,4 +1,4 @@
-"""``g-core doctor``: looks at what this machine and this Python have, and says what to mend.
+"""``g-core doctor``: looks at what this machine and this Python have, and says what to fix.
 
 It looks at no job (``g-core check`` does) and at no venv (``g-core venv doctor`` does). It imports
 the light root of every plugin, no engine, and starts nothing.

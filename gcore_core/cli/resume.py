@@ -13,6 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
+        default=[],  # else it counts as required
         metavar="key=value",
         help="values that win over the run's, e.g. controller.shards=4",
     )

@@ -11,6 +11,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides",
         nargs="*",
+        default=[],  # else it counts as required
         metavar="key=value",
         help="values that win over the file, e.g. run.steps=10",
     )

@@ -174,7 +174,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", metavar="FILE", help="the job, a YAML file, as pods see it")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="values that win over the file",
     )
     parser.add_argument(
         "--image", required=True, help="with gcore-core[tls], gcore-nodes and the job's plugins"

@@ -191,7 +191,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="values that win over the file",
     )
     parser.add_argument("--nodes", type=count, required=True, metavar="N", help="how many nodes")
     parser.add_argument("--gpus-per-node", type=count, metavar="N", help="default: none is asked")

@@ -132,7 +132,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="values that win over the file",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the small job; FILE-small.yaml"

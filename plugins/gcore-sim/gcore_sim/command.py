@@ -28,7 +28,11 @@ def run(words: list[str]) -> int:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="values that win over the file"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="values that win over the file",
     )
     args = parser.parse_intermixed_args(words)
     overrides = [*_unscaled(args.file, args.overrides), *args.overrides, "launcher.use=sim/inline"]
