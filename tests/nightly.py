@@ -3,9 +3,9 @@
     python tests/nightly.py [PART ...] [--fresh] [--list] [--result FILE]
 
 `tox run -e nightly` runs it: learning of every recipe over three seeds, kills, resuming with other
-layouts, the faults of the museum, all nine pairs of trainer and generator, ten minutes of fuzz. It
-goes on where it stopped (parts.py), and does not repeat what `tox run -e engines` has run on this
-code.
+layouts, the faults of the museum, all nine pairs of trainer and generator, every distribution in an
+environment of its own, ten minutes of fuzz. It goes on where it stopped (parts.py), and does not
+repeat what `tox run -e engines` has run on this code.
 """
 
 from __future__ import annotations
@@ -106,6 +106,18 @@ PARTS = (
     ),
     *(part for part in every_test.PARTS if part.name.endswith("-elastic")),
     *every_test.PAIRS,
+    Part(
+        name="alone",
+        budget_min=20,
+        command="{python} -m pytest -q -m slow tests/wheels",
+        runs=(
+            *CODE,
+            "pyproject.toml",
+            "plugins/*/pyproject.toml",
+            "requirements.txt",
+            "tests/wheels",
+        ),
+    ),
     Part(
         name="fuzz",
         budget_min=12,

@@ -67,14 +67,13 @@ STAGES = (
     ),
     Stage(
         name="lint",
-        budget_min=3,
+        budget_min=2,
         at_once=True,  # each takes one core at most
         commands=(
             "{python} -m ruff check",
             "{python} -m ruff format --check",
             "{python} -m mypy",
             "{python} -m tox run -e pages",
-            PYTEST + " tests/wheels",
         ),
     ),
     Stage(
@@ -87,10 +86,12 @@ STAGES = (
     ),
     Stage(
         name="processes",
-        budget_min=16,
+        budget_min=17,
         # Most of the time of these tests is waiting: for processes to start and for sockets. Those
         # of one file stay together, since they share runs.
-        commands=(PYTEST + " -n 2 --dist loadfile tests/gpu tests/integration tests/oracles",),
+        commands=(
+            PYTEST + " -n 2 --dist loadfile tests/gpu tests/integration tests/oracles tests/wheels",
+        ),
     ),
     Stage(
         name="engines",

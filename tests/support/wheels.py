@@ -1,4 +1,4 @@
-"""Wheels of all distributions, built beside the checkout, and a venv that has nothing but them."""
+"""Wheels of all distributions, built beside the checkout, and venvs with what these declare."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    PathDistribution,
+    distribution,
+)
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parents[2]
 #: a folder `build` of the checkout would bring files that are gone, so it is not copied
@@ -24,10 +34,11 @@ def projects() -> list[Path]:
     ]
 
 
-def build_wheels(work: Path) -> list[Path]:
-    """Builds the wheel of each project from a copy: building in the checkout would leave files.
+def build_wheels(work: Path) -> Path:
+    """Builds the wheel of each project; returns the folder that they lie in.
 
-    Calls the build backend as pip does, without pip's other processes.
+    They are built from copies, since building in the checkout would leave files there, and by the
+    build backend, as pip calls it.
     """
     folder = work / "wheels"
     folder.mkdir()
@@ -45,42 +56,88 @@ def build_wheels(work: Path) -> list[Path]:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-    return sorted(folder.glob("*.whl"))
+    return folder
 
 
-def make_venv(root: Path, wheels: Iterable[Path]) -> Path:
-    """A venv with these wheels, and with what else is installed here, but nothing of ours.
+def make_venv(root: Path, wheels: Path, requirements: Iterable[str]) -> Path:
+    """A new venv with what ``pip install REQUIREMENTS`` brings; returns its folder of programs.
 
-    Returns its folder of programs.
+    What is ours pip installs from the folder of wheels. Of all else there is what the requirements
+    and our wheels declare, and what that declares in turn: linked, as it is installed here, so that
+    a venv with torch takes two seconds and no network. pip fails where anything lacks.
     """
+    wanted = [Requirement(text) for text in requirements]
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3*/site-packages")
-    pip("--python", str(root), "install", "--no-deps", "--no-index", *map(str, wheels))
-    others = root / "others"
-    others.mkdir()
-    for entry in third_party():
-        if not (others / entry.name).exists():
-            (others / entry.name).symlink_to(entry)
-    (site / "others.pth").write_text(f"{others}\n")
+    for needed in third_party(wanted, wheels):
+        link(needed, site)
+    pip = [sys.executable, "-m", "pip", "--isolated", "-q", "--python", str(root), "install"]
+    ours = ["--no-index", "--find-links", str(wheels), *map(str, wanted)]
+    subprocess.run([*pip, *ours], check=True)
     return root / "bin"
 
 
-def third_party() -> list[Path]:
-    """What is installed here, without what is ours and what would find the checkout."""
-    return [
-        entry
-        for folder in map(Path, sys.path)
-        if folder.name == "site-packages"
-        for entry in folder.iterdir()
-        if not entry.name.startswith(("gcore", "__editable__", "__pycache__"))
-        and entry.suffix != ".pth"
-    ]
+def make_editable(programs: Path, project: Path) -> None:
+    """Installs a project, as ``pip install -e`` does, into a venv that has what it needs."""
+    pip = [sys.executable, "-m", "pip", "--isolated", "-q", "--python", str(programs / "python")]
+    words = ["install", "--no-index", "--no-deps", "--no-build-isolation", "-e", str(project)]
+    subprocess.run([*pip, *words], check=True)
 
 
-def run_outside(program: Path, *words: str, directory: Path) -> str:
+def third_party(requirements: Iterable[Requirement], wheels: Path) -> Iterator[Distribution]:
+    """What requirements need that is not ours, in turn; each as it is installed here."""
+    seen: set[tuple[str, str]] = set()
+    waiting = [(one, "") for one in requirements]
+    while waiting:
+        requirement, asked_by = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        is_new = (name, "") not in seen
+        extras = [extra for extra in ("", *requirement.extras) if (name, extra) not in seen]
+        seen.update((name, extra) for extra in extras)
+        if name.startswith("gcore-"):
+            facts = metadata_of(wheel_of(name, wheels))
+        else:
+            facts = installed(name, asked_by)
+            if is_new:
+                yield facts
+        for line in facts.requires or ():
+            needed = Requirement(line)
+            marker = needed.marker
+            if any(marker is None or marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append((needed, name))
+
+
+def wheel_of(name: str, wheels: Path) -> Path:
+    """The wheel of a distribution, or of its package."""
+    (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
+    return wheel
+
+
+def metadata_of(wheel: Path) -> Distribution:
+    roots = {path.partition("/")[0] for path in zipfile.ZipFile(wheel).namelist()}
+    (folder,) = (root for root in roots if root.endswith(".dist-info"))
+    return PathDistribution(zipfile.Path(wheel, f"{folder}/"))
+
+
+def installed(name: str, asked_by: str) -> Distribution:
+    try:
+        return distribution(name)
+    except PackageNotFoundError as error:
+        raise AssertionError(f"{asked_by or 'a test'} needs {name}: not installed here") from error
+
+
+def link(needed: Distribution, site: Path) -> None:
+    """Links every file of a distribution, one by one: several share some folders."""
+    for file in needed.files or ():
+        if file.parts[0] != "..":  # a program
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / file).symlink_to(needed.locate_file(file))
+
+
+def run_outside(program: Path, *words: str, directory: Path, code: int = 0) -> str:
     """Runs a program of such a venv where nothing of the checkout is in reach; its output.
 
-    Fails with the output when the exit code is not 0.
+    Fails with the output when the exit code is another.
     """
     kept = {
         name: value
@@ -97,9 +154,5 @@ def run_outside(program: Path, *words: str, directory: Path) -> str:
         check=False,
         timeout=300,
     )
-    assert done.returncode == 0, f"{program.name} {' '.join(words)}:\n{done.stdout}"
+    assert done.returncode == code, f"{program.name} {' '.join(words)}:\n{done.stdout}"
     return done.stdout
-
-
-def pip(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "-q", *words], check=True)

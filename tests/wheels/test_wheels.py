@@ -1,43 +1,47 @@
-"""Wheels hold all that the program needs: they install and run where there is no checkout."""
+"""Wheels hold all that README's commands need: they install and run where there is no checkout."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from gcore_core.config import scaffold
+from tests.integration.test_scaffold import ANSWERS, fill_in
 from tests.support import runs
-from tests.support.wheels import REPOSITORY, build_wheels, make_venv, projects, run_outside
+from tests.support.wheels import (
+    REPOSITORY,
+    make_editable,
+    make_venv,
+    projects,
+    run_outside,
+    wheel_of,
+)
 
 #: files of a package that are neither modules nor written by a tool
 DATA = (".txt", ".tmpl", ".typed", ".md", ".json", ".yaml", ".html", ".j2")
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Distribution, in the words of a wheel's name -> its wheel."""
-    files = build_wheels(tmp_path_factory.mktemp("built"))
-    return {file.name.partition("-")[0]: file for file in files}
-
-
-@pytest.fixture(scope="module")
-def programs(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a venv with what requirements.txt names of this project."""
-    text = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8")
-    names = ["gcore_core", *(f"gcore_{name}" for name in re.findall(r"plugins/gcore-(\w+)", text))]
-    assert len(names) == 9
-    return make_venv(tmp_path_factory.mktemp("venv"), [wheels[name] for name in names])
+def programs(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a venv with what requirements.txt names, and nothing else."""
+    lines = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    names = [
+        line.replace("-e plugins/", "").replace("-e .", "gcore-core")
+        for line in lines
+        if not line.startswith(("#", "-c"))
+    ]
+    assert len(names) == 10 and "gcore-torch" in names
+    return make_venv(tmp_path_factory.mktemp("venv"), wheels, names)
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder with the quickstart, which no wheel holds, and with a job of fakes."""
-    shutil.copy(REPOSITORY / "recipes/quickstart.yaml", tmp_path)
-    shutil.copytree(REPOSITORY / "recipes/quickstart", tmp_path / "quickstart")
+    """A folder with a job of fakes."""
     job = runs.job(
         run={"steps": 2},
         roles={"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
@@ -48,9 +52,9 @@ def outside(tmp_path: Path) -> Path:
 
 
 def test_every_distribution_has_a_wheel_with_all_files_of_its_package(
-    wheels: dict[str, Path],
+    wheels: Path,
 ) -> None:
-    assert len(wheels) == len(projects())
+    assert len(list(wheels.iterdir())) == len(projects())
     for project in projects():
         package = next(project.glob("gcore_*/__init__.py")).parent
         committed = {
@@ -58,13 +62,25 @@ def test_every_distribution_has_a_wheel_with_all_files_of_its_package(
             for file in package.rglob("*")
             if file.suffix in (".py", *DATA) and "__pycache__" not in file.parts
         }
-        held = set(zipfile.ZipFile(wheels[package.name]).namelist())
+        held = set(zipfile.ZipFile(wheel_of(package.name, wheels)).namelist())
         assert committed - held == set(), package.name
         assert f"{package.name}/py.typed" in held
 
 
-def test_no_wheel_holds_tests_or_recipes(wheels: dict[str, Path]) -> None:
-    for file in wheels.values():
+def test_the_recipes_are_in_a_wheel(wheels: Path) -> None:
+    held = set(zipfile.ZipFile(wheel_of("gcore-jobs", wheels)).namelist())
+    recipes = REPOSITORY / "recipes"
+    committed = {
+        f"gcore_jobs/recipes/{file.relative_to(recipes)}"
+        for file in recipes.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert len(committed) > 25
+    assert {name for name in held if name.startswith("gcore_jobs/recipes/")} == committed
+
+
+def test_no_wheel_holds_tests(wheels: Path) -> None:
+    for file in wheels.iterdir():
         roots = {name.partition("/")[0] for name in zipfile.ZipFile(file).namelist()}
         package = file.name.partition("-")[0]
         assert {root for root in roots if not root.endswith(".dist-info")} == {package}
@@ -84,24 +100,70 @@ def test_installed_plugins_equal_those_of_the_wheels(programs: Path, outside: Pa
     assert str(REPOSITORY) not in where
 
 
-def test_the_quickstart_is_checked_and_a_job_runs_outside_the_checkout(
-    programs: Path, outside: Path
-) -> None:
-    assert "roles.policy" in run_outside(
-        programs / "g-core", "check", "quickstart.yaml", directory=outside
-    )
+def test_a_job_runs_outside_the_checkout(programs: Path, outside: Path) -> None:
     run_outside(programs / "g-core", "run", "job.yaml", directory=outside)
-    rows = (outside / "runs/fake/001/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["step"] for row in rows][-1] == 2
+    assert last_step(outside / "runs/fake/001") == 2
 
 
-def test_a_plugin_from_the_templates_is_tested_by_its_contracts(
-    programs: Path, outside: Path
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_quickstart_is_copied_and_runs_with_what_requirements_txt_names(
+    programs: Path, outside: Path, slots: int
 ) -> None:
-    run_outside(
-        programs / "g-core", "plugins", "new", "mine", "--kind", "reward", directory=outside
-    )
-    assert list(outside.rglob("pyproject.toml"))
-    table = run_outside(programs / "g-core", "conformance", "algorithms", directory=outside)
+    g_core = programs / "g-core"
+    assert "quickstart " in run_outside(g_core, "recipes", directory=outside)
+    run_outside(g_core, "recipes", "copy", "quickstart", directory=outside)
+    job = [
+        "recipes/quickstart.yaml",
+        f"roles.policy.slots={slots}",
+        "roles.policy.model.make.config.steps=2",
+        "run.steps=1",
+        "evaluation.every=0",
+    ]
+    checked = run_outside(g_core, "check", *job, directory=outside)
+    assert "nothing wrong found" in checked
+    run_outside(g_core, "run", *job, directory=outside)
+    assert last_step(outside / "runs/quickstart/001") == 1
+
+
+@pytest.mark.slow
+def test_the_demo_runs_where_only_wheels_are(programs: Path, outside: Path) -> None:
+    words = ["demo", "--steps", "4", "--kills", "1"]
+    assert run_outside(programs / "g-core", *words, directory=outside).endswith("\nsame\n")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind == "reward" else pytest.mark.slow)
+        for kind in scaffold.kinds()
+    ],
+)
+def test_a_plugin_from_the_templates_is_tested_where_only_wheels_are(
+    kind: str, wheels: Path, tmp_path: Path
+) -> None:
+    """Its own requirements are all that its tests need."""
+    directory = scaffold.write("scaffolded", kind, tmp_path / "gcore-scaffolded").directory
+    project = tomllib.loads((directory / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    programs = make_venv(tmp_path / "venv", wheels, [*needed, "setuptools"])
+    make_editable(programs, directory)
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not TestWithTorch"]
+    before = run_outside(programs / "python", *tests, directory=directory, code=1)
+    assert "NotImplementedError" in before
+    fill_in(directory, ANSWERS[kind])
+    run_outside(programs / "python", *tests, directory=directory)
+
+
+def test_the_contracts_of_a_plugin_run_where_only_wheels_are(
+    wheels: Path, outside: Path, tmp_path: Path
+) -> None:
+    programs = make_venv(tmp_path / "venv", wheels, ["gcore-core[testing]", "gcore-sentinel"])
+    table = run_outside(programs / "g-core", "conformance", "sentinel", directory=outside)
     assert re.search(r"^TestPlugin +plugin +\d+ +\d+ pass", table, re.M), table
     assert not re.search(r"\d+ fail\b", table), table
+
+
+def last_step(run: Path) -> int:
+    """The last step that a run has finished."""
+    rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return int(json.loads(rows[-1])["step"])
