@@ -38,6 +38,40 @@ def differing_vocabulary(world: Any) -> None:
     raise DataError(refusal("teacher", differs), where="roles.teacher.model: org/teacher")
 
 
+def differing_weights(world: Any, **differences: Any) -> None:
+    """A model whose files are compared with its architecture."""
+    from gcore_language.pretrained import Differences
+
+    Differences(**differences).refuse(Path("models/base"))
+
+
+def nan_in_weights(world: Any) -> None:
+    import torch
+    from gcore_language.pretrained import refuse_not_finite
+
+    weight = torch.tensor([1.0, 2.0, torch.nan])
+    refuse_not_finite([("model.norm.weight", weight)], Path("models/base"))
+
+
+def open_model(world: Any, config: dict[str, Any], **files: str) -> None:
+    """Looks at a model directory with these files, whose names lack their endings."""
+    from gcore_language.model_files import read_model_files
+
+    directory = world.directory / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    for name, content in files.items():
+        ending = "json" if content.startswith("{") else "safetensors"
+        (directory / f"{name}.{ending}").write_text(content)
+    read_model_files(directory)
+
+
+def quantised(world: Any) -> None:
+    from gcore_language.model_files import refuse_quantised
+
+    refuse_quantised(Path("models/base"), {"quantization_config": {"quant_method": "awq"}}, {})
+
+
 def no_host_of_two(world: Any) -> None:
     """Both hosts refuse the connection."""
     from gcore_nodes.commands import check_usable
@@ -110,6 +144,30 @@ CASES: dict[str, Cases] = {
         "generator in place of a reader": lambda w: w.load("roles.rollout.use=fake", text=SFT),
         "rows for another program": lambda w: w.load("controller.use=offline/pairs", text=SFT),
         "reward that nobody asks for": lambda w: w.load("rewards.letters.use=fake", text=SFT),
+    },
+    "Models": {
+        "half of the layers": lambda w: differing_weights(
+            w, missing=[f"model.layers.2.mlp.{name}_proj.weight" for name in ("down", "gate")]
+        ),
+        "names that peft gave": lambda w: differing_weights(
+            w, missing=["model.norm.weight"], unused=["base_model.model.model.norm.weight"]
+        ),
+        "names with a beginning": lambda w: differing_weights(
+            w, missing=["model.norm.weight"], unused=["module.model.norm.weight"]
+        ),
+        "no output embedding": lambda w: differing_weights(w, missing=["lm_head.weight"]),
+        "more words than rows": lambda w: differing_weights(
+            w, reshaped=[("model.embed_tokens.weight", (32000, 64), (32001, 64))]
+        ),
+        "head that no layer takes": lambda w: differing_weights(
+            w, unused=["v_head.summary.weight"]
+        ),
+        "weight that is NaN": nan_in_weights,
+        "quantised weights": quantised,
+        "adapter in place of a model": lambda w: open_model(w, {}, adapter_config="{}"),
+        "pointer of git LFS": lambda w: open_model(
+            w, {}, model="version https://git-lfs.github.com/spec/v1"
+        ),
     },
     "Human feedback": {
         "no such command": lambda w: w.command("human", "rat"),

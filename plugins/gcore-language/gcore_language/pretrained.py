@@ -284,7 +284,7 @@ class Differences:
         if self.missing:
             return f"the files lack {_count(self.missing)} of the model, which would be random."
         if self.reshaped:
-            return f"{_count(self.reshaped)} of the files have other shapes than the model's."
+            return f"the files have {_count(self.reshaped)} in another shape than the model."
         return f"the files have {_count(self.unused)} that no layer of the model takes."
 
     def _why(self) -> Iterator[str]:
