@@ -43,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     file.write_text(json.dumps(parsed))
     tiny.save_model(root / "broken", "llama")
     weights = load_file(root / "broken" / "model.safetensors")
-    weights["lm_head.weight"][5] = float("nan")
+    weights["lm_head.weight"][5] = 3e38  # finite, but what it is multiplied with is not
     save_file(weights, root / "broken" / "model.safetensors", metadata={"format": "pt"})
     return {path.name: path for path in root.iterdir()}
 
