@@ -344,7 +344,7 @@ def test_without_cryptography_no_server_in_plain_is_begun(monkeypatch: pytest.Mo
     """It is told when the agent starts, and TLS needs no such package."""
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(
-        ConfigError, match=r"needs the package cryptography.*\n.*\n.*'gcore-core\[tls\]'"
+        ConfigError, match=r"needs the package cryptography.*\n.*\n.*-m pip install .*\[tls\]'"
     ):
         BulkServer("agent.0", "tcp:127.0.0.1:1", SECRET, lambda what: Region(Path(), 0, 0))
     BulkServer(

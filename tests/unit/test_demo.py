@@ -25,19 +25,19 @@ def test_wrong_words_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_an_installed_wheel_says_that_it_has_no_recipes(
+def test_without_recipes_the_distribution_that_has_them_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "__file__", str(tmp_path / "site-packages/gcore_core/run/demo.py"))
+    monkeypatch.setattr(demo, "package_folders", lambda name: iter(()))
     assert main(["demo"]) == 2
     error = capsys.readouterr().err
     assert "recipes/quickstart.yaml is not here" in error
-    assert "an installed wheel has none" in error and "--recipe FILE" in error
+    assert "gcore-jobs has it, and is not installed" in error and "--recipe FILE" in error
 
 
 def test_a_checkout_is_found_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert demo.find_recipe(None).samefile(Path(__file__).parents[2] / demo.RECIPE)
+    assert demo.find_recipe(None).samefile(Path(__file__).parents[2] / "recipes" / demo.RECIPE)

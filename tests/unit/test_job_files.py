@@ -250,9 +250,9 @@ def test_the_files_of_a_job_are_found_by_its_values(
     for name in ("data", "made", "own.py", "known", "relative", "dumps", "sockets"):
         write(tmp_path / name, "")
     write(tmp_path / "own.py", "import beside\nfrom known import what_is_no_python")
-    write(tmp_path / "beside.py", "from parts.inner import x")
-    write(tmp_path / "parts/inner.py", "")
-    write(tmp_path / "parts/unused.py", "")
+    write(tmp_path / "beside.py", "from lying_beside.inner import x")
+    write(tmp_path / "lying_beside/inner.py", "")
+    write(tmp_path / "lying_beside/unused.py", "")
     run = tmp_path / "runs" / "001"
     run.mkdir(parents=True)
     config = {

@@ -848,7 +848,7 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
     ("setting", "message"),
     [
         ({"push_fan_out": 0}, "push_fan_out must be at least 1, not 0"),
-        ({"push_delta": "always"}, r"push_delta: always needs .* 'gcore-core\[delta\]'"),
+        ({"push_delta": "always"}, r"push_delta: always needs .* -m pip install .*\[delta\]'"),
     ],
 )
 def test_a_push_that_cannot_be_is_refused_before_the_run(
