@@ -70,6 +70,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules} & set(j
 _OF_ANOTHER: dict[str, Any] = {"use": "another", "config": {"path": "/nowhere"}}
 #: A resolved job, as far as checks of files look at it, with files that are not there.
 _JOB_OF_ANOTHER: dict[str, Any] = {
+    "controller": _OF_ANOTHER,
     "data": _OF_ANOTHER,
     "evaluation": {"data": _OF_ANOTHER},
     "rewards": {"any": _OF_ANOTHER},

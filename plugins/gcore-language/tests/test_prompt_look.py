@@ -49,9 +49,11 @@ def job(folder: Path, model: Path, data: dict[str, Any], **more: Any) -> Path:
             "policy": {"use": "torch", "model": {"path": str(model)}},
             "rollout": {"use": "torch"},
         },
-        "rewards": {"numeric": {"use": "rewards/numeric"}},
+        "rewards": {"one": {"use": "core/function", "config": {"path": "one.py", "name": "one"}}},
         **more,
     }
+    # It reads no field of the rows: nothing but the rows themselves is wrong.
+    (folder / "one.py").write_text("def one(record):\n    return 1.0\n")
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(settings))
     return file
