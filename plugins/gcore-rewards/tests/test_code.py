@@ -517,11 +517,10 @@ def test_what_is_named_as_readable_is_read_behind_links_and_above_the_interprete
     (tmp_path / "link").symlink_to("data")
     readable = [str(tmp_path / "link/words"), str(Path(sys.prefix).parent)]
     confinement = Confinement(CodeConfig(**LIMITS, readable=readable))
-    beside = sorted(os.listdir(Path(sys.prefix).parent))
+    # Not the whole list: others may write beside the interpreter meanwhile.
+    inside = Path(sys.prefix).name
     code = f"import os\nwords = open({readable[0]!r}).read()\nfound = os.listdir({readable[1]!r})"
-    assert confinement.passes(
-        code, ["assert words == 'a b'", f"assert sorted(found) == {beside!r}"]
-    )
+    assert confinement.passes(code, ["assert words == 'a b'", f"assert {inside!r} in found"])
     confinement.close()
 
 
