@@ -21,6 +21,7 @@ from gcore_core.contract.errors import GcoreError
 from gcore_core.run.display import Display
 from gcore_core.run.guard import Begun, GuardLink, guarded
 from gcore_core.run.start import run_file
+from gcore_core.runtime.process.inherited import reset_signals
 from gcore_core.runtime.process.spawn import signal_at_end
 
 
@@ -54,6 +55,7 @@ class _TellingLink(GuardLink):
 
 
 def main() -> NoReturn:
+    reset_signals()
     order = msgspec.json.decode(sys.argv[1], type=Order)
     signal_at_end(order.lifeline, os.getpid(), signal.SIGTERM, is_group=False)
     if select.select([order.lifeline], [], [], 0)[0]:

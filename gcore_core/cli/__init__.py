@@ -53,6 +53,11 @@ G_CORE_PLUGINS=off does what --no-plugins does; G_CORE_TRACEBACK=1 shows traceba
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        from gcore_core.runtime.process import inherited
+
+        inherited.open_standard_streams()
+        inherited.reset_signals(keep=inherited.OF_THE_USER)
     try:
         code = _dispatch(words, owns_process=argv is None and sys.gettrace() is None)
         sys.stdout.flush()

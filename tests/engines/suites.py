@@ -32,7 +32,7 @@ BESIDE_OF = {
     "megatron": ("gcore-critic", "gcore-offline", "gcore-teacher"),
     "ray": ("gcore-nodes", "gcore-placement", "gcore-queueing", "gcore-shrink"),
 }
-TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0")
+TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0", "pytest-timeout==2.4.0")
 
 
 def create_venv(engine: str, *, fresh: bool) -> str:

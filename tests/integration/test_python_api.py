@@ -120,8 +120,10 @@ def slow(record):
     return 1.0
 
 if __name__ == "__main__":
-    # a script in the background of a shell ignores Ctrl-C, and so would its run
+    # a script in the background of a shell ignores Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # its run must not: it gets this signal when the script is gone
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         gcore.train(model=None, reward=slow, data=ROWS, algorithm=FAKE, run__steps=1000,
                     checkpoint={"every": 1000}, launcher__use="core/local", plugins=[])

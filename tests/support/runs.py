@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -380,9 +381,13 @@ def job(**changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def running(directory: Path, config: Mapping[str, Any], *overrides: str) -> Iterator[Run]:
+def running(
+    directory: Path, config: Mapping[str, Any], *overrides: str, before: Sequence[str] = ()
+) -> Iterator[Run]:
     """Starts a run in a process group of its own; nothing of it is left when the block ends,
     whatever it did.
+
+    before: words in front of the command, which start it as some shell would.
     """
     directory.mkdir(exist_ok=True)
     (directory / "trouble.py").write_text(TROUBLE)
@@ -392,7 +397,12 @@ def running(directory: Path, config: Mapping[str, Any], *overrides: str) -> Iter
     if config["launcher"]["use"] == "core/inline":
         launcher = []
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "gcore_core", "run", "job.yaml", *launcher, *overrides],
+        [
+            *before,
+            *(sys.executable, "-u", "-m", "gcore_core", "run", "job.yaml"),
+            *launcher,
+            *overrides,
+        ],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -413,6 +423,15 @@ def running(directory: Path, config: Mapping[str, Any], *overrides: str) -> Iter
         left.all_end_within(20)
         left.close()
         shutil.rmtree(private, ignore_errors=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Returns when a file is there; fails when the process ends before, or takes too long."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert process.poll() is None, f"it ended with {process.returncode} before {path.name}"
+        assert time.monotonic() < until_s, f"{path.name} does not come"
+        time.sleep(0.05)
 
 
 def finish(directory: Path, config: Mapping[str, Any], *overrides: str) -> tuple[int, Run]:

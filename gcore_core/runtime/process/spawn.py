@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.runtime.process.inherited import reset_signals
 from gcore_core.runtime.rpc.service import decoded
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -231,7 +232,8 @@ def input_of(spec: Any) -> bytes:
 def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     """Reads what this process was started with; returns it and this end of the lifeline.
 
-    The lifeline becomes readable when the process is to end.
+    Signals that were ignored or blocked arrive from here on. The lifeline becomes readable when the
+    process is to end.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fd", type=int, help="file descriptor of the spec")
@@ -244,6 +246,7 @@ def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     args = parser.parse_args()
     if not args.stdin and (args.fd is None or args.lifeline is None):
         parser.error("--fd and --lifeline are needed, or else --stdin")
+    reset_signals()
     faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
     if args.stdin:
         return _read_input(spec), _lifeline_of_input()
