@@ -40,7 +40,7 @@ from gcore_language.models import (
 )
 from gcore_language.packing import Batch, Sample, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
-from gcore_language.prompts import copy_tokenizer, load_tokenizer
+from gcore_language.prompts import copy_other_files, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import read_numbers
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
@@ -492,7 +492,7 @@ class DeepSpeedEngine:
                 if self._adapters is not None:
                     self._adapters.save_files(directory / ADAPTER, adapter)
                 save_model(self._engine.module.model, directory, weights, dtype)
-                copy_tokenizer(self._path, directory, self._tokenizer)
+                copy_other_files(self._path, directory, self._tokenizer)
         finally:  # a disk that is full does not end a run
             self.ranks.wait()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
@@ -229,11 +230,20 @@ def _repeat_on_gpu() -> None:
 def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
     """Writes config and weights in Hugging Face layout.
 
+    How texts are generated is no part of it: ``copy_other_files`` copies that as it came.
+    transformers writes no generation_config.json that says, as many do, a temperature and not that
+    texts are sampled.
+
     weights: Hugging Face name -> whole tensor.
     dtype: what floating point tensors are converted to.
     """
     cast = {name: to_host(tensor, dtype) for name, tensor in weights.items()}
+    if model.can_generate():
+        model.generation_config = GenerationConfig()
     model.save_pretrained(directory, state_dict=cast)
+    model.config.dtype = dtype  # else the config names the type in which the model was trained
+    model.config.save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype) -> Tensor:

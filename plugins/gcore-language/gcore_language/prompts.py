@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,13 @@ from gcore_language.chats import NO_VARIABLES, Chats, Unreadable
 
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
-_TOKENIZER_FILES = frozenset(
-    {"vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja"}
-)
-_TOKENIZER_FILES |= {
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-}
+#: Endings of the files that lie beside a model's weights and go with it, whatever they are called.
+_GO_ALONG = frozenset({".json", ".jinja", ".model", ".txt", ".tiktoken", ".bpe"})
+#: Those of them that say what the weights are, or what trained them.
+_STAY = ("config.json", "*.index.json", "adapter_*", "*_state.json", "*_results.json")
+
+#: Where transformers keeps the chat templates that have other names than "default".
+_TEMPLATES = "additional_chat_templates"
 
 #: One of these, or of so many words of its vocabulary, a tokenizer knows.
 _TEXTS = ("a", "1")
@@ -318,13 +318,17 @@ def ids_without_token(tokenizer: Any, size: int | None, ends: Iterable[int]) -> 
     return sorted(without)
 
 
-def copy_tokenizer(source: str, directory: Path, tokenizer: Any) -> None:
-    """Copies the tokenizer's files as they are, because transformers would write its own reading of
-    them.
+def copy_other_files(source: str, directory: Path, tokenizer: Any) -> None:
+    """Copies what lies beside a model's weights: its tokenizer, chat templates, generation_config.
+
+    The files go as they are, because transformers would write its own reading of them, and refuses
+    to write some.
     """
     if not Path(source).is_dir():  # a model of the hub
         tokenizer.save_pretrained(directory)
         return
     for file in sorted(Path(source).iterdir()):
-        if file.is_file() and ("token" in file.name or file.name in _TOKENIZER_FILES):
+        if file.is_dir() and file.name == _TEMPLATES:
+            shutil.copytree(file, directory / file.name, dirs_exist_ok=True)
+        elif file.suffix in _GO_ALONG and not any(fnmatch(file.name, name) for name in _STAY):
             shutil.copy2(file, directory / file.name)

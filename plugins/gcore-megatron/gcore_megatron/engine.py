@@ -29,7 +29,7 @@ from gcore_language.models import DTYPES, choose_device
 from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
 from gcore_language.pretrained import read_hf_config
-from gcore_language.prompts import copy_tokenizer, load_tokenizer
+from gcore_language.prompts import copy_other_files, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.state_files import MOMENTS
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
@@ -495,7 +495,7 @@ class MegatronEngine:
             if self.ranks.rank == 0:
                 self._hf_config.dtype = DTYPES[self._config.dtype]
                 self._hf_config.save_pretrained(directory)
-                copy_tokenizer(str(self._model_path), directory, self._tokenizer)
+                copy_other_files(str(self._model_path), directory, self._tokenizer)
         finally:  # a disk that is full does not end a run
             self.ranks.wait()
 

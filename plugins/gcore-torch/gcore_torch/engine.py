@@ -42,7 +42,7 @@ from gcore_language.models import (
 from gcore_language.own_rows import OwnRows
 from gcore_language.packing import Batch, Sample, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
-from gcore_language.prompts import copy_tokenizer, load_tokenizer
+from gcore_language.prompts import copy_other_files, load_tokenizer
 from gcore_language.ranks import Ranks
 from gcore_language.router_books import RouterBooks
 from gcore_language.routing import Routers
@@ -662,7 +662,7 @@ class TorchEngine:
                 if self._adapters is not None:
                     self._adapters.save_files(directory / ADAPTER, adapter)
                 save_model(self._policy.model, directory, weights, dtype)
-                copy_tokenizer(self._path, directory, self._tokenizer)
+                copy_other_files(self._path, directory, self._tokenizer)
         finally:  # a disk that is full does not end a run
             self.ranks.wait()
 
