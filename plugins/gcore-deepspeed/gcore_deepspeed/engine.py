@@ -34,6 +34,7 @@ from gcore_language.model_files import open_model_files
 from gcore_language.models import (
     DTYPES,
     choose_device,
+    enable_checkpointing,
     load_model,
     load_value_model,
     save_model,
@@ -213,12 +214,7 @@ class DeepSpeedEngine:
         model = policy.model
         adapters = self._adapters if lora is not None else None
         if config.gradient_checkpointing:
-            # checkpointing needs training mode, in which dropout would change log-probs
-            for module in model.modules():
-                if isinstance(module, torch.nn.Dropout):
-                    module.p = 0.0
-            model.gradient_checkpointing_enable()
-            model.train()
+            enable_checkpointing(model)
         device = torch.device("cpu") if config.stage == 3 else self.device
         exact = config.dtype == "float32"
         policy.to(device)

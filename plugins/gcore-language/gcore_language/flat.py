@@ -17,6 +17,7 @@ Legend of shapes:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -76,17 +77,28 @@ class FlatLayout:
     predicting: Tensor
 
 
+def has_window(config: Any) -> bool:
+    """Returns whether some layers of a model see only the tokens before them that are near.
+
+    config: of the language model, transformers'.
+    """
+    if not getattr(config, "use_sliding_window", True):
+        return False
+    if set(getattr(config, "layer_types", None) or ()) == {"full_attention"}:
+        return False
+    sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    longest = getattr(config, "max_position_embeddings", None) or math.inf
+    return any(size and size < longest for size in sizes)
+
+
 def family_supported(config: Any) -> bool:
     """Returns whether this module computes the same equations as a Hugging Face config's model.
 
     False for other families, sliding windows, activations other than SiLU and biased MLPs.
     """
-    sliding = getattr(config, "use_sliding_window", True) and getattr(
-        config, "sliding_window", None
-    )
     return (
         getattr(config, "model_type", "") in FAMILIES
-        and not sliding
+        and not has_window(config)
         and config.hidden_act == "silu"
         and not getattr(config, "mlp_bias", False)
     )

@@ -28,19 +28,29 @@ CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 #: Key of the safetensors metadata of an adapter that names its base.
 BASE_KEY = "base_weights_sha256"
-#: What peft's config may say, beside rank, alpha and targets, without changing W + scale B A.
-_PLAIN = {
-    "bias": (None, "none"),
-    "fan_in_fan_out": (None, False),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "use_dora": (None, False),
-    "lora_bias": (None, False),
-    "layers_to_transform": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
-}
+#: What peft's config may say without changing W + scale B A, where W is the base as it is. Of any
+#: other key, those of later versions too, only a value that says nothing.
+_PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal")}
+_NOTHING = (None, False, [], {}, "")
+#: Keys that name things, that are read here, or that say how something else is done.
+_OF_ANY_VALUE = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "inference_mode",
+        "lora_alpha",
+        "lora_dropout",
+        "megatron_core",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "revision",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +273,11 @@ def read_adapter(directory: Path, lora: LoraSettings, where: str) -> AdapterFile
             why=repr(error),
             todo=f"Correct {where}.path.",
         ) from error
-    other = [name for name, plain in _PLAIN.items() if name in config and config[name] not in plain]
+    other = [
+        name
+        for name, value in config.items()
+        if name not in _OF_ANY_VALUE and value not in (*_NOTHING, *_PLAIN.get(name, ()))
+    ]
     if kind != "LORA" or other:
         raise DataError(
             "this kind of adapter cannot be trained here.",

@@ -227,6 +227,22 @@ def _repeat_on_gpu() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
+def enable_checkpointing(model: Any) -> None:
+    """Has a model keep its layers' inputs alone, and compute the rest again in the backward pass.
+
+    That needs training mode, in which dropout would change log-probs, so there is none: neither of
+    modules nor of numbers that layers hand to their attention.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    model.gradient_checkpointing_enable()
+    model.train()
+
+
 def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
     """Writes config and weights in Hugging Face layout.
 

@@ -274,7 +274,8 @@ def check_layouts(
         policy.head_apart = True
         policy.head_apart = agrees("padded")
     layouts: set[Layout] = {"padded"}
-    if agrees("shared"):
+    # The mask of "shared" takes the window's place, and the trial's samples fit into any window.
+    if not flat.has_window(policy.model.config.get_text_config()) and agrees("shared"):
         layouts.add("shared")
     if may_flat and policy.head_apart and flat.family_supported(policy.model.config):
         flat.install(policy.model)

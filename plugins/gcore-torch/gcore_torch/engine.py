@@ -33,6 +33,7 @@ from gcore_language.model_files import open_model_files
 from gcore_language.models import (
     DTYPES,
     choose_device,
+    enable_checkpointing,
     load_model,
     load_value_model,
     refuse_engine,
@@ -165,12 +166,7 @@ class TorchEngine:
         if self.sums_exactly:
             align(model)
         if config.gradient_checkpointing:
-            # checkpointing needs training mode, in which dropout would change log-probs
-            for module in model.modules():
-                if isinstance(module, torch.nn.Dropout):
-                    module.p = 0.0
-            model.gradient_checkpointing_enable()
-            model.train()
+            enable_checkpointing(model)
         self._share_out(policy, rows, adapters)
         self._try(policy, adapters)
         if config.compile == "auto" and self.device.type == "cuda":
