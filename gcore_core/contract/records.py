@@ -394,10 +394,8 @@ class WorkerFailure(msgspec.Struct, kw_only=True, frozen=True):
 
     role, rank: which worker it is.
     reason: what happened.
-    fatal: whether the run cannot go on without it.
     """
 
     role: str
     rank: int
     reason: str
-    fatal: bool = True

@@ -720,7 +720,7 @@ class Supervisor:
         log_file = run_files.log_path(self._job.directory, exited.name)
         in_vain = self._restarts.ended(exited, reason, log_file) if exited.restarted else None
         goes_on = exited.restarted and in_vain is None
-        failure = WorkerFailure(role=role, rank=int(rank), reason=reason, fatal=not goes_on)
+        failure = WorkerFailure(role=role, rank=int(rank), reason=reason)
         self._observers.worker_failed(self._run, failure)
         if in_vain is not None:
             raise in_vain

@@ -89,7 +89,7 @@ class ObserverContract(Contract):
 
     def test_a_run_that_fails_is_taken(self, observer: Observer, directory: Path) -> None:
         observer.run_start(run_facts(directory))
-        observer.worker_failed(WorkerFailure(role="rollout", rank=1, reason="lost", fatal=False))
+        observer.worker_failed(WorkerFailure(role="rollout", rank=1, reason="lost"))
         observer.worker_failed(WorkerFailure(role="policy", rank=0, reason="lost"))
         observer.run_end("policy.0: ended with signal SIGKILL")
 
