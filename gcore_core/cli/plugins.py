@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 KINDS = (
-    "generator, trainer, annotator, reward, placement, balancer, advantage, objective, launcher, "
-    "observer, hooks, controller, dataset, filter, sampler, sentinel, command, view"
+    "generator, trainer, annotator, role, reward, placement, balancer, advantage, objective, "
+    "launcher, observer, hooks, controller, dataset, filter, sampler, sentinel, command, view"
 )
 #: What a list does not know; aside, so that whoever reads the table gets the table.
 _NOT_IMPORTED = (
@@ -251,7 +251,7 @@ def inspect_plugin(name: str) -> Report:
     """
     from gcore_core.config.plugin_description import find
     from gcore_core.config.plugins import Plugins
-    from gcore_core.config.unwritten import unwritten
+    from gcore_core.config.unwritten import REQUIRED, unwritten
     from gcore_core.contract.errors import GcoreError
 
     report = Report()
@@ -272,7 +272,8 @@ def inspect_plugin(name: str) -> Report:
     places = list(unwritten(f"{plugin.module}:", frozenset()))
     for item in plugins.provided_by(plugin.name):
         _check_provider(item, report)
-        places += unwritten(item.spec.factory, item.spec.capabilities)
+        required = REQUIRED.get(item.kind, frozenset())
+        places += unwritten(item.spec.factory, item.spec.capabilities | required)
     report.problems += [
         f"{place} raises NotImplementedError; write what it is to do."
         for place in dict.fromkeys(places)

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from gcore_core.contract.providers import CAPABILITIES
 
+#: kind -> what each of its backends must do, though the word is a capability of another kind.
+REQUIRED = {"annotator": frozenset({"annotate"})}
+
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -23,7 +26,7 @@ def unwritten(reference: str, claimed: frozenset[str]) -> Iterator[str]:
     that only a capability needs is left out where that is not claimed.
 
     reference: ``"module:attribute"``, of a class or a function.
-    claimed: the provider's capabilities.
+    claimed: the provider's capabilities, and what its kind requires.
     """
     source, _, name = reference.rpartition(":")
     for node in _body(source):

@@ -45,6 +45,12 @@ ANSWERS = {
         return [dict.fromkeys(self._context.columns, column) for column in zeros]
         """
     ],
+    "role": [
+        """
+        zeros = [np.zeros(record.columns["action_ids"].size, np.float32) for record in records]
+        return [dict.fromkeys(self._columns, column) for column in zeros]
+        """
+    ],
     "controller": [
         """
         trained = await self.train(step, taken, watch)
