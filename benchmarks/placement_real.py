@@ -78,8 +78,6 @@ LONGEST = 160
 START = 3
 #: Policies of the short form.
 SHORT = ("replay", "split_2", "colocated")
-#: Judges' share of the devices before anything is measured, of replay and of utilisation.
-FIRST_SHARE = 0.25
 LIMIT_S = 900.0
 CGROUP = Path("/sys/fs/cgroup/cpu")
 #: Microseconds of a period of the quota, and those of it that a device may run: half a core.
@@ -184,12 +182,11 @@ def placements(sleeps: bool) -> dict[str, dict[str, Any]]:
         for judge in range(1, DEVICES)
     }
     together = {"colocated": {"use": "placement/colocated"}} if sleeps else {}
-    config = {"share": FIRST_SHARE}
     return {
-        "replay": {"use": "placement/replay", "config": config},
+        "replay": {"use": "placement/replay"},
         **splits,
         **together,
-        "utilisation": {"use": "placement/utilisation", "config": config},
+        "utilisation": {"use": "placement/utilisation"},
     }
 
 

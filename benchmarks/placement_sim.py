@@ -73,6 +73,8 @@ STEPS = 18
 COLD = 3
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 SIGNALS: tuple[Literal["busy", "filled"], ...] = ("busy", "filled")
+#: The judges' share with which the paper's rule begins as it was published.
+PUBLISHED_SHARE = 0.5
 #: Replicas that the paper's rule moves after a step, where it begins as ``replay`` does.
 STEP_SIZES = (1, 2, 4, 8, 16)
 #: By how much each number of a profile is off in the second model.
@@ -129,13 +131,13 @@ def policies(model: Model = "own") -> dict[str, PlacementPolicy]:
         **fitted,
         **{f"split_{share:g}": FixedSplit(SplitConfig(share=share)) for share in SHARES},
         **{
-            f"utilisation_{signal}": Utilisation(UtilisationConfig(signal=signal))
+            f"utilisation_{signal}": Utilisation(
+                UtilisationConfig(signal=signal, share=PUBLISHED_SHARE)
+            )
             for signal in SIGNALS
         },
         **{
-            same_start(signal, cells): Utilisation(
-                UtilisationConfig(signal=signal, cells=cells, share=ReplayConfig().share)
-            )
+            same_start(signal, cells): Utilisation(UtilisationConfig(signal=signal, cells=cells))
             for signal, cells in product(SIGNALS, STEP_SIZES)
         },
         "colocated": Colocated(),

@@ -24,11 +24,16 @@ def _share(settings: Any, name: str) -> None:
     _require(0 < value < 1, name, f"must be between 0 and 1, is {value:g}")
 
 
+#: Share of the cells that the judges get before anything is measured. Every policy begins with it,
+#: so that those which are compared begin alike.
+FIRST_SHARE = 0.25
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Settings of ``placement/split``."""
 
-    share: float = 0.25
+    share: float = FIRST_SHARE
     """Share of the cells that the judges get, above 0 and below 1; ignored when ``cells`` is set.
     """
     cells: int = 0
@@ -45,13 +50,16 @@ class UtilisationConfig:
 
     cells: int = 1
     """Number of cells that move after a step, at least 1."""
-    share: float = 0.5
-    """Share of the cells that the judges get in the first step, above 0 and below 1."""
+    share: float = FIRST_SHARE
+    """Share of the cells that the judges get in the first step, above 0 and below 1. The rule as it
+    was published begins with 0.5.
+    """
     signal: Literal["busy", "filled", "hardware"] = "busy"
     """What is compared between the roles. busy: share of a role's time in which a replica ran
     anything. filled: share of its places (sequences that can run at once) that were taken.
     hardware: utilisation of its devices, as NVIDIA's driver says it, which needs
-    ``gcore-placement[nvml]``; on cores, processor time of its workers over time.
+    ``gcore-placement[nvml]`` and has not run on a GPU; on cores, processor time of its workers
+    over time.
     """
     threshold: float = 0.05
     """Difference between the two roles' signals up to which nothing moves: at least 0, and as
@@ -74,7 +82,7 @@ class UtilisationConfig:
 class ReplayConfig:
     """Settings of ``placement/replay``."""
 
-    share: float = 0.25
+    share: float = FIRST_SHARE
     """Share of the cells that the judges get in the first step, above 0 and below 1; ignored when
     the two expected lengths below are set.
     """

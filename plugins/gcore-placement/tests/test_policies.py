@@ -236,7 +236,7 @@ def test_replay_decides_for_large_pools_in_candidates_between_its_limits(devices
 
 
 def test_utilisation_moves_one_cell_to_the_role_that_is_used_more() -> None:
-    policy = Utilisation(UtilisationConfig())
+    policy = Utilisation(UtilisationConfig(share=0.5))
     first = policy.revise(None, window(8))
     for judge, moved in ((0.9, 5), (0.1, 3), (0.52, 4)):
         decision = policy.revise(first.partition, window(8, busy={"rollout": 0.5, "judge": judge}))

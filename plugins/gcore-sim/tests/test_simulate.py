@@ -152,6 +152,9 @@ def test_the_command_answers_in_a_table_and_in_json(
         "utilisation",
     }
     assert len(told["steps"]) == 2 * 6
+    first = {row["policy"]: row["share"] for row in told["steps"] if row["step"] == 0}
+    begins = {first[name] for name in ("replay", "split:0.25", "utilisation")}
+    assert begins == {0.25}, "they begin with the same split"
 
 
 def test_a_policy_of_another_plugin_is_named_as_in_a_job(
