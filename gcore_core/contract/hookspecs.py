@@ -1,7 +1,7 @@
 """Every hook, on one page.
 
-A plugin is a distribution with one entry point in the group ``gcore``; the entry point's name is
-the plugin's name and its value a light module that holds functions marked ``@hookimpl``:
+A plugin is an entry point of a distribution, in the group ``gcore``. The entry point's name is the
+plugin's name and its value a light module that holds functions marked ``@hookimpl``:
 
     from gcore_core import hookimpl
     from gcore_core.contract.providers import BalancerProvider
