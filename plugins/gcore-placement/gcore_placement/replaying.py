@@ -67,6 +67,7 @@ class Replayed:
             "judge_tokens": float(np.concatenate([requests.actions for requests in judged]).mean()),
             "kept": float(self._groups.kept.mean()),
             "work_share": sum(work[1:]) / max(sum(work), 1e-12),
+            **({"judges as one": len(judged)} if len(judged) > 1 else {}),
         }
 
     def price(self, modes: Mapping[str, Mode], ran: str) -> None:

@@ -235,6 +235,18 @@ def test_replay_decides_for_large_pools_in_candidates_between_its_limits(devices
     assert len(decision.predicted_s) <= 34 and 0.1 < judges(decision) / devices < 0.6
 
 
+def test_replay_says_that_it_takes_several_judges_for_one() -> None:
+    given = window(8)
+    two = replace(
+        given,
+        slots={**given.slots, "second": given.slots["judge"]},
+        needs={**given.needs, "second": given.needs["judge"]},
+        requests={**given.requests, "second": given.requests["judge"]},
+    )
+    assert "judges as one" not in Replay(ReplayConfig()).revise(None, given).seen
+    assert Replay(ReplayConfig()).revise(None, two).seen["judges as one"] == 2
+
+
 def test_utilisation_moves_one_cell_to_the_role_that_is_used_more() -> None:
     policy = Utilisation(UtilisationConfig(share=0.5))
     first = policy.revise(None, window(8))

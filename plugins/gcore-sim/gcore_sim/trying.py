@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -57,6 +58,13 @@ def run(words: list[str]) -> int:
     if args.trace is not None:
         workload = recorded(args.trace, judge)
         needed_groups = args.groups or workload.needed
+        if len(workload.judges) > 1:
+            print(
+                f"note: the judges {', '.join(sorted(workload.judges))} of the run are one judge "
+                "here, which writes all verdicts on a record as one; no policy is tried on how the "
+                "judges share their cells",
+                file=sys.stderr,
+            )
     else:
         workload = Published(name=args.workload, steps=args.steps)
         needed_groups = args.groups or min(args.devices, 1024)

@@ -165,11 +165,13 @@ class Recorded:
     recorded: the groups of each step. NaN in `judge`: scored, but the trace has no verdict.
     needed: groups that a step trained, on average.
     judge: lengths of the verdicts that the trace does not have.
+    judges: roles that judged in the run; their verdicts on a record are one here.
     """
 
     recorded: Sequence[Groups]
     needed: int
     judge: Lengths
+    judges: frozenset[str] = frozenset()
 
     def groups(self, step: int, count: int, seed: int) -> Groups:
         """Returns the groups of a recorded step; see ``Workload.groups``."""
@@ -218,8 +220,12 @@ def recorded(directory: Path, judge: Lengths) -> Recorded:
         _table([step_groups[ordinal] for ordinal in sorted(step_groups)])
         for _, step_groups in sorted(steps.items())
     ]
+    records = (record for groups in steps.values() for group in groups.values() for record in group)
     return Recorded(
-        recorded=step_tables, needed=max(1, round(float(np.mean(trained)))), judge=judge
+        recorded=step_tables,
+        needed=max(1, round(float(np.mean(trained)))),
+        judge=judge,
+        judges=frozenset(answer.role for record in records for answer in record.asked),
     )
 
 

@@ -157,6 +157,19 @@ def test_the_command_answers_in_a_table_and_in_json(
     assert begins == {0.25}, "they begin with the same split"
 
 
+def test_the_command_says_that_it_takes_several_judges_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for judges in (["strict"], ["strict", "kind"]):
+        directory = tmp_path / judges[-1]
+        directory.mkdir()
+        asked = [[judge, 0, 20, 30, 2.0, 3.0] for judge in judges]
+        words = ["simulate", "--trace", str(trace(directory, asked=asked)), "--devices", "16"]
+        assert cli.main([*words, "--steps", "1", "--policies", "split:0.25"]) == 0
+        note = capsys.readouterr().err
+        assert ("judges kind, strict of the run are one judge" in note) == (len(judges) == 2)
+
+
 def test_a_policy_of_another_plugin_is_named_as_in_a_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
