@@ -75,9 +75,10 @@ def _look(
     yield Look(
         where=f"rewards.{reward}",
         python=judge.get("python"),
-        function="gcore_language.prompt_look:question_problems",
+        function="gcore_language.prompt_look:row_problems",
         arguments={
             "where": f"rewards.{reward}.config",
+            "what": "its question about row",
             "role": f"roles.{role}",
             "path": str(model["path"]),
             "revision": model.get("revision"),

@@ -43,48 +43,36 @@ def tokenizer_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields problems with rows that a generator could not answer.
+    """Yields problems with rows, or with questions about rows, that a generator could not answer.
 
-    arguments: as ``tokenizer_problems`` has them, and ``template_kwargs``;
+    arguments: as ``tokenizer_problems`` has them, or ``path`` and ``revision`` of the model in
+        place of its directory; and ``template_kwargs``;
         where      config path that names the data
         role       config path of the generator
+        what       how a row's number is introduced: "row", or "its question about row"
         rows       a row of each form, as ``gcore_core.kits.rows`` gives them
-        limit      tokens of prompt and answer; null: not known
+        limit      tokens of prompt and answer; left out or null: not known
         long       the longest rows that may have more
         all_long   whether no other row may
         count      rows of the dataset
         drops      whether prompts that are too long are left out
     """
-    encoder = _encoder(arguments)
-    if encoder is None:
-        return
-    where, role = arguments["where"], arguments["role"]
-    told = [
-        f"{where}: row {row} cannot be answered by {role} ({arguments['directory']}): {why}."
-        for row, why in _unreadable(encoder, arguments["rows"])
-    ]
-    yield from first_of(told, where)
-    yield from _too_long(encoder, arguments)
-
-
-def question_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields problems with questions that a judge could not answer.
-
-    arguments: as ``row_problems`` has them, with ``path`` and ``revision`` of the model in place of
-        its directory.
-    """
-    directory = directory_here(arguments["path"], arguments["revision"])
+    directory = arguments.get("directory") or directory_here(
+        arguments["path"], arguments["revision"]
+    )
     if directory is None:
         return
     encoder = _encoder({**arguments, "directory": str(directory)})
     if encoder is None:
         return
-    where, role = arguments["where"], arguments["role"]
+    where, what, role = arguments["where"], arguments["what"], arguments["role"]
     told = [
-        f"{where}: its question about row {row} cannot be answered by {role} ({directory}): {why}."
+        f"{where}: {what} {row} cannot be answered by {role} ({directory}): {why}."
         for row, why in _unreadable(encoder, arguments["rows"])
     ]
     yield from first_of(told, where)
+    if arguments.get("limit") is not None:
+        yield from _too_long(encoder, arguments)
 
 
 def written_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -113,7 +101,7 @@ def written_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
 def _too_long(encoder: PromptEncoder, arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yields what is to be said of prompts that leave no room for an answer."""
     limit, rows = arguments["limit"], arguments["long"]
-    if limit is None or not rows:
+    if not rows:
         return
     lengths = {
         row["row"]: len(ids)

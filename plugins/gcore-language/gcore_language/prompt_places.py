@@ -49,38 +49,26 @@ def _of_generator(
     plan: Mapping[str, Any], name: str, role: Mapping[str, Any], datasets: Mapping[str, Dataset]
 ) -> Iterator[str | Look]:
     where, directory = model_of(plan, name)
-    config = role["config"]
     if directory is not None:
-        yield Look(
-            where=where,
-            python=role.get("python"),
-            function="gcore_language.prompt_look:tokenizer_problems",
-            arguments={**opened(directory, config), "sampled": True},
-            files=(str(directory),),
-        )
+        yield tokenizer_look(where, directory, role, sampled=True)
     for key, dataset in datasets.items():
         of_rows = RowsOf(plan, key, dataset)
         yield from of_rows.malformed(sampled=True)
         if directory is None or not of_rows.forms:
             continue
-        limit = _limit(directory, config)
+        limit = _limit(directory, role["config"])
         long = of_rows.long(limit)
-        yield Look(
-            where=key,
-            python=role.get("python"),
-            function="gcore_language.prompt_look:row_problems",
-            arguments={
-                **opened(directory, config),
-                "where": of_rows.where,
-                "role": f"roles.{name}",
-                "rows": of_rows.forms,
-                "limit": limit,
-                "long": long,
-                "all_long": len(long) < _LONGEST,
-                "count": len(dataset),
-                "drops": (plan["controller"].get("config") or {}).get("too_long") != "error",
-            },
-            files=(str(directory),),
+        yield of_rows.look(
+            "gcore_language.prompt_look:row_problems",
+            directory,
+            role,
+            role=f"roles.{name}",
+            what="row",
+            limit=limit,
+            long=long,
+            all_long=len(long) < _LONGEST,
+            count=len(dataset),
+            drops=(plan["controller"].get("config") or {}).get("too_long") != "error",
         )
 
 
@@ -99,28 +87,14 @@ def reading_problems(
     directory = directory_here(path)
     if directory is None:
         return
-    arguments = opened(directory, config)
-    yield Look(
-        where=f"{reward}.config.path",
-        function="gcore_language.prompt_look:tokenizer_problems",
-        arguments={**arguments, "sampled": False},
-        files=(str(directory),),
-    )
+    reader = {"config": config}
+    yield tokenizer_look(f"{reward}.config.path", directory, reader, sampled=False)
     for key, dataset in datasets.items():
         of_rows = RowsOf(plan, key, dataset)
         list(of_rows.malformed(sampled=False))  # what samples the rows tells them
         if of_rows.forms:
-            yield Look(
-                where=key,
-                function="gcore_language.prompt_look:written_problems",
-                arguments={
-                    **arguments,
-                    "where": of_rows.where,
-                    "role": reward,
-                    "rows": of_rows.forms,
-                },
-                files=(str(directory),),
-            )
+            written = "gcore_language.prompt_look:written_problems"
+            yield of_rows.look(written, directory, reader, role=reward)
 
 
 class RowsOf:
@@ -137,12 +111,24 @@ class RowsOf:
         has_path = "path" in (section.get("config") or {})
         self.where = f"{key}.config.path" if has_path else f"{key}.config"
         self.forms: list[dict[str, Any]] = []
+        self._key = key
         self._dataset = dataset
         self._broken = ""
         try:
             self.forms = rows_of_each_form(dataset)
         except GcoreError as error:
             self._broken = error.sentence()
+
+    def look(
+        self, function: str, directory: Path, reader: Mapping[str, Any], /, **arguments: Any
+    ) -> Look:
+        """Returns a look at the rows through the tokenizer of a model.
+
+        reader: what reads them, a role or a reward of the plan.
+        arguments: what the function gets besides the rows and how the tokenizer is opened.
+        """
+        of_all = {**_opened(directory, reader), "where": self.where, "rows": self.forms}
+        return _look(self._key, function, directory, reader, {**of_all, **arguments})
 
     def malformed(self, *, sampled: bool) -> Iterator[str]:
         """Yields a problem for rows whose turns no template could write, and for one that is none.
@@ -180,8 +166,39 @@ def first_of(problems: Sequence[str], where: str) -> Iterator[str]:
         yield f"{where}: {len(problems) - MOST_TOLD} other forms of rows cannot be used either."
 
 
-def opened(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def tokenizer_look(
+    where: str, directory: Path, reader: Mapping[str, Any], *, sampled: bool
+) -> Look:
+    """Returns a look at a model's tokenizer.
+
+    where: config path that names the model.
+    reader: as ``RowsOf.look`` has it.
+    sampled: whether answers are sampled with it.
+    """
+    function = "gcore_language.prompt_look:tokenizer_problems"
+    arguments = {**_opened(directory, reader), "sampled": sampled}
+    return _look(where, function, directory, reader, arguments)
+
+
+def _look(
+    where: str,
+    function: str,
+    directory: Path,
+    reader: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> Look:
+    return Look(
+        where=where,
+        python=reader.get("python"),
+        function=function,
+        arguments=arguments,
+        files=(str(directory),),
+    )
+
+
+def _opened(directory: Path, reader: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of looks that say how a tokenizer is opened."""
+    config = reader["config"]
     return {
         "directory": str(directory),
         "trust_remote_code": bool(config.get("trust_remote_code")),

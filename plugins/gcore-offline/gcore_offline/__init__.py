@@ -155,7 +155,7 @@ def gcore_check_files(
 ) -> Iterable[str | Look]:
     """Yields problems with the models of this plugin's roles, and looks at them and at the rows."""
     from gcore_language.model_places import problems as model_problems
-    from gcore_language.prompt_places import RowsOf, model_of, opened
+    from gcore_language.prompt_places import RowsOf, model_of, tokenizer_look
 
     yield from model_problems(plan, "offline", here, kind="files")
     reader = plan["roles"].get(ROLLOUT) or {}
@@ -165,29 +165,15 @@ def gcore_check_files(
     where, directory = model_of(plan, ROLLOUT)
     if directory is None:
         return
-    tokenizer = opened(directory, reader["config"])
-    yield Look(
-        where=where,
-        python=reader.get("python"),
-        function="gcore_language.prompt_look:tokenizer_problems",
-        arguments={**tokenizer, "sampled": False},
-        files=(str(directory),),
-    )
+    yield tokenizer_look(where, directory, reader, sampled=False)
     for key, dataset in datasets.items():
-        rows = RowsOf(plan, key, dataset)
-        yield Look(
-            where=key,
-            python=reader.get("python"),
-            function="gcore_offline.look:row_problems",
-            arguments={
-                **tokenizer,
-                "where": rows.where,
-                "rows": rows.forms,
-                "answers": 2 if program == "pairs" else 1,
-                "reader": "texts" if _own(reader["use"]) == "texts" else "answers",
-                "config": dict(reader["config"]),
-            },
-            files=(str(directory),),
+        yield RowsOf(plan, key, dataset).look(
+            "gcore_offline.look:row_problems",
+            directory,
+            reader,
+            answers=2 if program == "pairs" else 1,
+            reader="texts" if _own(reader["use"]) == "texts" else "answers",
+            config=dict(reader["config"]),
         )
 
 
