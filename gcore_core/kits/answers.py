@@ -64,7 +64,7 @@ def _read_in_place(line: str, match: re.Match[str], is_one_line: bool) -> Number
         # A sign, an operator as in "price - 5", or the mark of an item in a list.
         if before.rstrip()[-1:].isalnum() or not (before.strip() or is_one_line):
             return None
-    elif match["sign"] == "-" and re.search(r"[^\W\d_]{2}$", before):
+    elif match["sign"] == "-" and _BEFORE_HYPHEN.search(before):
         before += " "  # the hyphen of "step-5"
         number = replace(number, value=-number.value, text=number.text[1:])
     behind = line[match.end() :][:_AROUND]
@@ -170,77 +170,69 @@ def _outer_boxes(
 # -- words and marks around a number ---------------------------------------------------------------
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def _words(*lines: str) -> frozenset[str]:
+    return frozenset(" ".join(lines).split())
 
 
-#: Words that make another number of the one behind them.
+def _patterns(*texts: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(text, re.IGNORECASE) for text in texts)
+
+
+#: Words that make another number of the one behind them, a line for each reason.
 _CHANGING_BEFORE = _words(
-    "sqrt root cbrt log ln lg lb exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh "
-    "abs floor ceil ceiling round gcd lcm hcf max min mod modulo "
-    "minus negative plus times divided multiplied over under above below beyond than least most "
-    "exceed exceeds exceeded exceeding almost nearly half twice thrice double doubled triple "
-    "tripled quadruple squared cubed between versus vs except without base point non sub "
-    "version ver section chapter equation eq fig figure theorem lemma page "
-    "lt gt le ge leq geq ne neq no not never neither nor cannot "
-    "jan feb mar apr jun jul aug sept oct nov dec january february march april june july august "
-    "september october november december"
+    # functions: "sqrt 16"
+    "sqrt root cbrt log ln lg lb exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh",
+    "abs floor ceil ceiling round gcd lcm hcf max min mod modulo",
+    # operations: "minus 5"
+    "minus negative plus times divided multiplied half twice thrice double doubled triple tripled",
+    "quadruple squared cubed base point non sub",
+    # bounds: "at least 5"
+    "over under above below beyond than least most exceed exceeds exceeded exceeding almost nearly",
+    "lt gt le ge leq geq ne neq between versus vs",
+    # denials: "not 5"
+    "except without no not never neither nor cannot",
+    # labels: "figure 5"
+    "version ver section chapter equation eq fig figure theorem lemma page",
+    # dates: "May 5" is left to the reader, since "may" is a word
+    "jan feb mar apr jun jul aug sept oct nov dec january february march april june july august",
+    "september october november december",
 )
-#: Words that multiply the number before them.
+#: Words that multiply the number before them: "5 million".
 SCALES = _words(
-    "hundred hundreds thousand thousands million millions billion billions trillion trillions "
-    "quadrillion quintillion dozen dozens score gross lakh lakhs crore crores myriad myriads fold "
-    "mil mill mio mln mn mrd bn tn doz mille tausend millionen milliarde milliarden millón "
-    "millones milhão milhões milione milioni miliardi тысяч тыс млн млрд"
+    "hundred hundreds thousand thousands million millions billion billions trillion trillions",
+    "quadrillion quintillion dozen dozens score gross lakh lakhs crore crores myriad myriads fold",
+    "mil mill mio mln mn mrd bn tn doz mille tausend millionen milliarde milliarden millón",
+    "millones milhão milhões milione milioni miliardi тысяч тыс млн млрд",
 )
-#: Words that make another number of the one before them.
+#: Words that make another number of the one before them, a line for each reason.
 _CHANGING_BEHIND = SCALES | _words(
-    "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh "
-    "sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousandths "
-    "millionth millionths percentile percentage permille promille ppm bps "
-    "plus minus times divided multiplied over mod modulo choose squared cubed factorial power or "
-    "through thru versus vs pi root hex hexadecimal binary octal base ish "
-    "am pm a.m p.m o'clock isn't wasn't aren't"
+    # parts: "5 eighths"
+    "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh",
+    "sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousandths",
+    "millionth millionths percentile percentage permille promille ppm bps",
+    # operations: "5 plus"
+    "plus minus times divided multiplied over mod modulo choose squared cubed factorial power pi",
+    "root",
+    # another number follows: "5 or 6"
+    "or through thru versus vs",
+    # another base: "101 binary"
+    "hex hexadecimal binary octal base",
+    # a number that is not meant exactly, times of day, denials: "5 ish", "5 am", "5 isn't"
+    "ish am pm a.m p.m o'clock isn't wasn't aren't",
 )
-#: The same of several words.
-_CHANGING_PHRASE = re.compile(
-    r"(?:out +of|to +the|to +(?:a|an|one|two|three|four|five|six|seven|eight|nine|ten)\b"
-    r"|and +(?:an? |one|two|three|half|up|above|more)|less +than|more +than|fewer +than"
-    r"|greater +than|at +(?:most|least)|in +(?:base|binary|hex|octal|hundreds|thousands|millions)"
-    r"|(?:is|was|would be) +(?:not|wrong|incorrect|false|too)|basis +points?|percentage)\b",
-    re.IGNORECASE,
-)
-#: Words that say how two numbers belong together, where a number stands before them.
-_BETWEEN_NUMBERS = re.compile(
-    r"(?:[0-9%°)}\]½¼¾$*]|\b(?:one|two|three|four|five|six|seven|eight|nine|ten))"
-    r" *\W* *(?:and|or|to|till|until|through|thru|by|of|out of|per|from|vs\.?|into|choose|x)$",
-    re.IGNORECASE,
-)
-_RANGE = re.compile(
-    r"\b(?:between\b[^.;]*\band|from\b[^.;]*\bto|either\b[^.;]*\bor|neither\b[^.;]*\bnor)$",
-    re.IGNORECASE,
-)
-#: What "of" takes something from, as in "half of 10".
-_PART_OF = re.compile(
-    r"\b(?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|hundredths?|roots?|square|cube|"
-    r"sqrt|log\w*|ln|factorial|out|percent\w*|multiples?|powers?|factors?|divisors?|inverse|"
-    r"reciprocal|negative|opposite|double|twice|triple|sum|product|difference|quotient|"
-    r"remainder|absolute +value|base|logarithm|sine|cosine|tangent|instead|dozens?|hundreds|"
-    r"thousands|millions|billions|none|any|some|all|most|each|one|two|three|four|five|short|north|"
-    r"south|excess) +of$",
-    re.IGNORECASE,
-)
-#: What an operation does with the number behind it.
-_OPERATION = re.compile(
-    r"\b(?:(?:divided|multiplied) +by|(?:raised|added|subtracted|up|close|next|near|prior) +to"
-    r"|subtract\w*(?: +from)?|to +the|power(?: +of)?)$",
-    re.IGNORECASE,
-)
-#: A word that denies what stands at most three words behind it.
-_DENIAL = re.compile(
-    r"(?:\b(?:not|never|cannot|neither|nor)|n['’]t|\brather +than|\binstead +of)"
-    r"(?:\s+[^\W\d_][\w'’-]*){0,3}$",
-    re.IGNORECASE,
+#: Texts at the beginning of what stands behind a number that make another number of it.
+_CHANGING_PHRASES = _patterns(
+    # another number follows: "5 out of 6", "5 to the third"
+    r"(?:out +of|to +the|to +(?:a|an|one|two|three|four|five|six|seven|eight|nine|ten))\b",
+    # more is added: "5 and a half"
+    r"and +(?:an? |one|two|three|half|up|above|more)\b",
+    # it is compared: "5 more than"
+    r"(?:(?:less|more|fewer|greater) +than|at +(?:most|least))\b",
+    # a scale or another base: "5 in thousands"
+    r"in +(?:base|binary|hex|octal|hundreds|thousands|millions)\b",
+    r"(?:basis +points?|percentage)\b",
+    # it is denied: "5 is wrong"
+    r"(?:is|was|would be) +(?:not|wrong|incorrect|false|too)\b",
 )
 #: The greater part of a measure in two units, as in "5 ft 3 in" and "5 hours and 30 minutes".
 _GREATER_UNIT = re.compile(
@@ -250,8 +242,50 @@ _GREATER_UNIT = re.compile(
     r" *(?:and)?$",
     re.IGNORECASE,
 )
+#: Texts at the end of what stands before a number that make another number of it.
+_CHANGING_TEXTS = (
+    _GREATER_UNIT,
+    *_patterns(
+        # it belongs to a number before it: "3 or 5"
+        r"(?:[0-9%°)}\]½¼¾$*]|\b(?:one|two|three|four|five|six|seven|eight|nine|ten))"
+        r" *\W* *(?:and|or|to|till|until|through|thru|by|of|out of|per|from|vs\.?|into|choose|x)$",
+        # it is one end of a range, or one of two: "between x and 5"
+        r"\b(?:between\b[^.;]*\band|from\b[^.;]*\bto|either\b[^.;]*\bor|neither\b[^.;]*\bnor)$",
+        # something is taken from it: "half of 10"
+        r"\b(?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|hundredths?|roots?|square|cube|"
+        r"sqrt|log\w*|ln|factorial|out|percent\w*|multiples?|powers?|factors?|divisors?|inverse|"
+        r"reciprocal|negative|opposite|double|twice|triple|sum|product|difference|quotient|"
+        r"remainder|absolute +value|base|logarithm|sine|cosine|tangent|instead|dozens?|hundreds|"
+        r"thousands|millions|billions|none|any|some|all|most|each|one|two|three|four|five|short|"
+        r"north|south|excess) +of$",
+        # something is done with it: "divided by 5"
+        r"\b(?:(?:divided|multiplied) +by|(?:raised|added|subtracted|up|close|next|near|prior) +to"
+        r"|subtract\w*(?: +from)?|to +the|power(?: +of)?)$",
+        # it is denied at most three words before, in the same clause: "not equal to 5"
+        r"(?:\b(?:not|never|cannot|neither|nor)|n['’]t|\brather +than|\binstead +of)"
+        r"(?:\s+(?!(?:but|and|so|hence|thus)\b)[^\W\d_][\w'’-]*){0,3}$",
+    ),
+)
+#: Letters of scripts that need no space before a number: Thai, kana and Han.
+_UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+_HANGUL = r"[\uac00-\ud7a3]"
+_BEHIND_UNSPACED = re.compile(rf"{_UNSPACED}$")
+#: The same, and Hangul, which may do without.
+_BEHIND_EASTERN = re.compile(rf"(?:{_UNSPACED}|{_HANGUL})$")
+#: Words of these scripts that say what something comes to. A number that sticks to another word may
+#: be an ordinal, a factor, or one end of a range.
+_SAYS_RESULT = re.compile(
+    r"(?:(?<![就还還])是|(?<!因)[为為]|等[于於]|得[到出]?|[算求]出|(?<![回问問])答案?|答え|[はが]|[은는]|답이?"
+    r"|คือ|เท่ากับ|คำตอบ)$"
+)
+#: Words of these scripts with which a clause says another number than its last, or none.
+_DOUBTFUL = re.compile(
+    r"[不非没沒或]|要么|至少|至多|最多|最少|[大小多少高低][于於]|超|ない|また|ไม่|หรือ|또는|않|아니"
+)
+#: What a hyphen may join to a number. Scripts that have no spaces have no hyphens either.
+_BEFORE_HYPHEN = re.compile(rf"[^\W\d_](?!{_UNSPACED}|{_HANGUL})[^\W\d_]$")
+_CLAUSE_END = re.compile(r"[.!?;:,。！？；：，、]")
 _ABBREVIATED_LABEL = re.compile(r"\b(?:eqs?|figs?|secs?|nos?|ch|pp?|vol|ver?|v)\.$", re.IGNORECASE)
-_CLAUSE_END = re.compile(r"[.!?;:,—()=]|\bbut\b|\band\b|\bso\b|\bhence\b|\bthus\b", re.IGNORECASE)
 #: Two assignments to names of one or two letters, as in ``x = 1, y = 2``: two numbers, not one.
 _SEVERAL_VARIABLES = re.compile(
     r"(?<![^\W_])[a-zA-Z]{1,2}(?:_\{?\w+\}?)? *=[^=,;]*(?:,|;|\band\b|\bor\b)[\s\\$]*"
@@ -268,7 +302,7 @@ _MARKS = (
 _MARKS_BEFORE = re.compile(rf"(?:{_MARKS}|\\\\|\$|\\[(\[])+$")
 _MARKS_BEHIND = re.compile(rf"(?:{_MARKS}|’|\$|\\[)\]])+")
 #: Marks that are no quoting where they stick to what stands before them: "x_5", "rate*5".
-_STUCK_BEFORE = re.compile(r"[^\W_][*_#'’]+$|[^\s*] +\*+ +$|&#$")
+_STUCK_BEFORE = re.compile(rf"(?!{_UNSPACED})[^\W_][*_#'’]+$|[^\s*] +\*+ +$|&#$")
 _STUCK_BEHIND = re.compile(r" +\*|[*_]+[^\W_]|[*_]+[(\\]")
 _OPENING_COMMAND = re.compile(
     "(?:" + "|".join(re.escape(opening) for opening, _ in WRAPPERS if opening[-1] == "{") + ")$"
@@ -295,7 +329,6 @@ _PERCENT_BEHIND = re.compile(PERCENT, re.IGNORECASE)
 _DOTS = re.compile(r"\.\.|…|\\[lcd]?dots")
 _DOTS_TO = re.compile(r"(?:\.|…|\\[lcd]?dots|\s)+[-+\d]")
 _END_OF_SENTENCE = re.compile(r"[.!?](?=[\s\"'”’)\]}*_<$]|\\(?![a-zA-Z])|\\end\b|$)")
-_NO_LIST = re.compile(r"[,;:](?!\s*[\d.\-+\\(]|\S)")
 #: Stands for the power of a unit and the index of a compound, which are no numbers: "20 cm^2".
 _POWER = "\u02e2"
 _UNIT_POWER = re.compile(
@@ -356,8 +389,8 @@ def _is_plain_at(left: str, last: str, is_stuck: bool) -> bool:
     if last in ",;":
         is_list = re.search(r"[\d)\]}%$½]$", before) or _GREATER_UNIT.search(left)
         return not is_list and _opened(left) is None
-    if last == ":":
-        return not re.search(r"[\d:]$", before)
+    if last in ":：":
+        return not re.search(r"[\d:：]$", before)
     if last == "—":
         has_no_space = before == left[:-1]
         return before[-1:].isalpha() and has_no_space == is_stuck
@@ -365,6 +398,9 @@ def _is_plain_at(left: str, last: str, is_stuck: bool) -> bool:
         return not (is_stuck or before[-1:].isdecimal() or _ABBREVIATED_LABEL.search(left))
     if last in ">)":
         return bool(_TAG_BEFORE.search(left) or _ASIDE_BEFORE.search(left))
+    if _BEHIND_UNSPACED.search(left) or (is_stuck and _BEHIND_EASTERN.search(left)):
+        clause = _CLAUSE_END.split(left)[-1]
+        return bool(_SAYS_RESULT.search(left)) and not _DOUBTFUL.search(clause)
     word = _WORD_BEFORE.search(left)
     return word is not None and not is_stuck and _is_plain_behind_word(left, word)
 
@@ -375,15 +411,8 @@ def _is_plain_behind_word(left: str, word: re.Match[str]) -> bool:
         return False  # a command of LaTeX
     if len(name) == 1:
         return name == "a"
-    clause = _CLAUSE_END.split(left)[-1]
-    return not (
-        name in _CHANGING_BEFORE
-        or _BETWEEN_NUMBERS.search(left)
-        or _RANGE.search(left)
-        or _PART_OF.search(left)
-        or _OPERATION.search(left)
-        or _GREATER_UNIT.search(left)
-        or _DENIAL.search(clause)
+    return name not in _CHANGING_BEFORE and not any(
+        pattern.search(left) for pattern in _CHANGING_TEXTS
     )
 
 
@@ -462,6 +491,8 @@ def _is_plain_behind(number: Number, right: str, is_stuck: bool) -> bool:
         return bool(_END_OF_SENTENCE.match(right))
     if right[0] in ",;:":
         return not re.match(r"[,;:](?:\s*[\d+\-]|\S)", right)
+    if right[0] in "。，；":
+        return not re.match(r". *\d", right)
     text = _TEXT_BEHIND.match(right)
     if text:
         return _are_plain_words(text["inner"].strip(" ~"), is_of_text=True)
@@ -469,7 +500,7 @@ def _is_plain_behind(number: Number, right: str, is_stuck: bool) -> bool:
         word = _WORD_BEHIND.match(right, 1)
         changing = _CHANGING_BEFORE | _CHANGING_BEHIND
         is_known = word is not None and word[0].casefold() not in changing
-        return is_known and not _CHANGING_PHRASE.match(right, 1)
+        return is_known and not _begins_with_change(right[1:])
     if right[0] == "\\":
         return bool(re.match(r"\\(?:\\|$|end\b)", right))
     return not is_stuck and _are_plain_words(right, is_of_text=False)
@@ -490,4 +521,8 @@ def _are_plain_words(right: str, *, is_of_text: bool) -> bool:
             return name not in ("k", "m", "b", "t") or word[0] == "m"
         is_article = name in ("a", "i") and re.match(r" +[^\W\d_]{2}", rest)
         return bool(is_article or _LETTER_UNITS.match(right))
-    return name not in _CHANGING_BEHIND and word[0] != "MM" and not _CHANGING_PHRASE.match(right)
+    return name not in _CHANGING_BEHIND and word[0] != "MM" and not _begins_with_change(right)
+
+
+def _begins_with_change(right: str) -> bool:
+    return any(pattern.match(right) for pattern in _CHANGING_PHRASES)
