@@ -61,6 +61,7 @@ EXCLUDED = {
     ("$f(x)$", "$f(y)$", 1): _OPTION,
     ("$9$", "Answer $ \n 9 \n $", 0): _FORM,
     ("$9$", "Answer \\( \n 9 \n \\)", 0): _FORM,
+    # math-verify stops at \mathrm and compares the 1 before it. The reward reads both texts whole.
     (r"$1 - \frac{1}{\mathrm{e}}$", r"$1 + \frac{1}{\mathrm{e}}$", 1): "they are not equal",
 }
 CONTEXT = WorkerContext(role="scorer")

@@ -218,7 +218,7 @@ def test_an_expression_without_end_is_0_and_the_next_is_compared(text: str) -> N
 
 
 def test_limits_hold_outside_of_the_main_thread() -> None:
-    """A scorer calls rewards in a thread, where no alarm can be set."""
+    """A scorer calls rewards in the main thread; who calls one elsewhere can set no alarm there."""
     scores: list[Score] = []
 
     def score() -> None:
