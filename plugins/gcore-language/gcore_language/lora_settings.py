@@ -31,7 +31,7 @@ BASE_KEY = "base_weights_sha256"
 #: What peft's config may say without changing W + scale B A, where W is the base as it is. Of any
 #: other key, those of later versions too, only a value that says nothing.
 _PLAIN = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "orthogonal")}
-_NOTHING = (None, False, [], {}, "")
+_NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 #: Keys that name things, that are read here, or that say how something else is done.
 _OF_ANY_VALUE = frozenset(
     {
