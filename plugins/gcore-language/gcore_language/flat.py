@@ -29,6 +29,8 @@ from torch import Tensor, nn
 
 from gcore_language.lora import weight_of
 
+#: Kinds of rotary embedding whose angles change as texts get longer, for tokens before as well.
+GROWING_ROPES = ("dynamic", "longrope")
 #: Products of fewer rows are padded to so many: libraries have other kernels for few rows, which
 #: round differently, and then a token's result would depend on how many are beside it.
 _LEAST_ROWS = 16
@@ -94,11 +96,14 @@ def has_window(config: Any) -> bool:
 def family_supported(config: Any) -> bool:
     """Returns whether this module computes the same equations as a Hugging Face config's model.
 
-    False for other families, sliding windows, activations other than SiLU and biased MLPs.
+    False for other families, attention windows, activations other than SiLU, biased MLPs, and
+    rotary embeddings that change with the length.
     """
+    rope = getattr(config, "rope_parameters", None) or {}
     return (
         getattr(config, "model_type", "") in FAMILIES
         and not has_window(config)
+        and rope.get("rope_type", "default") not in GROWING_ROPES
         and config.hidden_act == "silu"
         and not getattr(config, "mlp_bias", False)
     )

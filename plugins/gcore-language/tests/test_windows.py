@@ -7,10 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_language.flat import has_window
+from gcore_language.flat import family_supported, has_window
 from gcore_language.packing import Sample, micro_batches
 from gcore_language.policy import Policy, check_layouts
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
 
 CPU = torch.device("cpu")
 WINDOW = 8
@@ -84,3 +90,12 @@ def test_every_layout_gives_the_logprobs_of_a_record_alone(name: str) -> None:
 def test_a_model_that_sees_all_shares_prompts(name: str) -> None:
     assert not has_window(WHOLE[name])
     assert "shared" in opened(WHOLE[name]).layouts
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_angles_that_change_with_the_length_are_the_models_own(kind: str) -> None:
+    more = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
+    rope = {"rope_theta": 1e4, "rope_type": kind, "factor": 4.0, **more}
+    rope |= {"original_max_position_embeddings": 16} if more else {}
+    assert not family_supported(LlamaConfig(**SIZES, rope_parameters=rope))
+    assert family_supported(LlamaConfig(**SIZES))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gcore_language.flat import family_supported
+from gcore_language.flat import GROWING_ROPES, family_supported
 from gcore_language.image_text import show
 from gcore_language.images import Images, takes_images
 from gcore_language.routing import Routers, small
@@ -33,9 +33,6 @@ _PREFILL_TOKENS = 16384
 #: Two tables of sines and cosines that differ by no more are the same one, computed twice. Rounding
 #: to bfloat16 changes them by 2e-3.
 _SAME_TABLE = 1e-5
-#: Kinds of rotary embedding whose tables change as texts get longer. A table that was made before
-#: may differ from the model's, and is right all the same.
-_GROWING = ("dynamic", "longrope")
 
 
 class Decoder(Protocol):
@@ -347,7 +344,7 @@ class FusedDecoder:
         """
         length = len(self._cos)
         rotary = self._model.model.rotary_emb
-        if not length or getattr(rotary, "rope_type", "default") in _GROWING:
+        if not length or getattr(rotary, "rope_type", "default") in GROWING_ROPES:
             return []
         positions = np.arange(length)
         expected = rotary(self._cos[None], torch.from_numpy(positions)[None].to(self._device))
