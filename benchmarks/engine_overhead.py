@@ -132,7 +132,7 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
             }
         )
     )
-    job, _ = prepare(job_file, [], lambda steps, evaluates: _Silent())
+    job, _ = prepare(job_file, [], lambda steps: _Silent())
     has_started = asyncio.Event()
     failures = []
 
