@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -24,6 +23,7 @@ from gcore_core.contract.rows import (
     read_again,
 )
 from gcore_core.runtime.cache import cache_root
+from gcore_core.runtime.replacing import replacing
 
 _OFFSET = struct.Struct("<q")
 
@@ -104,24 +104,17 @@ def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
 
 
 def _build_index(file: FileIO, config: JsonLinesConfig, index: Path) -> None:
-    """Writes the index to a temporary file beside it and renames that.
+    """Writes the index; several processes may do it at once, each of them the same file.
 
-    So several processes may do it at once: each of them makes the same file. Raises ConfigError
-    when it cannot be written.
+    Raises ConfigError when it cannot be written.
     """
     try:
         index.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=index.parent, prefix=index.stem)
-        try:
-            with open(descriptor, "wb") as out:
-                for offset in _offsets(file, config):
-                    out.write(_OFFSET.pack(offset))
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(temporary, index)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replacing(index) as fresh, fresh.open("wb") as out:
+            for offset in _offsets(file, config):
+                out.write(_OFFSET.pack(offset))
+            out.flush()
+            os.fsync(out.fileno())
     except OSError as error:
         raise ConfigError(
             f"the index of {config.path} cannot be written: {error.strerror}",

@@ -31,6 +31,7 @@ from gcore_core.contract.run_files import (
     SAMPLES,
     samples_path,
 )
+from gcore_core.runtime.replacing import replacing
 
 log = logging.getLogger(__name__)
 _ROW_END = b"}\n"
@@ -102,12 +103,10 @@ def _point_latest(parent: Path, target: str) -> None:
     It is a convenience. Where symlinks are not possible, or the name is taken by a directory, a
     warning is logged and the run goes on.
     """
-    fresh = parent / f".{LATEST}.{target}"
     try:
-        fresh.symlink_to(target)
-        fresh.replace(parent / LATEST)
+        with replacing(parent / LATEST) as fresh:
+            fresh.symlink_to(target)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         log.warning("%s was not updated: %s", parent / LATEST, error.strerror)
 
 
@@ -197,14 +196,13 @@ def _write_or_log(path: Path, text: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file by writing beside it and renaming, so that no reader ever sees half of it.
+    """Writes a file, of which no reader ever sees half.
 
     Raises ConfigError when it cannot be written.
     """
-    fresh = path.with_name(f".{path.name}.new")
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
+        with replacing(path) as fresh:
+            fresh.write_text(text, encoding="utf-8")
     except OSError as error:
         raise _refusal(error, path) from error
 
@@ -355,7 +353,8 @@ class MetricsFile:
             if kept_lines != lines:
                 with self._path.with_name(METRICS_UNDONE).open("ab") as file:
                     file.write(_joined(undone))
-                _replace(self._path, _joined(kept_lines))
+                with replacing(self._path) as fresh:
+                    fresh.write_bytes(_joined(kept_lines))
         except OSError as error:
             self._alarm(f"{self._path} cannot be shortened ({error.strerror}).")
             return None
@@ -365,7 +364,8 @@ class MetricsFile:
         """Replaces the last row of the file; returns whether that was possible."""
         try:
             earlier_lines = self._path.read_bytes().splitlines()[:-1]
-            _replace(self._path, _joined([*earlier_lines, _json(_completed(last, row))]))
+            with replacing(self._path) as fresh:
+                fresh.write_bytes(_joined([*earlier_lines, _json(_completed(last, row))]))
         except OSError as error:
             self._alarm(f"{self._path} cannot be written ({error.strerror}).")
             return False
@@ -451,17 +451,6 @@ def _completed(row: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 def _joined(lines: Iterable[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a file by writing beside it and renaming. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        fresh.write_bytes(content)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
 
 
 def ends_with_newline(path: Path) -> bool:

@@ -8,7 +8,6 @@ own: see ``directory.MetricsFile``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from gcore_core.contract.run_files import (
     TRACE,
     TRACE_UNDONE,
 )
+from gcore_core.runtime.replacing import replacing
 
 _JOURNALS = {
     PLACEMENT: PLACEMENT_UNDONE,
@@ -74,20 +74,17 @@ def _shorten(path: Path, undone: Path, next_step: int) -> None:
         if all(_stands(line, next_step) for line in lines):
             return
         lines.seek(0)
-        fresh = path.with_name(f".{path.name}.new")
         undone.parent.mkdir(exist_ok=True)
-        with ExitStack() as files:
-            files.callback(fresh.unlink, missing_ok=True)
-            kept_file = files.enter_context(fresh.open("wb"))
-            undone_file = files.enter_context(undone.open("ab"))
+        with (
+            replacing(path) as fresh,
+            fresh.open("wb") as kept_file,
+            undone.open("ab") as undone_file,
+        ):
             for line in lines:
                 if _stands(line, next_step):
                     kept_file.write(line)
                 else:
                     undone_file.write(line.rstrip(b"\n") + b"\n")
-            kept_file.flush()
-            undone_file.flush()
-            fresh.replace(path)
 
 
 def _stands(line: bytes, next_step: int) -> bool:

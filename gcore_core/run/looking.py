@@ -31,6 +31,7 @@ from gcore_core.contract.looking import Look
 from gcore_core.run.look_child import FileState, Line, state_of
 from gcore_core.runtime.cache import cache_root
 from gcore_core.runtime.process.spawn import signal_at_end
+from gcore_core.runtime.replacing import replacing
 
 #: What is shown while helper processes work.
 LOOKING = "looking at models and rows"
@@ -189,10 +190,8 @@ class _Kept:
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._remove_old()
-            descriptor, temporary = tempfile.mkstemp(dir=self._folder)
-            with open(descriptor, "wb") as out:
-                out.write(msgspec.json.encode(answer))
-            os.replace(temporary, self._file(look))
+            with replacing(self._file(look)) as fresh:
+                fresh.write_bytes(msgspec.json.encode(answer))
 
     def _file(self, look: Look) -> Path:
         key = [_FORMAT, look.function, dict(look.arguments), look.files, self._interpreter]

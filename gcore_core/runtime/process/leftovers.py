@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from gcore_core.runtime.replacing import replacing
+
 log = logging.getLogger(__name__)
 RECORD = "processes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -129,10 +131,9 @@ class Record:
     def _write(self) -> None:
         if self._path is None:
             return
-        fresh = self._path.with_name(f".{self._path.name}.new")
         try:
-            fresh.write_bytes(msgspec.json.encode(self._contents))
-            fresh.replace(self._path)
+            with replacing(self._path) as fresh:
+                fresh.write_bytes(msgspec.json.encode(self._contents))
         except OSError as error:  # a full disk ends no run
             log.warning("%s cannot be written: %s", self._path, error.strerror)
 

@@ -49,6 +49,7 @@ from gcore_core.runtime.messages import (
     ReceiveFile,
     RemoveFiles,
 )
+from gcore_core.runtime.replacing import replacing
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store.bulk import BulkClient, OfferedFile
 
@@ -95,11 +96,10 @@ class FileNotes:
 
     def write(self, path: Path, note: FileNote) -> None:
         place = self._place(path)
-        fresh = place.with_name(f".{place.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(note))
-            fresh.replace(place)
+            with replacing(place) as fresh:
+                fresh.write_bytes(msgspec.json.encode(note))
 
     def _place(self, path: Path) -> Path:
         # Machines that share this directory may have other files under the same path.

@@ -6,8 +6,6 @@ The rows lie in Arrow files that are mapped into memory; one is decoded when it 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import msgspec
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
-from gcore_core.kits.cache import cache_root
+from gcore_core.kits.cache import cache_root, replacing
 from gcore_data.config import HubConfig
 from gcore_data.formats import prompt_of
 from gcore_data.opening import open_rows, where_of
@@ -89,8 +87,6 @@ def _kept(content: bytes, suffix: str) -> Path:
     place = cache_root() / "images" / digest[:2] / f"{digest}{suffix}"
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, beside = tempfile.mkstemp(dir=place.parent, prefix=".writing-")
-        with open(descriptor, "wb") as out:
-            out.write(content)
-        os.replace(beside, place)
+        with replacing(place) as fresh:
+            fresh.write_bytes(content)
     return place

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from gcore_core.contract.run_files import CURVES, read_metrics, stage_seconds
+from gcore_core.kits.cache import replacing
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -49,10 +50,8 @@ def draw(run_dir: Path) -> Path | None:
     figure = view(run_dir)
     if figure is None:
         return None
-    fresh = run_dir / f".{CURVES}.new"
-    with rc_context(STYLE):
+    with replacing(run_dir / CURVES) as fresh, rc_context(STYLE):
         figure.savefig(fresh, dpi=150, format="png")
-    fresh.replace(run_dir / CURVES)  # a viewer never sees half a picture
     return run_dir / CURVES
 
 

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from gcore_core.contract.errors import DataError
+from gcore_core.kits.cache import replacing
 
 DIRECTORY = "trackers"
 
@@ -65,6 +66,5 @@ def write(directory: Path, name: str, kept: Kept) -> None:
     """Replaces what is kept; a reader never sees half of it."""
     path = path_of(directory, name)
     path.parent.mkdir(exist_ok=True)
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(msgspec.json.encode(kept))
-    fresh.replace(path)
+    with replacing(path) as fresh:
+        fresh.write_bytes(msgspec.json.encode(kept))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from gcore_core.contract.errors import ConfigError, PluginError
+from gcore_core.kits.cache import replacing
 from gcore_core.kits.commands import venvs
 from gcore_venv.recipe import Recipe
 
@@ -298,9 +299,8 @@ def _clear(directory: Path, record: dict[str, Any]) -> None:
 
 def _write(directory: Path, record: dict[str, Any]) -> None:
     """Writes the record by an atomic rename, so that what says "complete" is complete."""
-    new = directory / f"{venvs.RECORD}.new"
-    new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    new.replace(directory / venvs.RECORD)
+    with replacing(directory / venvs.RECORD) as fresh:
+        fresh.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _verified(recipe: Recipe, python: str) -> dict[str, str | None]:
