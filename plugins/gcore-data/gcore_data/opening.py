@@ -98,7 +98,7 @@ def _loaded(config: HubConfig, path: str, **options: Any) -> Any:
     try:
         if config.is_local:
             builder = datasets.load_dataset_builder(path, **options)
-            exact = exact_rows(builder, config.split, config.limit, path=path, **options)
+            exact = exact_rows(builder, config.split, config.limit)
             if exact is not None:
                 return exact
         found = datasets.load_dataset(path, split=config.split, **options)

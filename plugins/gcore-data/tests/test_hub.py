@@ -236,6 +236,79 @@ def test_cells_of_a_csv_are_the_texts_that_stand_there(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("2+3=,5,\n4+4=,8,\n", "line 2: has 3 cells, and the header has 2: 2+3=,5,"),
+        ("What is 1,000+5?,1005\n2+2=,4\n", "line 2: has 3 cells"),
+        ("1,000+5?,1005\n", "line 2: has 3 cells"),
+        ("1,000+5?,1005\n1,000+6?,1006\n", "line 3: has 3 cells"),
+        ('"a\nb",5\n\n1,000+5?,1005\n', "line 5: has 3 cells"),
+        ("2+3=\n4+4=,8\n", "line 2: has 1 cells"),
+        ("4+4=,8\n2+3=", "line 3: has 1 cells"),
+        (r'"Say \"hi\", then 5",5', "line 2: not CSV"),
+        ('x,1\n"5" pipe,5\n', "line 3: not CSV"),
+        ('x,1\n"open,5\ny,2\n', "line 3: not CSV: unexpected end of data"),
+    ],
+)
+def test_a_row_of_a_csv_that_does_not_fit_its_header_is_refused_with_its_line(
+    tmp_path: Path, content: str, says: str
+) -> None:
+    (tmp_path / "rows.csv").write_text(f"prompt,answer\n{content}")
+    with pytest.raises(DataError) as error:
+        opened(tmp_path / "rows.csv")
+    assert says in message(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("prompt,answer,answer\n2+3=,5,6\n", "line 1: two columns are named 'answer'"),
+        ("prompt,answer,\n1,000+5?,1005\n", "line 2: a cell stands in a column without a name"),
+    ],
+)
+def test_a_header_of_a_csv_that_names_no_column_for_each_cell_is_refused(
+    tmp_path: Path, content: str, says: str
+) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    with pytest.raises(DataError) as error:
+        opened(tmp_path / "rows.csv")
+    assert says in message(error)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ",prompt,answer\n0,2+3=,5\n1,4+4=,8\n",
+        '"","prompt","answer"\n"1","2+3=","5"\n"2","4+4=","8"\n',
+        '"prompt","answer"\n"1","2+3=","5"\n"2","4+4=","8"\n',
+        "prompt,answer\n0,2+3=,5\n1,4+4=,8\n",
+        "prompt,answer,\n2+3=,5,\n4+4=,8,\n",
+        "prompt,answer\r2+3=,5\r4+4=,8",
+        "prompt,answer\r\n   \r\n2+3=,5\r\n\r\n4+4=,8\r\n",
+    ],
+)
+def test_columns_of_a_csv_without_a_name_and_blank_lines_are_left_out(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "rows.csv").write_bytes(content.encode())
+    rows = opened(tmp_path / "rows.csv")
+    found = [(rows[row].text, rows[row].fields) for row in range(len(rows))]
+    assert found == [("2+3=", {"answer": "5"}), ("4+4=", {"answer": "8"})]
+
+
+def test_a_cell_of_a_csv_may_be_as_long_as_a_book(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(f"prompt,answer\n{'x' * 200_000},5\n")
+    assert len(str(opened(tmp_path / "rows.csv")[0].text)) == 200_000
+
+
+def test_files_of_csv_with_other_columns_than_the_first_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train-0.csv").write_text("prompt,answer\nx,1\n")
+    (tmp_path / "train-1.csv").write_text("y,2\nz,3\n")
+    with pytest.raises(DataError, match="train-1.csv: has the columns y, 2"):
+        opened(tmp_path)
+
+
 def test_values_of_json_are_what_the_file_says(tmp_path: Path) -> None:
     rows = [
         {"prompt": "x", "answer": 3, "day": "2020-01-05", "nested": {"day": "2020-01-05"}},
