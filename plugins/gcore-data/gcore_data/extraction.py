@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
@@ -10,6 +11,8 @@ from gcore_core.kits.numbers import number_of
 
 PLACE = "{answer}"
 _HASHES = "####"
+#: What may also stand within an answer: 3.5, 1,234, 4:30, St. Louis.
+_MARKS = ".,;:!?"
 
 
 def require_rule(rule: str, where: str) -> None:
@@ -45,8 +48,31 @@ def _by_text(rule: str, text: str) -> str | None:
     rest = text[start + len(before) :]
     if not after:
         return rest
+    if before and after.strip() and after.strip() in _MARKS:
+        return _before_mark(rest, after)
     end = rest.rfind(after) if not before else rest.find(after)
     return rest[:end] if end >= 0 else None
+
+
+def _before_mark(rest: str, mark: str) -> str | None:
+    """Returns what stands before a mark of sentences.
+
+    A mark within a number or a word ends no answer. None where the answer is no number, and ends at
+    one of several marks of its line: "St. Louis." looks like "Paris. Yes.".
+    """
+    answers = []
+    for found in re.finditer(re.escape(mark), rest):
+        answer = rest[: found.start()]
+        around = "" if mark != mark.strip() else answer[-1:] + rest[found.end() :][:1]
+        if len(around) == 2 and around.isdecimal():
+            continue
+        if number_of(answer):
+            return answer
+        if answers and "\n" in answer[len(answers[0]) :]:
+            break
+        if not (len(around) == 2 and around.isalnum()):
+            answers.append(answer)
+    return answers[0] if len(answers) == 1 else None
 
 
 def _gsm8k(text: str) -> str | None:
