@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.config import yaml_source
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.json_values import json_value
+from gcore_core.kits.narrow_floats import converted, converters, shortest
 
 _PROMPT = "prompt"
 
@@ -64,13 +66,15 @@ def placed(path: str | Path) -> str:
 
 def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # a DataFrame
-        data = map(_without_missing, data.to_dict(orient="records"))
+        data = _records(data)
     if not isinstance(data, Iterable):
         raise DataError(
             f"a value of type {type(data).__qualname__} holds no rows.",
             where=where,
             todo="give a list of dicts, a path of JSON lines, a Dataset or a DataFrame",
         )
+    schema = getattr(getattr(data, "features", None), "arrow_schema", ())  # a Dataset
+    narrow = converters(schema)
     for number, row in enumerate(data):
         if not isinstance(row, Mapping):
             raise DataError(
@@ -78,7 +82,7 @@ def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:
                 where=where,
                 todo='a row has a prompt and what the reward needs: {"prompt": "2+3=", "sum": 5}',
             )
-        yield row
+        yield converted(row, narrow)
 
 
 def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
@@ -93,10 +97,18 @@ def _line(row: Mapping[str, Any], number: int, where: str) -> bytes:
         ) from error
 
 
-def _without_missing(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of a DataFrame with None for NaN, by which pandas marks a missing value."""
-    return {name: None if _is_nan(value) else value for name, value in row.items()}
+def _records(frame: Any) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a DataFrame with None for NaN, by which pandas marks a missing value."""
+    kinds = dict(getattr(frame, "dtypes", {}))
+    sizes = {name: kind.itemsize for name, kind in kinds.items() if kind.kind == "f"}
+    narrow = {4: np.float32, 2: np.float16}
+    for row in frame.to_dict(orient="records"):
+        yield {name: _plain(value, narrow.get(sizes.get(name, 8))) for name, value in row.items()}
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+def _plain(value: Any, narrow: type[np.floating[Any]] | None) -> Any:
+    if not isinstance(value, float):
+        return value
+    if math.isnan(value):
+        return None
+    return value if narrow is None else shortest(value, narrow)

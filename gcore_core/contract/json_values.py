@@ -17,9 +17,11 @@ _ODD_KINDS = "SMmVc"
 def json_value(value: Any) -> Any:
     """Returns a value in the types as which JSON is read: the same, or a list for a tuple.
 
-    Numbers, bools, texts and arrays of numpy become Python's own. Whatever else there is would be
-    another value for whoever reads the JSON: bytes, times, decimals, sets, members of an Enum,
-    dataclasses, keys that are no texts, numbers that are not finite, integers beyond 64 bits.
+    Numbers, bools, texts and arrays of numpy become Python's own; a float of fewer than 64 bits is
+    the shortest decimal that it stands for, 3.14 and not 3.140000104904175. Whatever
+    else there is would be another value for whoever reads the JSON: bytes, times, decimals, sets,
+    members of an Enum, dataclasses, keys that are no texts, numbers that are not finite, integers
+    beyond 64 bits.
 
     Raises ValueError for these, which names the key and the place below it.
     """
@@ -63,6 +65,10 @@ def _of_array(value: Any, place: tuple[Any, ...]) -> Any:
     is_array = hasattr(value, "dtype") and hasattr(value, "tolist")
     if not is_array or (kind and kind in _ODD_KINDS):
         raise _problem(place, _typed("a value", value))
+    if kind == "f" and value.dtype.itemsize < 8:
+        if getattr(value, "ndim", 0):
+            return [_plain(one, (*place, number)) for number, one in enumerate(value)]
+        return _plain(float(str(value)), place)
     plain = value.tolist()
     if type(plain) is type(value):  # a number of numpy for which Python has none
         raise _problem(place, _typed("a value", value))

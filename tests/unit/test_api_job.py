@@ -441,6 +441,23 @@ def test_rows_come_from_lists_frames_and_iterables(tmp_path: Path) -> None:
         assert section["config"] == {"path": "rows.jsonl"}
 
 
+def test_a_narrow_float_of_a_row_is_its_shortest_decimal() -> None:
+    pandas = pytest.importorskip("pandas")
+    datasets = pytest.importorskip("datasets")
+    narrow = np.float32(3.14)
+    rows = [{"prompt": "?", "n": narrow, "half": np.float16(0.1), "many": np.float32([1.1, 2.2])}]
+    frame = pandas.DataFrame({"prompt": ["?"], "n": np.float32([3.14]), "half": np.float16([0.1])})
+    masked = pandas.DataFrame({"prompt": ["?"], "n": pandas.array([3.14], "Float32")})
+    features = {"prompt": datasets.Value("string"), "n": datasets.Value("float32")}
+    table = datasets.Dataset.from_dict(
+        {"prompt": ["?"], "n": [narrow]}, features=datasets.Features(features)
+    )
+    for data in (rows, frame, masked, table):
+        row = json.loads(dataset_of(data, "rows.jsonl", "data")[1]["rows.jsonl"])
+        expected = {"prompt": "?", "n": 3.14, "half": 0.1, "many": [1.1, 2.2]}
+        assert row == {name: expected[name] for name in row} and "n" in row
+
+
 def test_chats_are_recognised_and_files_stay_where_they_are(tmp_path: Path) -> None:
     chat = [{"prompt": [{"role": "user", "content": "hi"}]}]
     section, _ = dataset_of(chat, "rows.jsonl", "data")

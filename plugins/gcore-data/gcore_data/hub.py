@@ -16,6 +16,7 @@ from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
 from gcore_core.kits.cache import cache_root, replacing
+from gcore_core.kits.narrow_floats import converted, converters
 from gcore_data.config import HubConfig
 from gcore_data.formats import prompt_of
 from gcore_data.opening import open_rows, where_of
@@ -28,6 +29,8 @@ class Hub:
         self._config = config
         self._where = where_of(config)
         self._found = open_rows(config)
+        features = getattr(self._found, "features", None)
+        self._narrow = converters(features.arrow_schema) if features else {}
         if config.images is not None:
             self._require_column(config.images)
         self._prompt(0)
@@ -42,7 +45,7 @@ class Hub:
 
     def _prompt(self, row: int) -> Prompt:
         where = f"{self._where}, row {row}"
-        values = dict(self._found[row])
+        values = converted(self._found[row], self._narrow)
         images: list[str] = []
         if self._config.images is not None:
             given = values.pop(self._config.images)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import data_files_in, prompt_from, require_there
+from gcore_core.kits.narrow_floats import converted, converters
 from gcore_data.config import ParquetConfig
 
 _GROUPS_HELD = 4
@@ -59,8 +60,9 @@ class Parquet:
         """Returns column -> value of a row, found by binary search for the group that holds it."""
         part = bisect_right(self._ends, row)
         start = self._ends[part] - self._parts[part][2]
-        values: dict[str, Any] = self._table(part).slice(row - start, 1).to_pylist()[0]
-        return values
+        table = self._table(part)
+        values: dict[str, Any] = table.slice(row - start, 1).to_pylist()[0]
+        return converted(values, converters(table.schema))
 
     def _read(self, part: int) -> Any:
         file, group, _ = self._parts[part]

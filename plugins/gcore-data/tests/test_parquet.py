@@ -162,3 +162,32 @@ def test_image_paths_in_a_row_are_relative_to_the_file(tmp_path: Path) -> None:
         read = Parquet(ParquetConfig(path=str(path), images="pictures"))
         assert read[0].images == [str(tmp_path / "a.png"), str(tmp_path / "b/c.png")]
         assert read[1].images == [] and read[1].fields == {}
+
+
+def test_a_narrow_float_is_its_shortest_decimal_wherever_it_stands(tmp_path: Path) -> None:
+    from gcore_data.config import HubConfig
+    from gcore_data.hub import Hub
+
+    narrow = pa.float32()
+    columns = {
+        "prompt": pa.array(["?", "?"]),
+        "n": pa.array([3.14, None], narrow),
+        "half": pa.array([0.5, 0.1], pa.float32()).cast(pa.float16()),
+        "many": pa.array([[1.1, None], None], pa.list_(narrow)),
+        "inner": pa.array([{"x": 1.1}, None], pa.struct([("x", narrow)])),
+        "wide": pa.array([3.140000104904175, 2.0]),
+    }
+    expected = [
+        {"n": 3.14, "half": 0.5, "many": [1.1, None], "inner": {"x": 1.1}},
+        {"n": None, "half": 0.1, "many": None, "inner": None},
+    ]
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(columns), file)
+    for rows in (Parquet(ParquetConfig(path=str(file))), Hub(HubConfig(path=str(file)))):
+        found = [rows[row].fields for row in range(2)]
+        assert [values.pop("wide") for values in found] == [3.140000104904175, 2.0]
+        assert found == expected
+    more = {"map": pa.array([[("a", 1.1)]], pa.map_(pa.string(), narrow))}
+    more["word"] = pa.array([3.14], narrow).dictionary_encode()
+    pq.write_table(pa.table({"prompt": ["?"], **more}), file)
+    assert Parquet(ParquetConfig(path=str(file)))[0].fields == {"map": [("a", 1.1)], "word": 3.14}
