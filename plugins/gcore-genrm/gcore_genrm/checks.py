@@ -39,7 +39,7 @@ def problems(plan: Mapping[str, Any], datasets: Mapping[str, Dataset]) -> Iterat
         for key, dataset in datasets.items():
             for row in _rows(dataset):
                 try:
-                    questions.append(_question(config, row))
+                    questions.append(_question(config, row, dataset[row["row"]].fields))
                 except MissingField as error:
                     yield f"rewards.{name}.config: row {row['row']} of {key}: {error}."
         role = plan["roles"].get(reward.get("role") or "")
@@ -54,11 +54,12 @@ def _rows(dataset: Dataset) -> list[dict[str, Any]]:
         return []  # told of the dataset
 
 
-def _question(config: JudgeConfig, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a question as JSON. Raises MissingField where the row lacks a field."""
+def _question(
+    config: JudgeConfig, row: Mapping[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a question as JSON. Raises MissingField where a field cannot be filled in."""
     prompt = Prompt(row=row["row"], text=row.get("text"), messages=row.get("messages"))
     values = dict.fromkeys(config.places(), _ANY) | {"prompt": text_of(prompt)}
-    fields = {**row["fields"], **dict.fromkeys(row["not_json"], _ANY)}
     asked = config.make_form().fill(values, fields)
     return {"row": prompt.row, "text": asked.text, "messages": asked.messages}
 

@@ -28,7 +28,7 @@ FIELDS = "fields"
 
 
 class MissingField(LookupError):
-    """A row lacks a field that the template names, or has a value there that is no text of JSON."""
+    """A row lacks a field that the template names, or has null there, or what JSON cannot say."""
 
 
 class Template:
@@ -110,6 +110,10 @@ class Template:
             content = fields[place["field"]]
             if isinstance(content, str):
                 return content
+            if content is None:  # every row of a table has every column
+                raise MissingField(
+                    f"field {place['field']!r} is null, and the judge would be asked the word null"
+                )
             try:
                 return json.dumps(json_value(content), ensure_ascii=False)
             except (ValueError, RecursionError) as error:
@@ -177,7 +181,7 @@ def text_of(prompt: Prompt) -> str:
     """Returns a prompt as the judge reads it: its text, its only turn, or all turns with roles."""
     if prompt.messages is None:
         return prompt.text or ""
-    turns = [(str(turn.get("role", "")), _content(turn.get("content"))) for turn in prompt.messages]
+    turns = [(str(turn.get("role", "")), _said(turn)) for turn in prompt.messages]
     return (
         turns[0][1]
         if len(turns) == 1
@@ -185,10 +189,16 @@ def text_of(prompt: Prompt) -> str:
     )
 
 
-def _content(content: Any) -> str:
-    """Returns the text of a turn; where it has parts, such as text and images, all their texts."""
-    if isinstance(content, list):
-        return "\n".join(
-            part["text"] for part in content if isinstance(part, dict) and "text" in part
-        )
-    return content or ""
+def _said(turn: Mapping[str, Any]) -> str:
+    """Returns all that a turn says: its text, the mark <image> for an image, its calls as JSON."""
+    content = turn.get("content")
+    said = [_part(part) for part in content] if isinstance(content, list) else [content or ""]
+    calls = [turn[key] for key in ("tool_calls", "function_call") if turn.get(key)]
+    said += [json.dumps(call, ensure_ascii=False, default=str) for call in calls]
+    return "\n".join(said[1:] if len(said) > 1 and not said[0] else said)
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)
+    return str(part["text"]) if "text" in part else f"<{part.get('type', 'part')}>"

@@ -5,6 +5,7 @@ do.
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,11 @@ def test_a_field_that_the_row_lacks_is_named_in_the_error() -> None:
         filled("{fields[answer]}", {"source": 1, "page": 2})
 
 
+def test_a_judge_is_never_asked_about_a_field_that_is_null() -> None:
+    with pytest.raises(MissingField, match="field 'answer' is null"):
+        filled("{fields[answer]}", {"answer": None})
+
+
 @pytest.mark.parametrize("value", [b"2", [b"2"], datetime.date(2026, 11, 28), {1: 2}, math.nan])
 def test_a_field_for_which_json_has_no_word_is_not_shown_as_python_writes_it(value: Any) -> None:
     with pytest.raises(MissingField, match="field 'answer' cannot be shown: "):
@@ -90,9 +96,22 @@ def test_a_chat_is_judged_as_text() -> None:
     turns = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}
     ]
-    assert text_of(Prompt(row=0, messages=turns)) == "what is it?"
+    assert text_of(Prompt(row=0, messages=turns)) == "<image>\nwhat is it?"
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"}]
     assert text_of(Prompt(row=0, messages=turns)) == "system: be brief\nuser: 2+2?"
+
+
+def test_a_judge_reads_the_calls_of_a_chat() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
+    for content in (None, ""):
+        turns = [
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "content": "5"},
+        ]
+        said = f"assistant: {json.dumps([call])}\ntool: 5"
+        assert text_of(Prompt(row=0, messages=turns)) == said
+    turns = [{"role": "assistant", "content": "let me add", "tool_calls": [call]}]
+    assert text_of(Prompt(row=0, messages=turns)) == f"let me add\n{json.dumps([call])}"
 
 
 # -- settings --------------------------------------------------------------------------------------
