@@ -8,6 +8,7 @@ completion.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -19,7 +20,7 @@ from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import same_value
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_core.kits.answers import last_number
-from gcore_core.kits.numbers import MOST_DIGITS, Number, number_of
+from gcore_core.kits.numbers import MOST_DIGITS, Number, number_of, plain_characters
 from gcore_rewards.config import VerifierConfig
 from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
 
@@ -29,6 +30,8 @@ _SHOWN_CHARACTERS = 60
 
 class ExactMatch:
     """Scores 1 when the completion is the row's answer, both stripped of white space; else 0.
+
+    Two spellings of one text that look the same are the same: see ``one_spelling``.
 
     An answer that is no text is compared as JSON says it: 3.0 is "3" and "3.0", true is "true".
     """
@@ -69,7 +72,8 @@ class ExactMatch:
         return Score(value=float(text is not None and same_value(answer, self._normal(text))))
 
     def _normal(self, text: str) -> str:
-        return text.strip().casefold() if self._config.ignore_case else text.strip()
+        text = one_spelling(text).strip()
+        return text.casefold() if self._config.ignore_case else text
 
 
 class Numeric:
@@ -112,6 +116,25 @@ class Numeric:
             return timed_out(error)
         number = last_number(completion or "")
         return Score(value=float(number is not None and number.is_near(expected, self._tolerance)))
+
+
+def one_spelling(text: str) -> str:
+    """Returns a text with one spelling for what readers cannot tell apart.
+
+    A letter with its accents is one character, letters of full or half width are those of the usual
+    width, and lines end with a line feed. There is one minus, one space, one slash and one percent
+    sign, and nothing without width. What looks different stays: x², and A next to a.
+    """
+    if text.isascii():
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+    usual = "".join(
+        unicodedata.normalize("NFKC", letter)
+        if unicodedata.east_asian_width(letter) in ("F", "H")
+        else letter
+        for letter in text
+    )
+    plain = plain_characters(unicodedata.normalize("NFC", usual))
+    return plain.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def answer_of(prompt: Prompt, field: str) -> Any:

@@ -94,6 +94,36 @@ def test_whether_a_rows_answer_can_be_read_is_known_before_there_is_a_completion
             reward.read_answer(record("", **fields).prompt)
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("cafe\u0301", "caf\u00e9"),
+        ("New\u00a0York", "New York"),
+        ("a\r\nb", "a\nb"),
+        ("Par\u200bis\ufeff", "Paris"),
+        ("\uff21\uff22\uff17", "AB7"),
+        ("\uff76\uff9e", "\u30ac"),
+        ("well\u2010known", "well-known"),
+        ("\uff15", 5),
+    ],
+)
+def test_exact_match_takes_two_spellings_of_the_same_characters_for_one(
+    text: str, answer: Any
+) -> None:
+    assert exact(text, answer) == 1
+    if isinstance(answer, str):
+        assert exact(answer, text) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("x2", "x\u00b2"), ("1/2", "\u00bd"), ("cafe", "caf\u00e9"), ("a b", "ab"), ("a", "A")],
+)
+def test_exact_match_keeps_apart_what_looks_different(text: str, answer: str) -> None:
+    assert exact(text, answer) == 0
+    assert exact(answer, text) == 0
+
+
 def test_a_pattern_compares_its_last_match() -> None:
     assert exact("answer: 1, no, answer: 2", "2", pattern=r"answer: (\d)") == 1
     assert exact("answer: 2, no, answer: 1", "2", pattern=r"answer: (\d)") == 0
