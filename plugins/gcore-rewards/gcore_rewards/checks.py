@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.json_values import json_value
 from gcore_core.contract.looking import Look
 from gcore_core.contract.rows import same_value, spread
 
@@ -19,6 +21,8 @@ TRIED = {
     "rewards/math": ("answer", 50),
     "rewards/code": ("tests", 20),
 }
+#: Verifiers that read a decimal of a row.
+_READ_DECIMALS = ("rewards/numeric", "rewards/math")
 
 
 def looks(plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]) -> Iterator[Look]:
@@ -32,9 +36,9 @@ def looks(plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]) 
         config = reward.get("config") or {}
         field = config.get(key, key)
         rows = [
-            {"row": row, "dataset": where, "fields": fields}
+            {"dataset": where, **row}
             for where, dataset in datasets.items()
-            for row, fields in _rows(dataset, reward.get("when") or {}, field, most)
+            for row in _rows(dataset, reward.get("when") or {}, field, most, use in _READ_DECIMALS)
         ]
         if rows:
             arguments = {"where": f"rewards.{name}", "use": use, "config": config, "rows": rows}
@@ -46,21 +50,39 @@ def looks(plan: Mapping[str, Any], here: bool, datasets: Mapping[str, Dataset]) 
 
 
 def _rows(
-    dataset: Dataset, when: Mapping[str, Any], field: str, most: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
+    dataset: Dataset, when: Mapping[str, Any], field: str, most: int, reads_decimals: bool
+) -> Iterator[dict[str, Any]]:
     """Yields number and fields of rows that a reward is for, spread evenly over a dataset.
 
-    Of the fields there are all names, for errors to tell, and the value of one alone. Rows that
-    cannot be read, or of which JSON cannot tell the value, are left out: others tell of them.
+    Of the fields there are all names, for errors to tell, and the value of one alone. Where JSON
+    has no word for the value, the row has ``fault``, which says so. Rows that cannot be read are
+    left out: the dataset's own check tells of them.
     """
     for row in spread(len(dataset), most):
         try:
             fields = dataset[row].fields
-            json.dumps(fields.get(field))
-        except (GcoreError, TypeError, ValueError):
+        except GcoreError:
             continue
         if all(_has(fields.get(name), values) for name, values in when.items()):
-            yield row, {name: value if name == field else "" for name, value in fields.items()}
+            value = fields.get(field)
+            # Verifiers that read numbers read a decimal as its text.
+            value = str(value) if isinstance(value, Decimal) and reads_decimals else value
+            fault = _fault(field, value)
+            shown = {name: value if name == field and not fault else "" for name in fields}
+            yield {"row": row, "fields": shown, "fault": fault}
+
+
+def _fault(field: str, value: Any) -> str:
+    """Says that JSON has no word for the value of a field; "": it has."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        try:
+            json_value({field: value})
+        except (ValueError, RecursionError) as error:
+            return str(error)
+        return f"{field!r} holds a value of type {type(value).__qualname__}"
+    return ""
 
 
 def _has(value: Any, wanted: Any) -> bool:

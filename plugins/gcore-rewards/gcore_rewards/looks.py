@@ -39,7 +39,8 @@ def problems(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yields a sentence for rows that a verifier does not judge as it should, at most a few.
 
     arguments: ``where``: the reward's section; ``use`` and ``config``, as the section has them;
-        ``rows``: each with the name of its ``dataset``, its number ``row`` and its ``fields``.
+        ``rows``: each with the name of its ``dataset``, its number ``row``, its ``fields`` and its
+        ``fault``: why its value is not among them.
     Raises what making the verifier raises.
     """
     use = arguments["use"]
@@ -73,6 +74,8 @@ def _fault(row: Mapping[str, Any], field: str, verifier: Any, of_own: Any) -> st
     """
     answer = row["fields"].get(field)
     place = f"row {row['row']} of {row['dataset']}"
+    if row["fault"]:
+        return f"{place}: {row['fault']}, which this reward cannot read"
     try:
         empty = _score(verifier, row, "")
         if answer is not None and hasattr(verifier, "read_answer"):

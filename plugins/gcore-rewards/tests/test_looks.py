@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, cast
 
 import pytest
@@ -70,6 +72,18 @@ def test_an_answer_that_no_row_has_is_told_with_what_it_has() -> None:
         "rewards.right.config.answer: row 0 has no field 'answer'; it has: solution."
     )
     assert len(told) == 4 and "5 of 5 rows" in told[-1] and "rewards.right.when" in told[-1]
+
+
+@pytest.mark.parametrize("value", [datetime.date(2024, 1, 2), b"2", Decimal("1.50"), {"x": b"2"}])
+def test_an_answer_for_which_json_has_no_word_is_told_with_row_field_and_type(value: Any) -> None:
+    (problem,) = seen("rewards/exact-match", {"answer": "yes"}, {"answer": value})
+    assert problem.startswith("rewards.right.config.answer: row 1 of data: 'answer' holds ")
+    inner = value["x"] if isinstance(value, dict) else value
+    assert type(inner).__qualname__ in problem
+
+
+def test_a_decimal_is_no_problem_of_what_reads_numbers() -> None:
+    assert seen("rewards/numeric", {"answer": Decimal("1.50")}) == []
 
 
 def test_rows_that_a_reward_is_not_for_are_not_looked_at() -> None:
