@@ -17,7 +17,7 @@ import numpy as np
 from gcore_core.config import yaml_source
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.json_values import json_value
-from gcore_core.kits.narrow_floats import converted, converters, shortest
+from gcore_core.kits.floats import converted, converters, shortest
 
 _PROMPT = "prompt"
 
@@ -101,7 +101,7 @@ def _records(frame: Any) -> Iterator[dict[str, Any]]:
     """Yields the rows of a DataFrame with None for NaN, by which pandas marks a missing value."""
     kinds = dict(getattr(frame, "dtypes", {}))
     sizes = {name: kind.itemsize for name, kind in kinds.items() if kind.kind == "f"}
-    narrow = {4: np.float32, 2: np.float16}
+    narrow: dict[int, type[np.floating[Any]]] = {4: np.float32, 2: np.float16}
     for row in frame.to_dict(orient="records"):
         yield {name: _plain(value, narrow.get(sizes.get(name, 8))) for name, value in row.items()}
 

@@ -62,9 +62,12 @@ class HubConfig:
     auto: it is what it is.
     """
     system: str = ""
-    """Text of a system turn that every chat begins with. Empty: none is added."""
+    """Text of a system turn that every chat begins with, but for those that have one, which stays.
+    Empty: none is added.
+    """
     last_answer: Literal["keep", "take"] = "keep"
-    """take: the assistant's last turn of a chat is taken off and becomes the field completion.
+    """take: the assistant's last turn of a chat is taken off and becomes the field completion,
+    which the row must not have.
     keep: it stays, as supervised fine-tuning needs it.
     """
     extract: dict[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ def _before_mark(rest: str, mark: str) -> str | None:
     A mark within a number or a word ends no answer. None where the answer is no number, and ends at
     one of several marks of its line: "St. Louis." looks like "Paris. Yes.".
     """
-    answers = []
+    answers: list[str] = []
     for found in re.finditer(re.escape(mark), rest):
         answer = rest[: found.start()]
         around = "" if mark != mark.strip() else answer[-1:] + rest[found.end() :][:1]

@@ -25,6 +25,8 @@ _CHATS = ("messages", "conversations")
 _ANSWERS = ("chosen", "rejected")
 #: Who speaks, in ShareGPT's words -> role of a chat.
 _ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
+#: Who tells a model how to behave, in the first turn of a chat.
+_SYSTEM = ("system", "developer")
 #: Where an answer begins in a dialogue that is one text (Anthropic's HH).
 _ASSISTANT = "\n\nAssistant:"
 #: Where an image stands in a text of a data set with images.
@@ -47,7 +49,7 @@ def prompt_of(row: int, values: Mapping[str, Any], config: HubConfig, where: str
     if not isinstance(prompt, str):
         if config.form == "text":
             raise DataError("its prompt is a chat, and form is text", where=where)
-        if config.system:
+        if config.system and prompt[0]["role"] not in _SYSTEM:
             prompt = [{"role": "system", "content": config.system}, *prompt]
         if config.last_answer == "take":
             prompt = _without_answer(prompt, fields, where)
@@ -207,6 +209,12 @@ def _without_answer(turns: Turns, fields: dict[str, Any], where: str) -> Turns:
             "its chat does not end with a turn of the assistant",
             where=where,
             todo="set data.config.last_answer: keep",
+        )
+    if "completion" in fields:
+        raise DataError(
+            "its chat's last answer would take the place of the field 'completion'",
+            where=where,
+            todo="name that column otherwise in data.config.columns, or set last_answer: keep",
         )
     fields["completion"] = turns[-1]["content"]
     return turns[:-1]

@@ -199,6 +199,21 @@ def test_the_last_answer_of_a_chat_can_be_taken_off(tmp_path: Path) -> None:
     assert prompt.fields == {"completion": "2"}
 
 
+def test_a_last_answer_never_takes_the_place_of_a_column(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the place of the field 'completion'"):
+        one(tmp_path, {"completion": "old", "messages": [USER, ASSISTANT]}, last_answer="take")
+
+
+def test_the_system_turn_of_a_row_stays_alone(tmp_path: Path) -> None:
+    for role in ("system", "developer"):
+        own = {"role": role, "content": "Its own."}
+        assert one(tmp_path, {"prompt": [own, USER]}, system="Think.").messages == [own, USER]
+    assert one(tmp_path, {"prompt": [USER]}, system="Think.").messages == [
+        {"role": "system", "content": "Think."},
+        USER,
+    ]
+
+
 def test_preferences_without_a_prompt_are_split_where_they_part(tmp_path: Path) -> None:
     asked = "\n\nHuman: 1+1?\n\nAssistant:"
     both = {"chosen": f"{asked} 2", "rejected": f"{asked} 3"}
