@@ -16,8 +16,8 @@ import numpy as np
 
 from gcore_core.config import yaml_source
 from gcore_core.contract.errors import DataError
+from gcore_core.contract.floats import converted, converters, shortest
 from gcore_core.contract.json_values import json_value
-from gcore_core.kits.floats import converted, converters, shortest
 
 _PROMPT = "prompt"
 

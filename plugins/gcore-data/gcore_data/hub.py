@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.errors import DataError
+from gcore_core.contract.floats import converted, converters
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
 from gcore_core.kits.cache import cache_root, replacing
-from gcore_core.kits.floats import converted, converters
 from gcore_data.config import HubConfig
 from gcore_data.formats import prompt_of
 from gcore_data.opening import open_rows, where_of
