@@ -78,7 +78,7 @@ class SamplingProgram(Protocol):
     def prompt(self, prompt: Prompt, draft: Draft) -> Prompt:
         """Returns the prompt of a record that is made from ``draft``.
 
-        prompt: the row. The result has its ``row`` and its ``images``.
+        prompt: the row, a copy for this draft alone. The result has its ``row`` and its ``images``.
         """
 
 

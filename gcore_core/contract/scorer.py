@@ -22,7 +22,7 @@ class ScoredRecord:
     """Holds what a scorer sees of a record.
 
     ordinal, sample: name it; records of one ordinal have one prompt.
-    prompt: the row of the dataset.
+    prompt: the row of the dataset, a copy for this record and this reward alone.
     text: the completion, without special tokens; "" where actions are no tokens.
     status: how it ended, as in its header.
     columns: as listed in ``gcore_core.contract.records``.

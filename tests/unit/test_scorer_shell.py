@@ -104,6 +104,63 @@ async def test_a_reward_sees_the_row_and_the_text(bench: Bench) -> None:
     assert seen == [(0, "aab", "row 0"), (1, "b\N{REPLACEMENT CHARACTER}", "row 1")]
 
 
+class HeldRows:
+    """Holds its prompts, and hands out what it holds; two records of a group have one row."""
+
+    def __init__(self) -> None:
+        self._prompt = Prompt(
+            row=0,
+            messages=[{"role": "user", "content": "?"}],
+            fields={"answer": "5", "tests": [{"in": "1"}, {"in": "2"}]},
+        )
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, row: int) -> Prompt:
+        return self._prompt
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_what_a_reward_changes_of_a_row_nobody_else_sees(bench: Bench, waits: bool) -> None:
+    """Neither other records, nor other rewards, nor later requests see it; coroutines alike."""
+    seen: list[str] = []
+
+    def empty(records: Sequence[ScoredRecord]) -> list[Score]:
+        for record in records:
+            fields, messages = record.prompt.fields, record.prompt.messages
+            assert messages is not None
+            seen.append(f"{fields} {messages}")
+            while fields["tests"]:
+                fields["tests"].pop().clear()
+            fields["answer"] = "another"
+            messages[0]["content"] = "another"
+            messages.clear()
+        return ones(records)
+
+    async def empty_waiting(records: Sequence[ScoredRecord]) -> list[Score]:
+        return empty(records)
+
+    scorers: list[Any] = [Reward(empty), Reward(empty_waiting if waits else empty)]  # type: ignore[arg-type]
+    rows = HeldRows()
+    shell = ScorerShell(
+        [NamedScorer(name=f"r{i}", scorer=s, timeout_s=60.0) for i, s in enumerate(scorers)],
+        {"train": rows},
+        StoreReader(bench.directory, "node0", SECRET),
+        ThreadCompute(),
+        bench.given_up.append,
+    )
+    digest = prompt_digest(rows[0])
+    bench.headers = [
+        msgspec.structs.replace(header, row=0, prompt_digest=digest) for header in bench.headers
+    ]
+    for _ in range(2):
+        reply = await bench.ask(shell)
+        assert [score.statuses for score in reply] == [{"r0": "ok", "r1": "ok"}] * 2
+    assert len(seen) == 8
+    assert len(set(seen)) == 1
+
+
 async def test_every_reward_of_the_worker_adds_its_value(bench: Bench) -> None:
     reply = await bench.ask(bench.shell(one=ones, two=lambda records: [Score(value=2.0)] * 2))
     assert [(score.values, score.statuses) for score in reply] == [

@@ -8,6 +8,7 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import DraftRef, Header, Lease, Prompt
 from gcore_core.contract.sampling import Draft, SamplingProgram
+from gcore_core.runtime.shells.same_rows import own_row
 from gcore_core.runtime.store.client import StoreReader
 
 
@@ -58,7 +59,7 @@ class RefinedPrompts:
     def _prompt(self, row: Prompt, draft: Draft) -> Prompt:
         program = self._program
         assert program is not None
-        prompt = self._code.call(program.prompt, row, draft)
+        prompt = self._code.call(program.prompt, own_row(row), draft)
         if not isinstance(prompt, Prompt) or (prompt.row, prompt.images) != (row.row, row.images):
             raise self._code.broken(
                 f"prompt() gave {prompt!r:.60}, not a Prompt with the row's number and images",

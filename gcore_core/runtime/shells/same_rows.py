@@ -1,6 +1,11 @@
-"""Checks that a scorer opens the same rows of a dataset as the generators did."""
+"""Sees to it that whoever sees a row sees the same one.
+
+A scorer opens the rows that the generators did, and code of users gets a copy of its own.
+"""
 
 from __future__ import annotations
+
+import copy
 
 import msgspec
 import xxhash
@@ -57,3 +62,17 @@ def open_row(header: Header, dataset: Dataset, provider: str, where: str) -> Pro
             provider=provider,
         )
     return prompt
+
+
+def own_row(prompt: Prompt) -> Prompt:
+    """Returns a copy of a row, for code that may change the lists and dicts which it is given.
+
+    Others get the same row: other records of the group, other rewards, and whoever asks a dataset
+    that holds its rows.
+    """
+    return msgspec.structs.replace(
+        prompt,
+        messages=copy.deepcopy(prompt.messages),
+        images=list(prompt.images),
+        fields=copy.deepcopy(prompt.fields),
+    )

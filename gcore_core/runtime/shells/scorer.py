@@ -10,7 +10,7 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -52,7 +52,7 @@ from gcore_core.runtime.shells.checked_rewards import (
 )
 from gcore_core.runtime.shells.overruns import Key, Overruns
 from gcore_core.runtime.shells.role_sampler import RoleSampler
-from gcore_core.runtime.shells.same_rows import open_row
+from gcore_core.runtime.shells.same_rows import open_row, own_row
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.store.columns import Columns
 from gcore_core.runtime.worker_settings import DATASET_SECTIONS
@@ -252,7 +252,7 @@ class ScorerShell:
             with self._overruns.watch_waiting(keys):
                 try:
                     async with _limit(None if reward.sampler else reward.timeout_s):
-                        return await cast(AsyncScorer, reward.scorer).score(records)
+                        return await cast(AsyncScorer, reward.scorer).score(_own(records))
                 except _OutOfTimeError:
                     return [_overran(reward)] * len(records)
                 finally:
@@ -268,7 +268,7 @@ class ScorerShell:
         async with self._turn:
             with self._overruns.watch(keys, reward.timeout_s):
                 work = asyncio.ensure_future(
-                    self._compute(cast(Scorer, reward.scorer).score, records)
+                    self._compute(cast(Scorer, reward.scorer).score, _own(records))
                 )
                 async with _limit(reward.timeout_s):
                     return await asyncio.shield(work)
@@ -475,6 +475,17 @@ def _record(header: Header, content: tuple[Columns, Columns], prompt: Prompt) ->
         media=media,
         refs=header.media,
     )
+
+
+def _own(records: Sequence[ScoredRecord]) -> list[ScoredRecord]:
+    """Copies what a reward could change of records.
+
+    A row is opened once for all records of its group, and records once for all rewards: a reward
+    that empties a list of tests would do it for all of them. Columns cannot be written to.
+    """
+    return [
+        replace(record, prompt=own_row(record.prompt), refs=dict(record.refs)) for record in records
+    ]
 
 
 _SKIPPED = Score(value=None, status=REWARD_SKIPPED)

@@ -7,6 +7,7 @@ become times. Here every cell of a CSV is a text, and a JSON value is what JSON 
 
 from __future__ import annotations
 
+import copy
 import csv
 import sys
 from array import array
@@ -159,7 +160,7 @@ class _JsonFile:
 
     def values(self, row: int) -> dict[str, Any]:
         if self._listed is not None:
-            return self._listed[row]
+            return copy.deepcopy(self._listed[row])  # whose caller may change it
         start, end = self._places[2 * row : 2 * row + 2]
         with open_unbuffered(Path(self.path)) as file:
             return read_again(file, row, start, end, dict, self.path)

@@ -345,6 +345,19 @@ def test_values_of_json_are_what_the_file_says(tmp_path: Path) -> None:
         assert [type(value["answer"]) for value in values] == [int, float, str]
 
 
+@pytest.mark.parametrize("as_list", [False, True])
+def test_what_a_caller_changes_of_a_row_of_json_stays_with_the_caller(
+    tmp_path: Path, as_list: bool
+) -> None:
+    row = {"messages": [{"role": "user", "content": "x"}], "tests": [{"in": "1"}]}
+    (tmp_path / "rows.json").write_text(json.dumps([row] if as_list else row))
+    rows = opened(tmp_path / "rows.json")
+    rows[0].fields["tests"].pop()["in"] = "2"
+    assert rows[0].messages is not None
+    rows[0].messages.clear()
+    assert (rows[0].messages, rows[0].fields) == (row["messages"], {"tests": row["tests"]})
+
+
 def test_rows_of_json_are_chosen_as_those_of_other_formats(tmp_path: Path) -> None:
     for name, count in (("train-00000-of-00002", 3), ("train-00001-of-00002", 4), ("test", 2)):
         rows = [json.dumps({"prompt": f"{name[:7]}{row}"}) for row in range(count)]
