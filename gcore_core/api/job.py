@@ -117,7 +117,7 @@ def make_job(
         files |= added
     else:
         tree.pop("evaluation", None)
-    tree["rewards"], added = rewards.rewards_of(reward)
+    tree["rewards"], added = rewards.rewards_of(reward, columns=rows.names_in(files))
     files |= added
     if model is not None:
         policy = tree.setdefault("roles", {}).setdefault("policy", {})

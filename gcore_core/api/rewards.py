@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gcore_core.api.functions import files_of
@@ -23,29 +23,43 @@ from gcore_core.contract.errors import ConfigError
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: What TRL passes besides, and nobody does here; a function that cannot do without it is refused.
 _OF_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric")
+#: What such a function takes for the policy's, so that no field of a row may have the name.
+_OF_POLICY = ("prompts", "completions", *_OF_TRL)
 
 #: Calls a function that was written for TRL. Its rows are dicts of lists there.
 _OF_LISTS = '''
 
 def {name}_of_records(records):
     """Calls {name} with lists of prompts, completions and columns, as TRL does."""
+    from gcore_core.contract.errors import DataError
+
+    names = dict.fromkeys(name for r in records for name in r.prompt.fields)
+    for taken in {taken!r}:
+        if taken in names:
+            raise DataError(
+                f"a row has a field {{taken!r}}, which {name} would take for the policy's.",
+                todo="give the field of the rows another name",
+            )
     prompts = [r.prompt.messages if r.prompt.text is None else r.prompt.text for r in records]
     completions = [
         [{{"role": "assistant", "content": r.text}}] if r.prompt.text is None else r.text
         for r in records
     ]
     columns = {{"prompts": prompts, "completions": completions}}
-    for field in dict.fromkeys(name for r in records for name in r.prompt.fields):
+    for field in names:
         columns[field] = [r.prompt.fields.get(field) for r in records]
     return {name}(**{chosen})
 '''
 
 
-def rewards_of(reward: Any, where: str = "reward") -> tuple[dict[str, Any], dict[str, bytes]]:
+def rewards_of(
+    reward: Any, where: str = "reward", columns: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Returns (section ``rewards`` of a job, files beside it: name -> content).
 
     reward: a function, the name of a provider such as "rewards/numeric", a section of one reward as
         a mapping with ``use``; a list of these; or a mapping of names to these.
+    columns: the fields of the rows that it judges, where they are known.
     Raises ConfigError for anything else, and for a function that cannot travel.
     """
     section: dict[str, Any] = {}
@@ -58,7 +72,7 @@ def rewards_of(reward: Any, where: str = "reward") -> tuple[dict[str, Any], dict
                 where=where,
                 todo=f'name them: {{"{name}": ..., "other": ...}}',
             )
-        section[name], text, beside = _one(item, where)
+        section[name], text, beside = _one(item, where, columns)
         if not NAME.fullmatch(name):  # it names metrics, and a file
             raise ConfigError(
                 f"{name!r} cannot name a reward.",
@@ -109,7 +123,9 @@ def free_name(stem: str, files: Iterable[str]) -> str:
     return f"{stem}.py"
 
 
-def _one(item: Any, where: str) -> tuple[dict[str, Any], str | None, dict[str, bytes]]:
+def _one(
+    item: Any, where: str, columns: Collection[str]
+) -> tuple[dict[str, Any], str | None, dict[str, bytes]]:
     """Returns one reward's section, and the text of its file where it is a function, and the files
     beside that.
     """
@@ -120,11 +136,13 @@ def _one(item: Any, where: str) -> tuple[dict[str, Any], str | None, dict[str, b
     if function is None:
         return {**rest, "config": anchored(rest.get("config") or {})}, None, {}
     text, beside = files_of(function, where)
-    config, more = _function(function, where)
+    config, more = _function(function, where, columns)
     return {"use": "core/function", **rest, "config": config}, text + more, beside
 
 
-def _function(function: Callable[..., Any], where: str) -> tuple[dict[str, Any], str]:
+def _function(
+    function: Callable[..., Any], where: str, columns: Collection[str]
+) -> tuple[dict[str, Any], str]:
     """Returns the settings of ``core/function`` for a function, and what its file needs beside it.
 
     Raises ConfigError for a function that is called in none of the three ways.
@@ -140,7 +158,16 @@ def _function(function: Callable[..., Any], where: str) -> tuple[dict[str, Any],
                 where=where,
                 todo="do without it, or give it a default",
             )
-        text = _OF_LISTS.format(name=plain.__name__, chosen=_columns(parameters))
+        takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+        taken = tuple(name for name in _OF_POLICY if takes_all or name in parameters)
+        if both := [name for name in taken if name in columns]:
+            raise ConfigError(
+                f"rows have a field {both[0]!r}, which {plain.__name__} would take for the "
+                "policy's.",
+                where=where,
+                todo="give the field of the rows another name",
+            )
+        text = _OF_LISTS.format(name=plain.__name__, chosen=_columns(parameters), taken=taken)
         return {"name": f"{plain.__name__}_of_records", "batch": True}, text
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in _KEYWORD]
     positional = [

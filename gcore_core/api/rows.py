@@ -44,6 +44,12 @@ def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[s
     return {"use": "core/jsonl", "config": config}, {name: b"".join(lines)}
 
 
+def names_in(files: Mapping[str, bytes]) -> set[str]:
+    """Returns the fields of the rows in such files."""
+    lines = (line for content in files.values() for line in content.splitlines())
+    return {name for line in lines for name in msgspec.json.decode(line)}
+
+
 def anchored(node: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of a mapping whose ``path`` is absolute, where there is such a file or folder.
 

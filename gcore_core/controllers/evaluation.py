@@ -17,6 +17,9 @@ from gcore_core.controllers.window.ledger import Ledger, has_failed_reward
 from gcore_core.runtime.messages import GREEDY, SAMPLED
 from gcore_core.runtime.worker_settings import JobFacts
 
+LENGTH = "length"
+#: What a reward is called here that has the name of the answers' length; no reward's has a dot.
+_REWARD_LENGTH = "reward.length"
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight); the mean is their quotient
 
 
@@ -109,9 +112,9 @@ class Evaluation:
             if header.status == FAILED or has_failed_reward(header):
                 evaluated.failed[round_.purpose] += 1
             if header.status != FAILED:
-                add("length", header.n_actions)
+                add(LENGTH, header.n_actions)
             for name, value in header.rewards.items():
-                add(name, value)
+                add(_REWARD_LENGTH if name == LENGTH else name, value)
             if header.row < facts.evaluation.show:
                 evaluated.samples.append(header)
         evaluated.sums.update(sums)

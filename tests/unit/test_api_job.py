@@ -186,6 +186,19 @@ def scores(
         scorer.close()
 
 
+@pytest.mark.parametrize("name", ["completions", "prompts", "completion_ids"])
+def test_a_field_of_rows_never_takes_the_place_of_what_the_policy_wrote(
+    tmp_path: Path, name: str
+) -> None:
+    rows = [{"prompt": "2+3=", "answer": "5", name: ["5"]}]
+    with pytest.raises(ConfigError, match=f"rows have a field '{name}', which with_everything"):
+        job(reward=with_everything, data=rows)
+    assert scores(with_everything, tmp_path, rows, ["7"]) == [None], "as where data are in a file"
+    job(reward=right, data=rows)
+    if name == "completion_ids":  # a function that does not take it never sees it
+        job(reward=with_a_column, data=[{**rows[0], "level": 1}])
+
+
 # -- the job ---------------------------------------------------------------------------------------
 
 

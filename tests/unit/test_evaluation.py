@@ -35,7 +35,7 @@ class Drawn:
                 continue
             ledger.finished(msgspec.structs.replace(header, status=FINISHED, n_actions=6))
             failed = lease.row == 1
-            values = {} if failed else {"exact": 0.5}
+            values = {} if failed else {"exact": 0.5, "length": 100.0}
             statuses = {"exact": REWARD_FAILED if failed else OK}
             ledger.scored(RecordScore(lease.ordinal, 0, values, statuses), {"exact"})
 
@@ -63,6 +63,7 @@ async def test_answers_that_failed_are_counted_and_are_in_no_mean() -> None:
     assert found.failed == {"greedy": 2, "sampled": 2}
     assert found.sums["greedy/length"] == (18.0, 3.0), "what was not drawn has no length"
     assert found.sums["greedy/exact"] == (1.0, 2.0)
+    assert found.sums["greedy/reward.length"] == (200.0, 2.0), "a reward may have this name"
 
 
 class Supervisor:
