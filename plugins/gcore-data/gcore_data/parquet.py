@@ -5,6 +5,7 @@ No dataset is ever held in memory as a whole.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
@@ -24,6 +25,13 @@ from gcore_data.config import ParquetConfig
 
 _GROUPS_HELD = 4
 _FILES_HELD = 64
+#: Words in the names of files -> the split that they mean, as on the hub.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_WORDS = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLITS)})(?![a-z])")
 
 
 class Parquet:
@@ -119,5 +127,16 @@ def _files(path: Path) -> list[Path]:
     if not files:
         raise DataError(
             "no Parquet files in this directory", where=str(path), why=data_files_in(path)
+        )
+    splits = {_SPLITS[word] for file in files for word in _WORDS.findall(file.stem.lower())}
+    if len(splits) > 1:
+        raise DataError(
+            f"its files are of several splits: {', '.join(sorted(splits))}",
+            where=str(path),
+            why=f"they would be read as one: {', '.join(file.name for file in files[:8])}",
+            todo=(
+                "set data.config.path to one file, or to a directory with the files of one split; "
+                "or take data/hub, whose data.config.split chooses one"
+            ),
         )
     return files

@@ -191,3 +191,28 @@ def test_a_narrow_float_is_its_shortest_decimal_wherever_it_stands(tmp_path: Pat
     more["word"] = pa.array([3.14], narrow).dictionary_encode()
     pq.write_table(pa.table({"prompt": ["?"], **more}), file)
     assert Parquet(ParquetConfig(path=str(file)))[0].fields == {"map": [("a", 1.1)], "word": 3.14}
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train-00000-of-00001", "test-00000-of-00001"], "test, train"),
+        (["train_sft", "test_sft"], "test, train"),
+        (["gsm8k-validation", "gsm8k.train"], "train, validation"),
+        (["train-00000-of-00002", "train-00001-of-00002"], ""),
+        (["latest", "contest", "trains"], ""),
+        (["0000", "0001"], ""),
+    ],
+)
+def test_a_directory_with_files_of_several_splits_is_refused(
+    tmp_path: Path, names: list[str], splits: str
+) -> None:
+    for name in names:
+        parquet_file(tmp_path / f"{name}.parquet", 2)
+    if not splits:
+        assert len(Parquet(ParquetConfig(path=str(tmp_path)))) == 2 * len(names)
+        return
+    with pytest.raises(DataError, match=f"several splits: {splits}") as error:
+        Parquet(ParquetConfig(path=str(tmp_path)))
+    assert "data/hub" in str(error.value) and "data.config.split" in str(error.value)
+    assert len(Parquet(ParquetConfig(path=str(tmp_path / f"{names[0]}.parquet")))) == 2
