@@ -45,6 +45,13 @@ def test_the_digest_of_a_row_depends_on_its_content_alone() -> None:
     assert len({prompt_digest(other) for other in [row, *others]}) == 6
 
 
+def test_a_row_with_an_integer_beyond_64_bits_has_a_digest() -> None:
+    rows = [Prompt(row=2, text="", fields={"b": 1, "answer": 2**64 + n}) for n in range(2)]
+    same = Prompt(row=2, text="", fields={"answer": 2**64, "b": 1})
+    assert prompt_digest(rows[0]) == prompt_digest(same) != 0
+    assert prompt_digest(rows[0]) != prompt_digest(rows[1])
+
+
 def test_a_row_that_cannot_be_encoded_has_no_digest() -> None:
     assert prompt_digest(Prompt(row=2, text="", fields={"answer": object()})) == 0
     assert prompt_digest(Prompt(row=2, text="", fields={"choices": {1: "a"}})) == 0

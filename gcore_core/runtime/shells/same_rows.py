@@ -6,6 +6,8 @@ A scorer opens the rows that the generators did, and code of users gets a copy o
 from __future__ import annotations
 
 import copy
+import json
+from typing import Any
 
 import msgspec
 import xxhash
@@ -25,12 +27,18 @@ def prompt_digest(prompt: Prompt) -> int:
     contract of datasets refuses.
     """
     images = [""] * len(prompt.images)
+    row = [prompt.row, prompt.text, prompt.messages, images, prompt.fields]
     try:
-        return xxhash.xxh3_64_intdigest(
-            _ENCODER.encode([prompt.row, prompt.text, prompt.messages, images, prompt.fields])
-        )
+        return xxhash.xxh3_64_intdigest(_encoded(row))
     except (TypeError, ValueError, OverflowError, RecursionError):
         return 0
+
+
+def _encoded(row: list[Any]) -> bytes:
+    try:
+        return _ENCODER.encode(row)
+    except OverflowError:  # an integer beyond 64 bits, which JSON has
+        return json.dumps(row, sort_keys=True).encode()
 
 
 def open_row(header: Header, dataset: Dataset, provider: str, where: str) -> Prompt:
