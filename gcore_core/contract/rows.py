@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -17,7 +17,8 @@ from gcore_core.contract.records import Prompt
 _SHOWN_CHARACTERS = 60
 _BOM = b"\xef\xbb\xbf"
 _JSON_SPACES = b" \t\r\n"
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
+#: A text may have more brackets than the reader follows.
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _Made = TypeVar("_Made")
 
 
@@ -135,6 +136,24 @@ def same_value(value: Any, other: Any) -> bool:
     if isinstance(value, dict) and isinstance(other, dict):
         return value.keys() == other.keys() and all(same_value(value[k], other[k]) for k in value)
     return bool(value == other)
+
+
+def is_meant(fields: Mapping[str, Any], when: Mapping[str, Any]) -> bool:
+    """Returns whether a row has, of every field that ``when`` names, a value that is listed there.
+
+    Texts in quotes and numbers without are told apart in few files, so "3" is 3 here.
+
+    when: field -> a value, or a list of them; empty: every row is meant.
+    """
+    return all(
+        any(same_value(fields.get(name), value) for value in listed(values))
+        for name, values in when.items()
+    )
+
+
+def listed(values: Any) -> list[Any]:
+    """Makes a list of a condition of ``when``, which may be one value or a list of them."""
+    return values if isinstance(values, list) else [values]
 
 
 def spread(rows: int, most: int) -> Iterable[int]:

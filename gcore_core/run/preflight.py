@@ -33,6 +33,7 @@ from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
 from gcore_core.run.opened_data import open_data
+from gcore_core.run.row_checks import row_problems
 from gcore_core.runtime.gaps import refuse_gaps
 from gcore_core.runtime.shells.checked_rewards import read_known
 
@@ -85,9 +86,10 @@ def check_files(
     with ExitStack() as closing:
         datasets, problems = open_data(plan, opened or {}, closing)
         checked = plan.plugins.check_files(_with_made(plan), here=here, datasets=datasets)
+        of_rows, notes = row_problems(plan.settings, datasets)
     seen = look_at(checked.looks, say)
-    checks.refuse([*problems, *checked.problems, *seen.problems], plan.source)
-    return seen.notes
+    checks.refuse([*problems, *of_rows, *checked.problems, *seen.problems], plan.source)
+    return [*notes, *seen.notes]
 
 
 def _with_made(plan: Plan) -> dict[str, Any]:

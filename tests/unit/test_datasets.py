@@ -287,6 +287,7 @@ def test_json_lines_need_no_pyarrow() -> None:
         ({"a": 1}, {"a": 1.0}, True),
         ({"a": 1}, {"b": 1}, False),
         (float("nan"), "NaN", False),
+        (5, "[" * 1000, False),
     ],
 )
 def test_values_of_rows_are_the_same_as_json_says_it(value: Any, other: Any, same: bool) -> None:

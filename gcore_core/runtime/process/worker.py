@@ -289,7 +289,7 @@ class Worker:
                     name=name,
                     scorer=build(self._spec.factories[f"reward/{name}"], context),
                     timeout_s=reward.timeout_s,
-                    when={field: _listed(values) for field, values in reward.when.items()},
+                    when=reward.when,
                     sampler=sampler,
                     of_groups=name in settings.of_groups,
                     alone_every=reward.alone_every,
@@ -415,11 +415,6 @@ def own_dtype(spec: WorkerSpec) -> str:
     """Returns what the backend's config has as ``dtype``; empty where it has no such field."""
     dtype = getattr(config_object(spec.factories["backend"]), "dtype", "")
     return dtype if isinstance(dtype, str) else ""
-
-
-def _listed(value: Any) -> list[Any]:
-    """Makes a list of each condition of ``when``, which may be one value or a list of them."""
-    return value if isinstance(value, list) else [value]
 
 
 async def _main(

@@ -30,7 +30,7 @@ from gcore_core.contract.records import (
     Prompt,
     RecordScore,
 )
-from gcore_core.contract.rows import same_value
+from gcore_core.contract.rows import is_meant
 from gcore_core.contract.scorer import (
     LARGEST_VALUE,
     AsyncScorer,
@@ -72,7 +72,8 @@ class NamedScorer:
     """Holds a reward with its settings.
 
     timeout_s: its time for one call, unless it has a sampler.
-    when: field of a row -> the values for which the row's records get this reward; empty: all do.
+    when: field of a row -> the value or the values for which the row's records get this reward;
+        empty: all do.
     sampler: the role that this reward asks questions, if any. There is no time limit then: the
         role's replicas may take as long as they make progress.
     of_groups: whether it sees the records of a prompt together.
@@ -84,7 +85,7 @@ class NamedScorer:
     name: str
     scorer: Scorer | AsyncScorer
     timeout_s: float
-    when: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    when: Mapping[str, Any] = field(default_factory=dict)
     sampler: RoleSampler | None = None
     of_groups: bool = False
     alone_every: int = 0
@@ -225,7 +226,9 @@ class ScorerShell:
             Key(reward.name, request.purpose, header.ordinal, header.sample, header.versions[1])
             for header in request.headers
         ]
-        matching = [i for i, record in enumerate(records) if _matches(record, reward.when)]
+        matching = [
+            i for i, record in enumerate(records) if is_meant(record.prompt.fields, reward.when)
+        ]
         for i in matching:
             scores[i] = _overran(reward)  # it stays so for work that is over, which is in no part
         for part in self._overruns.parts([keys[i] for i in matching]):
@@ -412,18 +415,6 @@ async def _limit(timeout_s: float | None) -> AsyncIterator[None]:
         if limit.expired():
             raise _OutOfTimeError from None
         raise
-
-
-def _matches(record: ScoredRecord, when: Mapping[str, Sequence[Any]]) -> bool:
-    """Returns whether every field that ``when`` names has one of the values listed there.
-
-    Texts in quotes and numbers without are told apart in few files, so "3" is 3 here.
-    """
-    fields = record.prompt.fields
-    return all(
-        any(same_value(fields.get(name), value) for value in values)
-        for name, values in when.items()
-    )
 
 
 def _overran(reward: NamedScorer) -> Score:

@@ -169,7 +169,7 @@ class _JsonFile:
         content = Path(self.path).read_bytes().removeprefix(_BOM)
         try:
             listed = msgspec.json.decode(content)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(
                 f"not JSON: {shortened(content[:200])}", where=self.path, why=str(error)
             ) from error

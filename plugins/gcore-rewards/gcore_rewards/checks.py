@@ -11,7 +11,7 @@ from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.json_values import json_value
 from gcore_core.contract.looking import Look
-from gcore_core.contract.rows import same_value, spread
+from gcore_core.contract.rows import is_meant, spread
 
 #: Verifier -> the key of its settings that names the field which it reads, and how many rows of a
 #: dataset it is tried on.
@@ -63,7 +63,7 @@ def _rows(
             fields = dataset[row].fields
         except GcoreError:
             continue
-        if all(_has(fields.get(name), values) for name, values in when.items()):
+        if is_meant(fields, when):
             value = fields.get(field)
             # Verifiers that read numbers read a decimal as its text.
             value = str(value) if isinstance(value, Decimal) and reads_decimals else value
@@ -83,8 +83,3 @@ def _fault(field: str, value: Any) -> str:
             return str(error)
         return f"{field!r} holds a value of type {type(value).__qualname__}"
     return ""
-
-
-def _has(value: Any, wanted: Any) -> bool:
-    values = wanted if isinstance(wanted, list) else [wanted]
-    return any(same_value(value, one) for one in values)
