@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,16 @@ from gcore_core.kits.answers import boxes, last_number, number_within, only_numb
 from gcore_core.kits.numbers import Number, number_of, plain_characters
 from gcore_rewards.config import MathConfig
 from gcore_rewards.interpreter import library_path
+from gcore_rewards.letters import (
+    Measure,
+    core,
+    has_other_primes,
+    is_of_letters,
+    measure,
+    said,
+    same_letters,
+    with_names,
+)
 from gcore_rewards.math_input import (
     FINAL_ANSWER,
     PERCENT_BEHIND_BOX,
@@ -41,6 +51,7 @@ from gcore_rewards.math_input import (
     is_misread,
     marked,
     numeric_expression,
+    repeating_as_fractions,
     words_as_text,
     written_out,
 )
@@ -53,6 +64,8 @@ _START_S = 120.0
 _PATIENCE = 20.0
 #: A process is replaced after so many comparisons: caches of its libraries grow.
 _MOST_COMPARISONS = 1000
+#: Answers of rows of which it is remembered whether all of them is read.
+_MOST_ANSWERS = 1 << 16
 
 
 class Verdict(enum.Enum):
@@ -75,12 +88,18 @@ class Found:
     span: where the part that it compared begins and ends; None where there are several or none.
     is_latex: whether it read that part as LaTeX.
     is_several: whether there are several parts.
+    is_whole: without a completion: whether all of the expected answer is read.
     """
 
     verdict: Verdict
     span: tuple[int, int] | None = None
     is_latex: bool = False
     is_several: bool = False
+    is_whole: bool = True
+
+
+def _verdict(is_equal: bool) -> Verdict:
+    return Verdict.EQUAL if is_equal else Verdict.DIFFERENT
 
 
 class Stuck(Exception):
@@ -134,6 +153,13 @@ class Comparer:
             self.close()
             raise Stuck(why or "it ended without a word") from None
 
+    def reads_whole(self, expected: Sequence[str]) -> bool:
+        """Returns whether an expected answer with any other digit or letter would be another one.
+
+        Raises Stuck as ``find`` does.
+        """
+        return self.find(expected, None).is_whole
+
     def can_read(self, expected: Sequence[str]) -> bool:
         """Returns whether an expected answer can be read. Raises Stuck as ``find`` does."""
         return self.find(expected, None).verdict is not Verdict.UNREADABLE
@@ -156,10 +182,10 @@ class Comparer:
             self._send(process, {"expected": expected, "completion": completion})
             if not self._receive(process, limit_s)["readable"]:
                 return Found(verdict=Verdict.UNREADABLE)
-            if completion is None:
-                return Found(verdict=Verdict.DIFFERENT)
             ended = Verdict.EXCEEDED
             found = self._receive(process, limit_s)
+            if completion is None:
+                return Found(verdict=Verdict.DIFFERENT, is_whole=found["whole"])
         except _Ended:
             exit_code = process.wait()
             self.close()
@@ -222,12 +248,30 @@ class Answer:
     bare: its letters without spaces and marks of LaTeX around them.
     number: where it is one plain number.
     is_numeric: whether it is a number, plain or as an expression such as ``2^{10}``.
+    core: what it says, without words and marks around it; "" for a plain number.
+    measure: where it is a number with a unit, which math-verify drops.
+    by_letters: whether it is compared by its letters, since math-verify does not read all of it.
     """
 
     texts: tuple[str, ...]
     bare: str
     number: Number | None
     is_numeric: bool
+    core: str = ""
+    measure: Measure | None = None
+    by_letters: bool = False
+
+
+def _of_measure(found: Measure, what: str) -> Answer:
+    number = number_of(found.number)
+    return Answer(
+        texts=(f"${number.latex()}$",) if number else marked(found.number),
+        bare=bare(what),
+        number=number,
+        is_numeric=True,
+        core=what,
+        measure=found,
+    )
 
 
 class MathReward:
@@ -244,6 +288,7 @@ class MathReward:
         self._tolerance = Fraction(1, 2 * 10**config.digits)
         self._pattern = Pattern(config.pattern, config.pattern_s)
         self._pool = ThreadPoolExecutor(config.parallel)
+        self._whole: dict[tuple[str, ...], bool] = {}
         self._comparers: queue.SimpleQueue[Comparer] = queue.SimpleQueue()
         first = Comparer(config)
         try:
@@ -274,38 +319,62 @@ class MathReward:
         Raises DataError where there is none, and Stuck where no process can read it.
         """
         answer = self._answer(prompt)
-        if answer.number is None:
+        if answer.number is None and not answer.by_letters:
             with self._comparer() as comparer:
                 if not comparer.can_read(answer.texts):
                     raise self._unreadable(prompt)
         return answer
 
     def _answer(self, prompt: Prompt) -> Answer:
-        """Returns a row's answer as far as no process is needed."""
+        """Returns a row's answer. Raises Stuck where no process can say how it is read."""
         value = answer_of(prompt, self._config.answer)
         number = number_of(value)
+        found = measure(value) if number is not None and isinstance(value, str) else None
+        if found is not None and found.unit.startswith("degree"):
+            return _of_measure(found, value)
         if number is not None:
             return Answer(texts=(f"${number.latex()}$",), bare="", number=number, is_numeric=True)
         if not isinstance(value, str) or is_misread(value):
             raise self._unreadable(prompt)
-        return Answer(
+        value = repeating_as_fractions(value)
+        what = core(value)
+        answer = Answer(
             texts=marked(value),
             bare=bare(value),
             number=None,
             is_numeric="=" not in value and numeric_expression(bare(value)) is not None,
+            core=what,
         )
+        if is_of_letters(what):
+            return replace(answer, by_letters=True)
+        if not what or self._reads_whole(marked(what)):
+            return answer
+        found = measure(what)
+        if found is None:
+            return replace(answer, by_letters=True)
+        return _of_measure(found, what)
+
+    def _reads_whole(self, texts: tuple[str, ...]) -> bool:
+        """Asks once for each answer: completions of a group have the same."""
+        if texts not in self._whole:
+            with self._comparer() as comparer:
+                whole = comparer.reads_whole(texts)
+            if len(self._whole) >= _MOST_ANSWERS:
+                self._whole.clear()
+            self._whole[texts] = whole
+        return self._whole[texts]
 
     def _score(self, record: ScoredRecord) -> Score:
         if self._config.answer not in record.prompt.fields:
             return no_answer(record, self._config.answer)
-        answer = self._answer(record.prompt)
         try:
             completion = self._pattern.part(record.text)
         except SlowPattern as error:
             return timed_out(error)
-        if completion is None:
-            return Score(value=0.0)
         try:
+            answer = self._answer(record.prompt)
+            if completion is None:
+                return Score(value=0.0)
             verdict = self._compare(answer, plain_characters(completion))
         except (Stuck, OSError) as error:
             return failure(f"expressions could not be compared: {error}"[:REASON_CHARACTERS])
@@ -314,6 +383,7 @@ class MathReward:
         return Score(value=float(verdict is Verdict.EQUAL))
 
     def _compare(self, answer: Answer, completion: str) -> Verdict:
+        completion = repeating_as_fractions(completion)
         in_boxes = list(boxes(completion))
         if not in_boxes or FINAL_ANSWER.search(completion, in_boxes[-1].end):
             rest = completion[in_boxes[-1].end + 1 :] if in_boxes else completion
@@ -324,16 +394,27 @@ class MathReward:
         percent = PERCENT_BEHIND_BOX.match(completion, box.end)
         content = box.content + (r"\%" if percent and number_of(box.content) else "")
         verdict = self._compare_content(answer, content)
-        if verdict is Verdict.DIFFERENT and answer.number is None and len(in_boxes) > 1:
+        is_list = answer.number is None and not answer.by_letters and len(in_boxes) > 1
+        if verdict is Verdict.DIFFERENT and is_list:
             # Several boxes may be one answer: a list.
             return self._ask(answer, written_out(completion)).verdict
         return verdict
 
     def _compare_content(self, answer: Answer, content: str) -> Verdict:
         """Compares what is in a box, or a formula."""
-        number = number_of(content)
         if answer.bare and bare(content) == answer.bare:
             return Verdict.EQUAL
+        if answer.by_letters:
+            return _verdict(same_letters(answer.core, content))
+        if answer.core and has_other_primes(answer.core, content):
+            return Verdict.DIFFERENT
+        if answer.measure is not None:
+            without_unit = answer.measure.number_of(content)
+            if without_unit is None:
+                return Verdict.DIFFERENT
+            content = without_unit
+        content = with_names(answer.core, content)
+        number = number_of(content)
         if number is None and answer.is_numeric:
             number = only_number(content)
         if number is not None and answer.number is not None:
@@ -350,6 +431,8 @@ class MathReward:
         """Compares what math-verify finds in a completion without a box."""
         if answer.bare and bare(completion) == answer.bare:
             return Verdict.EQUAL
+        if answer.by_letters:
+            return _verdict(any(same_letters(answer.core, text) for text in said(completion)))
         found = self._ask(answer, completion)
         if answer.number is None and found.verdict is not Verdict.EQUAL:
             return found.verdict
@@ -359,10 +442,12 @@ class MathReward:
                 return found.verdict
             return self._compare_numbers(number, answer.number)
         content = completion[slice(*found.span)]
+        if answer.measure is not None and not answer.measure.allows_behind(
+            completion[found.span[1] :]
+        ):
+            return Verdict.DIFFERENT
         if found.is_latex and number_of(content) is None:
-            return (
-                found.verdict if answer.number is None else self._compare_content(answer, content)
-            )
+            return self._compare_content(answer, content)
         number = number_within(completion, *found.span)
         if number is None:
             is_decimal = has_decimal_comma(completion, *found.span)
@@ -374,8 +459,7 @@ class MathReward:
     def _compare_numbers(self, number: Number, expected: Number) -> Verdict:
         """Compares numbers: fractions and integers exactly, others to so many decimal places."""
         is_exact = number.is_exact and expected.is_exact
-        is_near = number.is_near(expected, Fraction(0) if is_exact else self._tolerance)
-        return Verdict.EQUAL if is_near else Verdict.DIFFERENT
+        return _verdict(number.is_near(expected, Fraction(0) if is_exact else self._tolerance))
 
     def _ask(self, answer: Answer, completion: str) -> Found:
         with self._comparer() as comparer:

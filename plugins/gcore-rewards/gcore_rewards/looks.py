@@ -16,6 +16,7 @@ import msgspec
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.looking import Note
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_rewards.checks import TRIED
@@ -38,6 +39,8 @@ _MOST_TOLD = 3
 def problems(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yields a sentence for rows that a verifier does not judge as it should, at most a few.
 
+    Notes how many rows rewards/math compares by their letters.
+
     arguments: ``where``: the reward's section; ``use`` and ``config``, as the section has them;
         ``rows``: each with the name of its ``dataset``, its number ``row``, its ``fields`` and its
         ``fault``: why its value is not among them.
@@ -56,6 +59,19 @@ def problems(arguments: Mapping[str, Any]) -> Iterator[str]:
         if hasattr(verifier, "close"):
             closing.callback(verifier.close)
         told = [_fault(row, field, verifier, of_own) for row in arguments["rows"]]
+        by_letters = [
+            row
+            for row, fault in zip(arguments["rows"], told, strict=True)
+            if use == "rewards/math" and not fault and _is_by_letters(verifier, row)
+        ]
+    if by_letters:
+        row = by_letters[0]
+        yield Note(
+            f"{arguments['where']}.config.{key}: {len(by_letters)} of {len(arguments['rows'])} "
+            f"rows that were looked at are compared by their letters, since math-verify does not "
+            f"read all of their answers; row {row['row']} of {row['dataset']}: "
+            f"{shortened(row['fields'][field])!r}."
+        )
     faults = list(filter(None, told))
     for fault in faults[:_MOST_TOLD]:
         yield f"{arguments['where']}.config.{key}: {fault}."
@@ -94,6 +110,10 @@ def _fault(row: Mapping[str, Any], field: str, verifier: Any, of_own: Any) -> st
         value = own.reason if own.value is None else f"{own.value:g}"
         return f"{place}: its own answer, {shortened(answer)!r}, gets {value}"
     return ""
+
+
+def _is_by_letters(verifier: MathReward, row: Mapping[str, Any]) -> bool:
+    return verifier.read_answer(_record(row, "").prompt).by_letters
 
 
 def _score(verifier: Any, row: Mapping[str, Any], text: str) -> Score:

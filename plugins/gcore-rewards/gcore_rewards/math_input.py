@@ -23,6 +23,10 @@ PERCENT_BEHIND_BOX = re.compile(rf"\}}[\s$]*{PERCENT}", re.IGNORECASE)
 #: The answer in the form of Minerva's prompts, for which math-verify looks first.
 FINAL_ANSWER = re.compile(r"final answer is.{1,200}I hope", re.IGNORECASE | re.DOTALL)
 _MATH_MARKS = ("$", r"\(", r"\[", r"\boxed")
+_REPEATING = re.compile(
+    r"(?<![\d.,])(?P<whole>[0-9]{1,20})\.(?P<once>[0-9]{0,20})"
+    r"\\(?:overline|bar|dot) *\{(?P<again>[0-9]{1,20})\}(?![\d.]|\\(?:bar|dot))"
+)
 #: Letters that are one word, and no product.
 _WORDS = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]+)*")
 _NO_WORDS = ("inf", "infinity", "sqrt", "pi")
@@ -69,6 +73,18 @@ def has_decimal_comma(text: str, start: int, end: int) -> bool:
     """Returns whether a part of a text is a decimal with a comma, or two numbers: "1,5"."""
     match = _DECIMAL_COMMA.search(text, start)
     return match is not None and text[match.start() : match.end()] == text[start:end].strip()
+
+
+def repeating_as_fractions(text: str) -> str:
+    r"""Returns a text with decimals such as ``0.\overline{3}`` as fractions: ``\frac{3}{9}``."""
+    return _REPEATING.sub(_repeating_as_fraction, text)
+
+
+def _repeating_as_fraction(match: re.Match[str]) -> str:
+    once, again = match["once"], match["again"]
+    ninths = int("9" * len(again) + "0" * len(once))
+    digits = int(match["whole"] + once + again) - int(match["whole"] + once)
+    return rf"\frac{{{digits}}}{{{ninths}}}"
 
 
 def written_out(text: str) -> str:

@@ -184,6 +184,103 @@ def test_what_math_verify_would_read_as_something_else_is_read_as_what_it_says(
     assert value(reward, text, answer) == right
 
 
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        (r"x \equiv 3 \pmod 7", r"x \equiv 4 \pmod 7"),
+        (r"n \equiv 3 \pmod{7}", r"n \equiv 3 \pmod{5}"),
+        (r"n \equiv 3 \pmod{7}", "3"),
+        ("2516_8", "2516"),
+        ("2516_8", "2516_9"),
+        ("101_2", "101_3"),
+        ("0x1F", "0x2F"),
+        ("0x1F", "0"),
+        ("f'(x)", "f(x)"),
+        ("f'(x) = 2x", "f(x) = 2x"),
+        ("x'", "x"),
+        (r"1\text{ ft } 6 \text{ in}", r"1\text{ ft } 8 \text{ in}"),
+        (r"1 \text{ hour } 30 \text{ minutes}", r"1 \text{ hour } 20 \text{ minutes}"),
+        ("2024-01-05", "2018"),
+        ("10-12", "-2"),
+        ("3-5", "-2"),
+        ("1/2/2024", r"\frac{1}{4048}"),
+        ("12:30", "0.4"),
+        ("a=1,b=2", "2,1"),
+        ("IV", "VI"),
+        ("XL", "LX"),
+        ("CO", "OC"),
+        ("1F", "F1"),
+        ("no", "on"),
+        ("Co", "CO"),
+        ("m", "M"),
+        ("f", "F"),
+        (r"25^\circ\text{C}", r"25^\circ\text{F}"),
+        (r"5\text{ cm}", r"5\text{ km}"),
+        ("2 hours", "2 minutes"),
+        ("5m", "5cm"),
+        (r"90^\circ", r"90\text{ radians}"),
+    ],
+)
+def test_what_math_verify_leaves_out_of_an_answer_must_be_right_too(
+    reward: MathReward, answer: str, content: str
+) -> None:
+    assert value(reward, rf"\boxed{{{answer}}}", answer) == 1
+    assert value(reward, rf"\boxed{{{content}}}", answer) == 0
+    assert value(reward, f"The answer is ${content}$.", answer) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        (r"n \equiv 3 \pmod{7}", r"n \equiv 3 \pmod 7"),
+        ("2516_8", "2516_{8}"),
+        ("0x1F", "0x1f"),
+        ("f'(x) = 2x", "2x"),
+        (r"1\text{ ft } 6 \text{ in}", "1 ft 6 in"),
+        ("10-12", "10--12"),
+        ("a=1,b=2", "b=2,a=1"),
+        ("a=1,b=2", "(1,2)"),
+        (r"x=1 \text{ or } x=2", "2, 1"),
+        ("no", "No"),
+        ("xy", "yx"),
+        (r"25^\circ\text{C}", r"25^\circ C"),
+        (r"5\text{ cm}", "5"),
+        (r"5\text{ cm}", r"5.0\,\text{cm}"),
+        (r"5\text{ cm}", r"5\text{ centimeters}"),
+        (r"24\pi\text{ cm}^2", r"24\pi"),
+        (r"90^\circ", r"90\text{ degrees}"),
+        (r"x \in [-2,7]", "[-2,7]"),
+        (r"\binom{5}{2}", "10"),
+        (r"\frac13", r"0.\overline{3}"),
+        (r"\frac{7}{6}", r"1.1\overline{6}"),
+        (r"0.\overline{3}", r"\frac13"),
+        (r"e^{i\pi}", "-1"),
+    ],
+)
+def test_answers_that_math_verify_does_not_read_whole_may_be_written_in_several_ways(
+    reward: MathReward, answer: str, content: str
+) -> None:
+    assert value(reward, rf"\boxed{{{content}}}", answer) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "right"),
+    [
+        ("A", "The answer is (A).", True),
+        ("A", "The answer is B, not A.", False),
+        ("2516_8", "The answer is $2516_8$.", True),
+        ("5 cm", "It is 5 cm.", True),
+        ("5 cm", "It is 5 km.", False),
+        ("5 cm", "It is $5$ km.", False),
+        ("Blue", "The answer is blue.", True),
+    ],
+)
+def test_answers_of_letters_and_units_are_found_without_a_box(
+    reward: MathReward, answer: str, text: str, right: bool
+) -> None:
+    assert value(reward, text, answer) == right
+
+
 @pytest.mark.slow  # 700 comparisons
 def test_no_spelling_that_is_no_number_is_rewarded_as_a_part_of_it(reward: MathReward) -> None:
     """Each digit group of the text, as the row's answer: 16 of ``sqrt(16)``."""

@@ -12,6 +12,7 @@ from gcore_rewards import gcore_check_files
 from gcore_rewards.looks import problems
 
 from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.looking import Note
 from gcore_core.contract.records import Prompt
 
 
@@ -108,6 +109,13 @@ def test_expressions_that_cannot_be_read_are_told() -> None:
     assert seen("rewards/math", {"answer": r"\sqrt{2}"}, {"answer": "(1, 2)"}) == []
     (problem,) = seen("rewards/math", {"answer": "$x ="})
     assert problem.startswith("rewards.right.config.answer: row 0 of the dataset")
+
+
+def test_rows_that_are_compared_by_their_letters_are_noted() -> None:
+    pytest.importorskip("math_verify", reason="needs gcore-rewards[math]")
+    (note,) = seen("rewards/math", {"answer": "2516_8"}, {"answer": "x+1"}, {"answer": "5 cm"})
+    assert isinstance(note, Note)
+    assert "1 of 3 rows" in note and "row 0 of data: '2516_8'" in note
 
 
 def test_code_is_not_tried_where_other_machines_run_it() -> None:
