@@ -50,8 +50,7 @@ def test_every_metric_of_a_recorded_recipe_is_on_the_page(golden: Path) -> None:
 
 
 def test_every_metric_of_a_run_in_processes_is_on_the_page(tmp_path: Path) -> None:
-    changes = {"evaluation": {"every": 1}, "checkpoint": {"every": 1}}
-    code, run = runs.finish(tmp_path, runs.job(**changes))
+    code, run = runs.finish(tmp_path, runs.job(checkpoint={"every": 1}))
     assert code == 0, run.output
     names = set(names_in(run.metrics()))
     assert {"seconds/step", "seconds/checkpoint", "cpu_seconds/policy.0", "reward"} <= names
