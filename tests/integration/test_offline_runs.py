@@ -15,8 +15,13 @@ import numpy as np
 import pytest
 import yaml
 from gcore_language.tiny import save_model
+from gcore_torch.config import TorchRewardConfig
+from gcore_torch.reward import TorchReward
 
+from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.order import row_of
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
 from tests.support.runs import REPOSITORY
 
 ROWS = 22
@@ -137,6 +142,57 @@ def test_two_shards_give_the_weights_of_one(folder: Path) -> None:
     run(folder, folder / "stopped", "run.steps=30", verb="resume")
     assert len(metrics(folder / "stopped")) == len(metrics(folder / "one"))
     assert_equal(weights(folder / "one"), weights(folder / "stopped"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padding", ["<pad>", "<eos>"])
+def test_a_reward_model_is_read_where_it_was_trained(tmp_path: Path, padding: str) -> None:
+    """Trained with a learning rate of 0, its metrics are the scores that it gives as a reward."""
+    model = tmp_path / "model"
+    save_model(model, "llama")
+    (model / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}:{% endif %}"
+    )
+    config = json.loads((model / "config.json").read_text())
+    pad = {"<pad>": 0, "<eos>": config["eos_token_id"]}[padding]
+    (model / "config.json").write_text(json.dumps({**config, "pad_token_id": pad}))
+    pairs = [
+        {
+            "prompt": [{"role": "user", "content": f"1+{i}="}],
+            "chosen": [{"role": "assistant", "content": str(i + 1)}],
+            "rejected": [{"role": "assistant", "content": "9*9"}],
+        }
+        for i in range(PROMPTS)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    settings = yaml.safe_load(job(tmp_path, "trained").read_text())
+    settings["run"] = {"steps": 1, "seed": 1, "dir": "trained"}
+    settings["evaluation"] = {}
+    settings["controller"]["config"]["minibatches"] = 1
+    settings["objective"] = {"use": "offline/bradley-terry"}
+    settings["roles"]["policy"]["config"] = {"learning_rate": 0.0, "value_head_std": 1.0}
+    settings["roles"]["rollout"] = {"use": "offline/texts"}
+    (tmp_path / "trained.yaml").write_text(yaml.safe_dump(settings))
+    run(tmp_path, tmp_path / "trained.yaml")
+    trained = metrics(tmp_path / "trained")[-1]["metrics"]
+    path = str(tmp_path / "trained" / "weights")
+    reward = TorchReward(TorchRewardConfig(path=path), WorkerContext(role="scorer"))
+    for which in ("chosen", "rejected"):
+        scores = reward.score([answered(pair["prompt"], pair[which]) for pair in pairs])
+        mean = sum(score.value or 0.0 for score in scores) / len(scores)
+        assert mean == pytest.approx(trained[f"rewards/{which}"], rel=1e-4, abs=1e-4)
+
+
+def answered(prompt: list[dict[str, Any]], answer: list[dict[str, Any]]) -> ScoredRecord:
+    return ScoredRecord(
+        ordinal=0,
+        sample=0,
+        prompt=Prompt(row=0, messages=prompt),
+        text=answer[0]["content"],
+        status="finished",
+        columns={},
+    )
 
 
 @pytest.mark.slow

@@ -70,6 +70,25 @@ def load_tokenizer(
     return tokenizer
 
 
+def padding_id(path: str, *, trust_remote_code: bool = False) -> int | None:
+    """Returns the id of a model's padding, by its config; None where it has none.
+
+    A classifier of transformers is read at the last token that has another id.
+
+    path: its directory, or a name on the hub.
+
+    Raises DataError when the config cannot be loaded.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise unreadable("config", path, error) from error
+    found: int | None = config.get_text_config().pad_token_id
+    return found
+
+
 def unreadable(what: str, path: str, error: Exception) -> DataError:
     """Makes the DataError for something that transformers could not load."""
     return DataError(f"transformers cannot load the {what}.", where=path, why=first_lines(error))
@@ -268,12 +287,19 @@ class AddedTokens:
     def asked(self, ids: list[int]) -> list[int]:
         """Returns the tokens of a text that something is to follow.
 
-        They are without what the tokenizer added behind it, and begin once where the text itself
-        begins with what the tokenizer adds in front.
+        They are those of the whole text without what the tokenizer added behind it.
 
         ids: of the text with all that the tokenizer adds.
         """
-        ids = ids[: len(ids) - self.behind]
+        return self.whole(ids[: len(ids) - self.behind])
+
+    def whole(self, ids: list[int]) -> list[int]:
+        """Returns the tokens of a text that nothing follows.
+
+        They begin once where the text itself begins with what the tokenizer adds in front.
+
+        ids: of the text with all that the tokenizer adds.
+        """
         twice = self.before and self.bos is not None and ids[:2] == [self.bos, self.bos]
         return ids[1:] if twice else ids
 

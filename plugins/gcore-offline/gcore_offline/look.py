@@ -7,7 +7,7 @@ from typing import Any
 
 from gcore_language.chats import Unreadable
 from gcore_language.prompt_places import first_of
-from gcore_language.prompts import added_tokens, load_tokenizer
+from gcore_language.prompts import added_tokens, load_tokenizer, padding_id
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
@@ -26,10 +26,10 @@ def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
         reader   "answers", or "texts" for a reward model
         config   of the reader
     """
+    directory, trust = arguments["directory"], arguments["trust_remote_code"]
     try:
-        tokenizer = load_tokenizer(
-            arguments["directory"], None, trust_remote_code=arguments["trust_remote_code"]
-        )
+        tokenizer = load_tokenizer(directory, None, trust_remote_code=trust)
+        arguments = {**arguments, "padding": padding_id(directory, trust_remote_code=trust)}
     except (DataError, ImportError):
         return  # of the model, which is told
     remembering = RememberingTokenizer(tokenizer, added_tokens(tokenizer))
@@ -66,7 +66,7 @@ def _encoded(
     )
     example = example_in(prompt, arguments["answers"])
     if arguments["reader"] == "texts":
-        return encode_texts(tokenizer, example)
+        return encode_texts(tokenizer, example, padding=arguments["padding"])
     config = arguments["config"]
     return encode_answers(
         tokenizer,

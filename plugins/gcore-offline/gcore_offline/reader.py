@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from gcore_language.chats import Unreadable
 from gcore_language.model_files import open_model_files
-from gcore_language.prompts import added_tokens, load_tokenizer
+from gcore_language.prompts import added_tokens, load_tokenizer, padding_id
 
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
@@ -58,8 +58,9 @@ class RowReader(ABC):
                 where=f"roles.{context.role}.engine",
             )
         files = open_model_files(context)
+        self.directory = str(files.directory)
         tokenizer = load_tokenizer(
-            str(files.directory), files.embedded, trust_remote_code=config.trust_remote_code
+            self.directory, files.embedded, trust_remote_code=config.trust_remote_code
         )
         self.tokenizer = RememberingTokenizer(tokenizer, added_tokens(tokenizer))
         self._config = config
@@ -190,8 +191,12 @@ class AnswerReader(RowReader):
 class TextReader(RowReader):
     """Reads prompts with answers as a reward model sees them."""
 
+    def __init__(self, config: ReaderConfig, context: WorkerContext) -> None:
+        super().__init__(config, context)
+        self._padding = padding_id(self.directory, trust_remote_code=config.trust_remote_code)
+
     def encode(self, example: Example, where: str) -> list[Encoded]:
-        return encode_texts(self.tokenizer, example)
+        return encode_texts(self.tokenizer, example, padding=self._padding)
 
     def texts(self, example: Example) -> Iterator[tuple[str, bool]]:
         if isinstance(example.prompt, str):

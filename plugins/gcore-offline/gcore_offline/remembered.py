@@ -67,6 +67,10 @@ class RememberingTokenizer:
         """Returns the tokens of a text that an answer follows, as generators encode it."""
         return self._added.asked(self(text).input_ids)
 
+    def whole(self, text: str) -> list[int]:
+        """Returns the tokens of a text that nothing follows, as reward models encode it."""
+        return self._added.whole(self(text).input_ids)
+
     def encode(self, texts: Iterable[tuple[str, bool]]) -> None:
         """Encodes texts in one call, or two: those with special tokens and those without.
 

@@ -13,8 +13,9 @@ A chat is written by the tokenizer's template. The assistant's tokens are found 
 A template for which neither is exact is refused. It may, for example, drop what the assistant
 thought in turns but the last: then only the last turn can be trained on.
 
-A reward model's record is the whole text as ``roles``' reward models read it: written and encoded
-as one, without a token at the end.
+A reward model's record is the whole text as reward models read it: written and encoded as one, up
+to its last token that is no padding. There transformers and the reward ``torch`` take the reward
+from, also of texts that end with a token that is both the end of a turn and padding.
 """
 
 from __future__ import annotations
@@ -74,15 +75,22 @@ def encode_answers(
     return [_cut(ids, mask, border) for ids, mask in marked]
 
 
-def encode_texts(tokenizer: RememberingTokenizer, example: Example) -> list[Encoded]:
+def encode_texts(
+    tokenizer: RememberingTokenizer, example: Example, *, padding: int | None
+) -> list[Encoded]:
     """Returns each answer of an example as a reward model's record; all have the same prompt.
 
     The records' prompt is what their tokens have in common, less one: so every record has an
-    action, and after its last one the model has read the whole text.
+    action, and after its last one the model has read what its reward is of.
+
+    padding: the model's padding; None where it has none.
 
     Raises Unreadable for a chat that the template refuses.
     """
-    rows = [_whole(tokenizer, example.prompt, answer) for answer in example.answers]
+    rows = [
+        _without_padding(_whole(tokenizer, example.prompt, answer), padding)
+        for answer in example.answers
+    ]
     shortest = min(map(len, rows))
     common = min([shortest, *(_common(rows[0], row) for row in rows[1:])])
     border = max(min(common, shortest - 1), min(1, shortest))
@@ -91,8 +99,14 @@ def encode_texts(tokenizer: RememberingTokenizer, example: Example) -> list[Enco
 
 def _whole(tokenizer: RememberingTokenizer, prompt: Any, answer: Any) -> np.ndarray:
     if isinstance(answer, str):
-        return np.array(tokenizer(prompt + answer).input_ids, np.int32)
+        return np.array(tokenizer.whole(prompt + answer), np.int32)
     return _ids(tokenizer, tokenizer.chats.written([*prompt, *answer]))
+
+
+def _without_padding(ids: np.ndarray, padding: int | None) -> np.ndarray:
+    """Returns a row up to its last token that is no padding; its first one where all are."""
+    read = np.flatnonzero(ids != (-1 if padding is None else padding))
+    return ids[: read[-1] + 1] if len(read) else ids[:1]
 
 
 # -- texts -----------------------------------------------------------------------------------------

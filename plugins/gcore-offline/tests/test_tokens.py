@@ -140,12 +140,40 @@ def test_a_tokenizer_that_ends_its_texts_ends_no_prompt(tokenizer: Any) -> None:
 
 def test_a_reward_models_records_are_whole_texts(tokenizer: Any) -> None:
     """Together they hold exactly what the reward ``torch`` reads, and share what is common."""
-    pair = encode_texts(RememberingTokenizer(tokenizer), Example("1+2=", ["3", "34"]))
+    pair = encode_texts(RememberingTokenizer(tokenizer), Example("1+2=", ["3", "34"]), padding=None)
     assert [shown(tokenizer, one)[:2] for one in pair] == [("<bos>1+2=", "3"), ("<bos>1+2=", "34")]
     for one, text in zip(pair, ("1+2=3", "1+2=34"), strict=True):
         ids = np.concatenate([one.prompt, one.actions])
         np.testing.assert_array_equal(ids, tokenizer(text).input_ids)
         assert one.mask.all()
     tokenizer.chat_template = PLAIN
-    (chat,) = encode_texts(RememberingTokenizer(tokenizer), Example(TALK[:1], [TALK[1:2]]))
+    (chat,) = encode_texts(
+        RememberingTokenizer(tokenizer), Example(TALK[:1], [TALK[1:2]]), padding=None
+    )
     assert "".join(shown(tokenizer, chat)[:2]) == "n=12$+y=345$+"
+
+
+@pytest.mark.parametrize("padding", [None, 0, 2])
+def test_a_reward_model_is_trained_at_the_last_token_that_is_no_padding(
+    tokenizer: Any, padding: int | None
+) -> None:
+    """2 is the end token, with which the template ends each turn."""
+    tokenizer.chat_template = PLAIN.replace("<eos>+", "<eos>")
+    (chat,) = encode_texts(
+        RememberingTokenizer(tokenizer), Example(TALK[:1], [TALK[1:2]]), padding=padding
+    )
+    end = "" if padding == 2 else "$"
+    assert "".join(shown(tokenizer, chat)[:2]) == f"n=12$y=345{end}"
+
+
+def test_a_reward_models_text_of_padding_alone_keeps_a_token(tokenizer: Any) -> None:
+    remembering = RememberingTokenizer(tokenizer)
+    (text,) = encode_texts(remembering, Example("", ["<bos>"]), padding=1)
+    assert len(text) == 1
+
+
+def test_a_reward_models_text_begins_once(tokenizer: Any) -> None:
+    """As a policy is asked, so that a reward model is of the same tokens."""
+    remembering = RememberingTokenizer(tokenizer, added_tokens(tokenizer))
+    (text,) = encode_texts(remembering, Example("<bos>1+2=", ["3"]), padding=None)
+    assert shown(tokenizer, text)[:2] == ("<bos>1+2=", "3")

@@ -15,7 +15,7 @@ import torch
 from gcore_language.chats import Chats, Unreadable
 from gcore_language.model_files import open_model_files
 from gcore_language.models import choose_device, load_reward_model, refuse_engine
-from gcore_language.prompts import all_tokens, load_tokenizer
+from gcore_language.prompts import added_tokens, all_tokens, load_tokenizer
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.scorer import Score, ScoredRecord, failure
@@ -42,6 +42,7 @@ class TorchReward:
             path, embedded, threads=config.threads, trust_remote_code=trust
         )
         self._chats = Chats(self._tokenizer)
+        self._added = added_tokens(self._tokenizer)
         text_config = self._model.config.get_text_config()
         self._pad = text_config.pad_token_id
         model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
@@ -80,7 +81,8 @@ class TorchReward:
     def _encode(self, record: ScoredRecord) -> list[int]:
         """Encodes prompt and completion as one text. Raises Unreadable where that cannot be.
 
-        The tokenizer adds special tokens only without a chat template, which writes its own.
+        The tokenizer adds special tokens only without a chat template, which writes its own, and
+        none in front that the text begins with: so it is read as the policy was asked.
         """
         prompt = record.prompt
         if prompt.messages is None:
@@ -92,7 +94,7 @@ class TorchReward:
         (ids,) = all_tokens(self._tokenizer, [text], special=special)
         if isinstance(ids, Unreadable):
             raise ids
-        return ids
+        return self._added.whole(ids) if special else ids
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[list[int]]:
         """Yields batches of records' indexes; records of similar length share a batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,15 @@ def test_a_missing_padding_token_does_not_change_scores(tmp_path: Path, pad: int
     assert found == pytest.approx(
         expected(tmp_path, ["12+34=" + text for text in texts]), rel=1e-6, abs=1e-6
     )
+
+
+def test_a_text_that_begins_with_the_first_token_has_it_once(classifiers: dict[str, Path]) -> None:
+    """As the policy's prompt has it."""
+    prompts = [Prompt(row=0, text=text) for text in ("<bos>1+1=", "1+1=")]
+    begun, plain = make(classifiers["llama"]).score(
+        [replace(record("2"), prompt=prompt) for prompt in prompts]
+    )
+    assert begun.value == plain.value is not None
 
 
 def test_a_record_that_is_too_long_fails_alone_and_is_not_cut(classifiers: dict[str, Path]) -> None:
