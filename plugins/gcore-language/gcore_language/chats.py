@@ -12,7 +12,7 @@ Which one it is, a short chat shows (vLLM finds it out in the template's syntax 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +43,7 @@ class Chats:
     def __init__(self, tokenizer: Any, variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         self._tokenizer = tokenizer
         self._variables = variables
+        self._omitted: dict[Hashable, str] = {}
 
     def asked(self, turns: Sequence[Mapping[str, Any]]) -> str:
         """Returns a chat up to where the assistant begins to speak.
@@ -74,8 +75,9 @@ class Chats:
         Raises Unreadable for a chat that cannot be written.
         """
         self._require(turns, sampled=False)
+        form, _ = self._chosen(turns, opens=False)
         answer = self._applied(
-            self._shape(turns),
+            form,
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=True,
@@ -100,26 +102,58 @@ class Chats:
         return len(opened) > len(closed) and whole.startswith(opened)
 
     def _write(self, turns: Sequence[Mapping[str, Any]], *, opens: bool) -> str:
-        text = self._with_calls(self._shape(turns), opens)
+        return self._chosen(turns, opens=opens)[1]
+
+    def _chosen(self, turns: Sequence[Mapping[str, Any]], *, opens: bool) -> tuple[Turns, str]:
+        """Returns turns in the form that the template takes, and what it writes of them.
+
+        Raises Unreadable where it takes none, or leaves a turn out.
+        """
+        chosen = self._formed(turns, opens)
+        pattern = of_turns.pattern_of(turns)
+        if pattern not in self._omitted:
+            self._omitted[pattern] = self._left_out(turns, opens)
+        if missing := self._omitted[pattern]:
+            raise Unreadable(f"the chat template leaves out {missing}")
+        return chosen
+
+    def _formed(self, turns: Sequence[Mapping[str, Any]], opens: bool) -> tuple[Turns, str]:
+        """Returns what ``_chosen`` does, whether or not a turn is left out."""
+        form, text = self._with_calls(self._shape(turns), opens)
         if _is_raw(text, turns):  # one role's parts are known, and another's are not
-            text = self._with_calls(self._in_texts(turns), opens)
+            form, text = self._with_calls(self._in_texts(turns), opens)
         if _is_raw(text, turns):
             raise Unreadable("the chat template writes a list of parts as it is")
-        if missing := of_turns.left_out(text, turns):
-            raise Unreadable(f"the chat template leaves out {missing}")
-        return text
+        return form, text
 
-    def _with_calls(self, turns: Turns, opens: bool) -> str:
-        """Writes a chat, in which tools may be called.
+    def _left_out(self, turns: Sequence[Mapping[str, Any]], opens: bool) -> str:
+        """Returns which of the turns the template does not write; "": it writes every one."""
+        changed, words = of_turns.with_words(turns, _WORD)
+        try:
+            return _not_in(self._formed(changed, opens)[1], words)
+        except Unreadable:
+            pass  # it does not take a text that is changed, such as one in JSON: so each alone
+        for word in words:
+            changed, alone = of_turns.with_words(turns, _WORD, only=word)
+            try:
+                missing = _not_in(self._formed(changed, opens)[1], alone)
+            except Unreadable:
+                continue  # it has read the text
+            if missing:
+                return missing
+        return ""
+
+    def _with_calls(self, turns: Turns, opens: bool) -> tuple[Turns, str]:
+        """Writes a chat, in which tools may be called; returns its form, too.
 
         Templates differ in whether they take arguments as objects or as texts, and null for no
         content. The first form counts of which none raises, and nothing of Python's gets into the
         text.
         """
         if not any(turn.get("tool_calls") for turn in turns):
-            return self._rendered(turns, opens)
+            return turns, self._rendered(turns, opens)
         errors = []
-        best: tuple[int, str] | None = None
+        best: tuple[int, Turns, str] | None = None
         for form in _forms_of_calls(turns):
             try:
                 text = self._rendered(form, opens)
@@ -128,10 +162,10 @@ class Chats:
                 continue
             foreign = text.count("None") + sum(map(text.count, _python_texts(form)))
             if best is None or foreign < best[0]:
-                best = foreign, text
+                best = foreign, form, text
         if best is None:
             raise errors[0]
-        return best[1]
+        return best[1:]
 
     @cached_property
     def _shape(self) -> Callable[[Sequence[Mapping[str, Any]]], Turns]:
@@ -170,6 +204,12 @@ class Chats:
         except Exception as error:  # isolation point: a program of the model's author
             said = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
             raise Unreadable(f"the chat template refuses it: {said}") from error
+
+
+def _not_in(text: str, words: Mapping[str, str]) -> str:
+    """Returns what the first word stands behind that is not in a text; "": all are there."""
+    lower = text.lower()  # of a template that writes all in capitals, too
+    return next((what for word, what in words.items() if word not in lower), "")
 
 
 def _is_raw(text: str, turns: Sequence[Mapping[str, Any]]) -> bool:

@@ -8,13 +8,10 @@ at here first. Light: neither torch nor transformers.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 Turns = list[dict[str, Any]]
-
-_WORD = re.compile(r"\w+")
 
 #: Roles of who answers, in lower case. A model is asked to write the turn behind the last one.
 ANSWERS = frozenset({"assistant", "ai", "bing", "bot", "chatbot", "chatgpt", "gpt", "model"})
@@ -157,31 +154,73 @@ def _plain(turn: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def left_out(text: str, turns: Sequence[Mapping[str, Any]]) -> str:
-    """Returns what of the turns no word is in a text; "": every turn is there.
+def pattern_of(turns: Sequence[Mapping[str, Any]]) -> Hashable:
+    """Returns what rows have in common of which a template writes the same turns."""
+    return tuple(
+        (turn.get("role"), type(turn.get("content")), bool(_says(turn)), _count_of_names(turn))
+        for turn in turns
+    )
 
-    What the assistant said is not looked for: templates drop its thoughts of earlier turns.
+
+def with_words(
+    turns: Sequence[Mapping[str, Any]], word: str, only: str = ""
+) -> tuple[Turns, dict[str, str]]:
+    """Returns turns with a word behind each text, and word -> what it stands behind.
+
+    A template that writes a turn writes its word, too. What the assistant said gets none: templates
+    drop its thoughts of earlier turns, and some its earlier answers.
+
+    word: how each word begins; no row and no template has it.
+    only: of the words that this gives, the one to put in; "": all.
     """
+    changed: Turns = []
+    behind: dict[str, str] = {}
+
+    def add(what: str) -> str:
+        own = f"{word}{len(behind)}x"
+        behind[own] = what
+        return own if only in ("", own) else ""
+
     for place, turn in enumerate(turns):
+        turn = dict(turn)
         role = str(turn.get("role"))
-        calls = turn.get("tool_calls") or ()
-        names = [name for call in calls for name in _name_of(call)]
-        if names and not any(name in text for name in names):
-            return f"the calls of tools of turn {place} ({role})"
-        if role.lower() in ANSWERS:
-            continue
-        words = set(_WORD.findall(text_of(turn.get("content"))))
-        if words and not any(word in text for word in words):
-            return f"turn {place} ({role})"
-    return ""
+        if _count_of_names(turn):
+            added = add(f"the calls of tools of turn {place} ({role})")
+            turn["tool_calls"] = [_named(call, added) for call in turn["tool_calls"]]
+        if _says(turn) and role.lower() not in ANSWERS:
+            turn["content"] = _longer(turn["content"], add(f"turn {place} ({role})"))
+        changed.append(turn)
+    return changed, {only: behind[only]} if only else behind
 
 
-def _name_of(call: Any) -> Iterator[str]:
-    """Yields the name of the function that is called, where it has one."""
-    called = call.get("function", call) if isinstance(call, Mapping) else None
-    name = called.get("name") if isinstance(called, Mapping) else None
-    if isinstance(name, str) and name:
-        yield name
+def _says(turn: Mapping[str, Any]) -> str:
+    return text_of(turn.get("content")).strip()
+
+
+def _longer(content: Any, word: str) -> Any:
+    """Returns a content with a word behind its last text."""
+    if isinstance(content, str):
+        return content + word
+    last = max(place for place, part in enumerate(content) if part.get("type") == "text")
+    return [
+        {**part, "text": part["text"] + word} if place == last else part
+        for place, part in enumerate(content)
+    ]
+
+
+def _count_of_names(turn: Mapping[str, Any]) -> int:
+    """Returns how many functions with a name a turn calls."""
+    return sum(_named(call, "x") != call for call in turn.get("tool_calls") or ())
+
+
+def _named(call: Any, word: str) -> Any:
+    """Returns a call of a function with a word behind its name, where it has one."""
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _named(call["function"], word)}
+    name = call.get("name")
+    return {**call, "name": name + word} if isinstance(name, str) and name else call
 
 
 def called_with(turns: Sequence[Mapping[str, Any]], *, objects: bool) -> Turns:

@@ -168,11 +168,11 @@ def test_calls_of_tools_are_written_once_as_json_and_never_as_none(
 
 def test_keys_without_a_value_are_no_part_of_a_turn(tokenizer: Any) -> None:
     """As a table has them, in which every turn has all keys."""
-    template = TEXTS.replace("{{ m['content'] }}", "{{ m | list }}")
+    template = TEXTS.replace("{{ m['content'] }}", "{{ m | list }}{{ m['content'] }}")
     asked = chats(tokenizer, template).asked(
         [user("content") | {"name": None, "tool_calls": []}],
     )
-    assert asked == "[user]['role', 'content'][assistant]"
+    assert asked == "[user]['role', 'content']content[assistant]"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +207,86 @@ def test_a_template_that_leaves_out_a_turn_is_refused(tokenizer: Any) -> None:
     )
     with pytest.raises(Unreadable, match=r"leaves out turn 0 \(system\)"):
         chats(tokenizer, template).asked([{"role": "system", "content": "be brief"}, user("1")])
+
+
+OWN_SYSTEM = TEXTS.replace(
+    "{{ m['content'] }}", "{{ 'be a help' if m.role == 'system' else m.content }}"
+)
+LAST_ALONE = "[user]{{ messages[-1].content }}{% if add_generation_prompt %}[assistant]{% endif %}"
+NO_TOOLS = CALLS_OBJECT.replace(
+    "{{ m['content'] }}", "{% if m.role != 'tool' %}{{ m.content or '' }}{% endif %}"
+)
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "a", "arguments": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "said"),
+    [
+        (OWN_SYSTEM, [{"role": "system", "content": "be rude"}, user("hail")], r"0 \(system\)"),
+        (
+            LAST_ALONE,
+            [user("a 1"), {"role": "assistant", "content": "2"}, user("a 1")],
+            r"0 \(user",
+        ),
+        (NO_TOOLS, [user("1+1=2"), CALL, {"role": "tool", "content": "2"}], r"2 \(tool\)"),
+        (TEXTS, [user("a b"), CALL, user("c")], r"the calls of tools of turn 1 \(assistant\)"),
+    ],
+    ids=["a-system-turn-of-its-own", "the-last-alone", "no-tools", "no-calls"],
+)
+def test_a_turn_is_missed_whose_words_stand_elsewhere(
+    tokenizer: Any, template: str, turns: list[dict[str, Any]], said: str
+) -> None:
+    if "tool_calls" in template:
+        template = template.replace("c.function", "c")
+    for write in (chats(tokenizer, template).asked, chats(tokenizer, template).marked):
+        with pytest.raises(Unreadable, match=f"leaves out .*{said}"):
+            write(turns)
+
+
+def test_a_template_that_takes_no_longer_text_leaves_out_nothing(tokenizer: Any) -> None:
+    """Here it refuses a tool's answer of more than one letter."""
+    short = "{% if m.role == 'tool' and m.content | length > 1 %}{{ 1 // 0 }}{% endif %}"
+    turns = [{"role": "system", "content": "s"}, user("1"), {"role": "tool", "content": "2"}]
+    template = TEXTS.replace("[{{ m.role", short + "[{{ m.role")
+    assert chats(tokenizer, template).asked(turns) == "[system]s[user]1[tool]2[assistant]"
+    without = template.replace("{{ m['content']", "{{ '' if m.role == 'system' else m['content']")
+    with pytest.raises(Unreadable, match=r"leaves out turn 0 \(system\)"):
+        chats(tokenizer, without).asked(turns)
+
+
+def test_a_template_that_writes_capitals_leaves_out_nothing(tokenizer: Any) -> None:
+    loud = TEXTS.replace("m['content']", "m['content'] | upper")
+    assert chats(tokenizer, loud).asked([user("one")]) == "[user]ONE[assistant]"
+
+
+def test_which_turns_are_left_out_is_found_once_for_chats_of_the_same_turns(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = chats(tokenizer, TEXTS)
+    wanted.asked([user("1")])
+    rendered: list[Any] = []
+    apply = tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        tokenizer,
+        "apply_chat_template",
+        lambda turns, **more: rendered.append(turns) or apply(turns, **more),
+    )
+    wanted.asked([user("2")])
+    assert rendered == [[user("2")]]
+
+
+@pytest.mark.parametrize("arguments", [CALLED, json.dumps(CALLED)])
+def test_a_chat_with_marks_is_written_as_one_without(tokenizer: Any, arguments: Any) -> None:
+    marked = CALLS_OBJECT.replace(_EACH, _EACH + "{% generation %}").replace(
+        "{% endfor %}" + _OPENS, "{% endfor %}{% endgeneration %}" + _OPENS
+    )
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    turns = [user([text("1")]), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    wanted = chats(tokenizer, marked)
+    ids, _ = wanted.marked(turns)
+    plain = tokenizer(wanted.written(turns), add_special_tokens=False).input_ids
+    assert ids == plain
+    assert wanted.written(turns) == '[user]1[assistant]add{"x": 1}'
 
 
 def test_variables_of_the_template_reach_it(tokenizer: Any) -> None:
