@@ -25,6 +25,9 @@ class WorkerContext:
     engine: the role's ``engine:`` mapping, which the plugin hands to its engine unread.
     model: the role's ``model:`` mapping, ``path`` already resolved.
     devices: the devices that placement gave it, by their numbers on this machine.
+    threads: CPU threads that it may use while it works: its part of the machine's cores, which the
+        devices that are in use meanwhile share, but no more than OMP_NUM_THREADS. 1 in a
+        deterministic run, since the number decides how sums are rounded.
     rendezvous: an existing private directory in which the ranks of one role may meet (a file
         store), if they are on one node; empty when alone. Ranks on other nodes have other
         directories.
@@ -48,6 +51,7 @@ class WorkerContext:
     rank: int = 0
     ranks: int = 1
     devices: tuple[int, ...] = ()
+    threads: int = 1
     seed: int = 0
     deterministic: bool = False
     steps: int = 1

@@ -95,6 +95,27 @@ class Placed:
             return ()
         return tuple(self._by_index[index].local_index for index in devices[rank])
 
+    def in_use(self, role: str, rank: int) -> int:
+        """Returns how many devices of a worker's node are in use while it works, its own among
+        them.
+
+        Generators sample together; trainers and annotators, which work on their records, do so
+        afterwards, or meanwhile where the program overlaps.
+        """
+        needs = self.window.needs
+        samples = needs[role].kind == "generator"
+        node = self.node_of(role, rank)
+        return len(
+            {
+                index
+                for name, workers in self.workers.items()
+                if self.window.overlaps or (needs[name].kind == "generator") == samples
+                for devices in workers
+                for index in devices
+                if self._by_index[index].node == node
+            }
+        )
+
     def host(self, node: str) -> str:
         """Returns what a person calls a node."""
         hosts = {facts.name: facts.host for facts in self.nodes}

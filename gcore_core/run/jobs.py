@@ -506,6 +506,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
     meeting = site.node_of(f"{role}.{rank}").meeting / f"meet-{role}"
     return PlainContext(
         devices=job.placed.local_devices(role, rank) if node else (),
+        devices_in_use=job.placed.in_use(role, rank) if node else 0,
         updates_per_step=(
             node.minibatches * node.epochs
             if node is not None and role in learners(job.plan)

@@ -47,10 +47,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
     """Holds those fields of a backend's ``WorkerContext`` that are known before it starts.
 
-    They are explained there.
+    They are explained there. Besides:
+
+    devices_in_use: how many devices of its machine are in use while it works, its own among them.
     """
 
     devices: tuple[int, ...] = ()
+    devices_in_use: int = 0
     updates_per_step: int = 1
     model: dict[str, Any] = {}
     engine: dict[str, Any] = {}

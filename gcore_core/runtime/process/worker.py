@@ -48,6 +48,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
+from gcore_core.runtime.process.devices import share_of_cores
 from gcore_core.runtime.process.main_thread import MainThread, ThreadedLimits
 from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.rpc.resting import RestingLoop
@@ -373,6 +374,7 @@ class Worker:
             rank=self._spec.rank,
             ranks=self._spec.ranks,
             devices=plain.devices,
+            threads=1 if run.deterministic else share_of_cores(plain.devices, plain.devices_in_use),
             seed=run.seed,
             deterministic=run.deterministic,
             steps=run.steps,

@@ -136,9 +136,7 @@ class DeepSpeedEngine:
         self.hidden_size = int(policy.model.config.get_text_config().hidden_size)
         embedded = policy.model.get_input_embeddings().weight.shape[0]
         trust = config.trust_remote_code
-        self._tokenizer = load_tokenizer(
-            self._path, embedded, threads=config.threads, trust_remote_code=trust
-        )
+        self._tokenizer = load_tokenizer(self._path, embedded, trust_remote_code=trust)
         refuse_experts(policy.model.config, context.role)
         whole = self._adapters.base() if self._adapters else named_tensors(policy.model)
         self._exported = whole

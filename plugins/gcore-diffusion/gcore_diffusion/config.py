@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from gcore_language.settings import require
+from gcore_language.settings import AUTO, check_threads, require
 
 Noise = Literal["sde", "dance", "cps", "ddim"]
 Prediction = Literal["flow", "epsilon", "v"]
@@ -53,12 +53,15 @@ class DenoiserSettings:
     """Dtype of the denoiser's arithmetic. Transitions, latents and log-probs are always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs: auto takes cuda where torch sees a CUDA device, else cpu."""
-    threads: int = 1
-    """Number of CPU threads; 0 leaves torch's choice."""
+    threads: int | str = AUTO
+    """Number of CPU threads, at least 1. auto: the worker's part of the cores, which the devices in
+    use meanwhile share; 1 in a deterministic run, and for weights below 64 MiB.
+    """
     max_sequence_length: int = 256
     """Most tokens of a prompt that a pipeline's text encoders read, at least 1."""
 
     def __post_init__(self) -> None:
+        check_threads(self.threads)
         require(self.guidance >= 1, "guidance", f"must be at least 1, is {self.guidance}")
         require(
             self.max_sequence_length > 0,
@@ -301,7 +304,7 @@ class ClassifierConfig:
     wanted class is the likeliest one, else 0.
     """
     threads: int = 1
-    """Number of CPU threads; 0 leaves torch's choice."""
+    """Number of CPU threads, at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,9 +323,12 @@ class PreferenceConfig:
     """Type in which the weights are held and the score is computed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs: auto takes cuda where torch sees a CUDA device, else cpu."""
-    threads: int = 1
-    """Number of CPU threads; 0 leaves torch's choice."""
+    threads: int | str = AUTO
+    """Number of CPU threads, at least 1. auto: the worker's part of the cores, which the devices in
+    use meanwhile share; 1 in a deterministic run, and for weights below 64 MiB.
+    """
 
     def __post_init__(self) -> None:
+        check_threads(self.threads)
         require(bool(self.path), "path", "no directory of a preference model is given")
         require(self.batch_images > 0, "batch_images", f"must be positive, is {self.batch_images}")

@@ -38,9 +38,9 @@ class Preference:
 
     def __init__(self, config: PreferenceConfig, context: WorkerContext) -> None:
         refuse_engine(context)
-        self._device = choose_device(config.device, context, config.threads)
-        self._batch = config.batch_images
         path = str(open_model_files(context, config.path).directory)
+        self._device = choose_device(config.device, context, config.threads, path)
+        self._batch = config.batch_images
         beside = config.processor and str(open_model_files(context, config.processor).directory)
         self._model, self._tokenizer, self._images = _load(path, beside or path, config.dtype)
         self._model.to(self._device)

@@ -88,8 +88,7 @@ class Classifier:
 
         from gcore_diffusion.tiny import load_classifier
 
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads)
         self._config = config
         self._net = load_classifier(self._directory(config, context) / config.file)
 

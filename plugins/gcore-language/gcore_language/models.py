@@ -20,6 +20,7 @@ from gcore_language.pretrained import (
     open_pretrained,
     read_hf_config,
 )
+from gcore_language.settings import threads_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -186,16 +187,18 @@ def _compute_buffers(model: Any) -> None:
     model.initialize_weights()
 
 
-def choose_device(name: str, context: WorkerContext, threads: int) -> torch.device:
+def choose_device(
+    name: str, context: WorkerContext, threads: int | str, path: str | Path = ""
+) -> torch.device:
     """Returns the torch device of this worker, and sets its number of CPU threads.
 
     name: "auto", "cpu" or "cuda".
-    threads: 0 leaves torch's choice.
+    threads: "auto" or a number; see ``threads_of``.
+    path: directory of its model; "" for the role's ``model.path``.
 
     Raises ConfigError for cuda where torch sees no CUDA device.
     """
-    if threads > 0:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads_of(threads, context, path or context.model.get("path", "")))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":

@@ -36,19 +36,15 @@ _WORDS = 64
 log = logging.getLogger(__name__)
 
 
-def load_tokenizer(
-    path: str, embedded: int | None, *, threads: int = 1, trust_remote_code: bool = False
-) -> Any:
+def load_tokenizer(path: str, embedded: int | None, *, trust_remote_code: bool = False) -> Any:
     """Opens the tokenizer of a model directory or of a name on the hub.
 
     embedded: how many tokens the model embeds; None when that is not known.
 
     Raises DataError when it cannot be loaded, or knows tokens that the model does not embed.
     """
-    if threads == 1:
-        # else the tokenizer library's thread pool takes more CPU time for small batches than their
-        # work
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Its thread pool takes more CPU time for small batches than their work.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
     try:

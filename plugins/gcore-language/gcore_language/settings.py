@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 
 #: Dtype -> how far apart two correct engines may be in the log-prob of one action, in nats.
@@ -25,6 +27,11 @@ _COLD = 0.01
 #: Up to this ``top_p``, the likeliest token alone has that probability at nearly every place.
 _NARROW = 0.01
 
+#: ``threads`` of a role that leaves the number to the run.
+AUTO = "auto"
+#: Products of smaller weights are so short that a second thread waits more than it works.
+_SMALL_BYTES = 64 << 20
+
 #: What ``prompts.encode`` itself gives to a chat template.
 TEMPLATE_ARGUMENTS = frozenset({"add_generation_prompt", "conversation", "messages", "tokenize"})
 
@@ -33,6 +40,28 @@ def require(holds: bool, where: str, what: str) -> None:
     """Raises ConfigError for the setting ``where`` unless it ``holds``."""
     if not holds:
         raise ConfigError(what, where=where)
+
+
+def check_threads(threads: int | str) -> None:
+    """Raises ConfigError for a value of ``threads`` that is neither "auto" nor a number above 0."""
+    holds = threads == AUTO or (isinstance(threads, int) and threads > 0)
+    require(holds, "threads", f"must be auto or a positive number, is {threads!r}")
+
+
+def threads_of(
+    threads: int | str, context: WorkerContext, path: str | Path, *, processes: int = 1
+) -> int:
+    """Returns the number of CPU threads of a worker, or of each of its processes.
+
+    threads: as in a role's settings; "auto": what the run gives the worker (``context.threads``),
+        or 1 for a small model.
+    path: directory of the worker's model.
+    processes: how many compute at once for the worker.
+    """
+    if threads != AUTO:
+        return int(threads)
+    nbytes = sum(file.stat().st_size for file in Path(path).rglob("*.safetensors")) if path else 0
+    return max(1, context.threads // processes) if nbytes >= _SMALL_BYTES else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +90,10 @@ class GeneratorSettings:
     """
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Dtype of weights and cache. Log-probs are always computed in float32."""
-    threads: int = 1
-    """Number of CPU threads; 0 leaves the library's choice."""
+    threads: int | str = AUTO
+    """Number of CPU threads, at least 1. auto: the worker's part of the cores, which the devices in
+    use meanwhile share; 1 in a deterministic run, and for weights below 64 MiB.
+    """
     trust_remote_code: bool = False
     """Whether Python code that lies in the model directory may be run."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +112,7 @@ class GeneratorSettings:
         require(
             self.max_new_tokens > 0, "max_new_tokens", f"must be positive, is {self.max_new_tokens}"
         )
+        check_threads(self.threads)
         require(self.max_batch > 0, "max_batch", f"must be positive, is {self.max_batch}")
         require(
             0 <= self.temperature < math.inf,
@@ -157,8 +189,8 @@ class TrainerSettings:
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs: auto takes cuda where torch sees a CUDA device, else cpu."""
-    threads: int = 1
-    """Number of CPU threads of one rank; 0 leaves torch's choice."""
+    threads: int | str = AUTO
+    """Number of CPU threads of one rank, at least 1. auto: as in a generator."""
     reference: bool = False
     """Whether to keep a frozen copy of the initial weights as reference. It is also kept when
     ``reference_path`` is set, and when the objective requires ``ref_logp`` and no other role
@@ -190,6 +222,7 @@ class TrainerSettings:
     """
 
     def __post_init__(self) -> None:
+        check_threads(self.threads)
         require(
             self.learning_rate >= 0,
             "learning_rate",

@@ -29,6 +29,7 @@ from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import PromptEncoder, decode, load_tokenizer
 from gcore_language.pushed_adapter import PushedAdapter
+from gcore_language.settings import threads_of
 from msgspec import structs
 
 from gcore_core.contract.columns import Columns, column_of_versions
@@ -83,7 +84,6 @@ class SglangGenerator:
         self._tokenizer = load_tokenizer(
             str(files.directory),
             files.embedded,
-            threads=config.threads,
             trust_remote_code=config.trust_remote_code,
         )
         self._ends = end_ids(files.directory, files.embedded, self._tokenizer)
@@ -109,7 +109,12 @@ class SglangGenerator:
         self._server = Server(
             _arguments(config, context, files, length) | lora_arguments(config.lora_rank, shapes),
             context,
-            threads=config.threads,
+            threads=threads_of(
+                config.threads,
+                context,
+                files.directory,
+                processes=max(1, len(context.devices)),
+            ),
             connections=2 * config.max_batch,
         )
         self._pixels = PixelFiles(self._server.private)

@@ -57,7 +57,7 @@ class Server:
 
     arguments: those of SGLang's ServerArgs, without those that this class sets; a ``port`` among
         them is taken as it is.
-    threads: CPU threads of each of its processes; 0: as many as it takes by itself.
+    threads: CPU threads of each of its processes.
     connections: most requests for samples that are open at once.
     """
 
@@ -286,8 +286,7 @@ def _environment(context: WorkerContext, private: Path, threads: int) -> dict[st
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), HOST])),
     }
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
+    environment["OMP_NUM_THREADS"] = str(threads)
     if context.devices:
         visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(

@@ -53,7 +53,7 @@ class FrozenModel:
         self._is_steady = context.deterministic
         files = self._open_files()
         self._path = str(files.directory)
-        self._device = choose_device(config.device, context, config.threads)
+        self._device = choose_device(config.device, context, config.threads, self._path)
         policy_files = self._policy_files()
         self._check_tokenizers(files, policy_files)
         self._embedded = _embedded(files)
@@ -108,7 +108,6 @@ class FrozenModel:
         return load_tokenizer(
             str(files.directory),
             None,
-            threads=self._config.threads,
             trust_remote_code=self._config.trust_remote_code,
         )
 

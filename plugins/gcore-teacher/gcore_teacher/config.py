@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from gcore_language.settings import AUTO, check_threads
+
 from gcore_core.contract.errors import ConfigError
 
 #: Columns of a teacher's likeliest tokens at each action, [A, k]: ids and log-probs, likeliest
@@ -45,8 +47,8 @@ class FrozenModelConfig:
     memory, so that an accelerator which the role shares is free meanwhile; each step copies them
     once to the accelerator. On a CPU both are the same.
     """
-    threads: int = 1
-    """CPU threads of one worker; 0: torch's own choice."""
+    threads: int | str = AUTO
+    """Number of CPU threads of one worker, at least 1; auto: as in a generator."""
     trust_remote_code: bool = False
     """Whether Python code that lies in the model directory may be run."""
 
@@ -55,7 +57,7 @@ class FrozenModelConfig:
         _require(
             self.budget_tokens > 0, "budget_tokens", f"must be positive, is {self.budget_tokens}"
         )
-        _require(self.threads >= 0, "threads", f"must not be negative, is {self.threads}")
+        check_threads(self.threads)
 
     def column_widths(self) -> Mapping[str, int]:
         """Returns k of the wide columns; see ``gcore_core.contract.abilities.SaysWidths``."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraTrainerSettings
-from gcore_language.settings import GeneratorSettings, require
+from gcore_language.settings import AUTO, GeneratorSettings, check_threads, require
 from gcore_language.shared_settings import ValueHeadSettings
 
 from gcore_torch.offload_settings import OffloadSettings
@@ -213,12 +213,13 @@ class TorchRewardConfig:
     """Type in which the weights are held and the reward is computed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model; auto: cuda where there is one, else cpu."""
-    threads: int = 1
-    """CPU threads; 0: torch's own choice."""
+    threads: int | str = AUTO
+    """Number of CPU threads, at least 1; auto: as in a generator."""
     trust_remote_code: bool = False
     """Whether to run Python code that lies in the model directory."""
 
     def __post_init__(self) -> None:
+        check_threads(self.threads)
         require(bool(self.path), "path", "no directory of a reward model is given")
         require(
             self.budget_tokens > 0, "budget_tokens", f"must be positive, is {self.budget_tokens}"

@@ -116,9 +116,7 @@ class TorchEngine:
         model = self._policy.model
         embedded = model.get_input_embeddings().weight.shape[0]
         trust = config.trust_remote_code
-        self._tokenizer = load_tokenizer(
-            self._path, embedded, threads=config.threads, trust_remote_code=trust
-        )
+        self._tokenizer = load_tokenizer(self._path, embedded, trust_remote_code=trust)
         self.layouts = self._policy.layouts
         self.hidden_size = int(model.config.get_text_config().hidden_size)
         self._reference = None

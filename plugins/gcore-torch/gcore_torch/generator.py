@@ -220,9 +220,7 @@ class TorchGenerator:
         directory = files.directory
         path = str(directory)
         trust = config.trust_remote_code
-        self._tokenizer = load_tokenizer(
-            path, files.embedded, threads=config.threads, trust_remote_code=trust
-        )
+        self._tokenizer = load_tokenizer(path, files.embedded, trust_remote_code=trust)
         ends = end_ids(directory, files.embedded, self._tokenizer)
         self._encoder = PromptEncoder(self._tokenizer, ends, config.chat_template_kwargs)
         self._device = choose_device(config.device, context, config.threads)

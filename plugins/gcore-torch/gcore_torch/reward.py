@@ -33,14 +33,12 @@ class TorchReward:
         refuse_engine(context)
         path = str(open_model_files(context, config.path).directory)
         trust = config.trust_remote_code
-        self._device = choose_device(config.device, context, config.threads)
+        self._device = choose_device(config.device, context, config.threads, path)
         self._model = load_reward_model(path, dtype=config.dtype, trust_remote_code=trust).to(
             self._device
         )
         embedded = self._model.get_input_embeddings().weight.shape[0]
-        self._tokenizer = load_tokenizer(
-            path, embedded, threads=config.threads, trust_remote_code=trust
-        )
+        self._tokenizer = load_tokenizer(path, embedded, trust_remote_code=trust)
         self._chats = Chats(self._tokenizer)
         self._added = added_tokens(self._tokenizer)
         text_config = self._model.config.get_text_config()

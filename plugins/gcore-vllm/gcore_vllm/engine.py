@@ -467,8 +467,6 @@ def _tokenizer_of(files: ModelFiles, config: VllmGeneratorConfig) -> Any:
     """
     trust = config.trust_remote_code
     try:
-        return load_tokenizer(
-            str(files.directory), files.embedded, threads=config.threads, trust_remote_code=trust
-        )
+        return load_tokenizer(str(files.directory), files.embedded, trust_remote_code=trust)
     except ImportError as error:
         raise not_installed(error) from error

@@ -18,6 +18,7 @@ import numpy as np
 from gcore_language.model_files import ModelFiles
 from gcore_language.pretrained import check_for_engine
 from gcore_language.prompts import first_lines
+from gcore_language.settings import threads_of
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError, PluginBroken
@@ -49,7 +50,9 @@ def start_engine(
 
     image_config: transformers' config of a model that takes images; None for other models.
     """
-    set_environment(config, context)
+    processes = max(1, len(context.devices))
+    threads = threads_of(config.threads, context, files.directory, processes=processes)
+    set_environment(context, threads)
     try:
         import torch
         from vllm.platforms import current_platform
@@ -71,8 +74,7 @@ def start_engine(
     check_engine(
         context.engine, {field.name for field in dataclasses.fields(EngineArgs)}, context.role
     )
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(threads)
     arguments = _arguments(config, context, files, cpu=cpu) | _lora_arguments(adapter)
     if image_config is not None:
         # vLLM's own processor, which says how large images may be, asks for a tokenizer. On CPUs
@@ -102,8 +104,11 @@ def start_engine(
     return engine
 
 
-def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None:
-    """Sets the environment variables that vLLM reads when it is imported."""
+def set_environment(context: WorkerContext, threads: int) -> None:
+    """Sets the environment variables that vLLM reads when it is imported.
+
+    threads: CPU threads of each of its processes.
+    """
     # In this process: arrays reach the worker as they are, and one process group holds all there is
     # to end.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -125,8 +130,7 @@ def set_environment(config: VllmGeneratorConfig, context: WorkerContext) -> None
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         # Otherwise vLLM wants a NUMA node for each process.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        if config.threads:
-            os.environ["OMP_NUM_THREADS"] = str(config.threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
         if "VLLM_RPC_BASE_PATH" not in os.environ:  # its sockets, which it leaves behind
             os.environ["VLLM_RPC_BASE_PATH"] = _directory_until_exit()
 

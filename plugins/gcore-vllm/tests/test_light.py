@@ -98,7 +98,7 @@ def test_vllm_uses_the_devices_assigned_by_placement(
     monkeypatch.setattr(
         os, "environ", {"CUDA_VISIBLE_DEVICES": visible, "VLLM_RPC_BASE_PATH": "/run/private"}
     )
-    set_environment(VllmGeneratorConfig(), WorkerContext(role="rollout", devices=devices))
+    set_environment(WorkerContext(role="rollout", devices=devices), threads=1)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
 
 
