@@ -363,6 +363,7 @@ class Supervisor:
         log.info("%s is up, pid %s", request.name, request.pid)
         if not self._waiting and not self._ready.is_set():
             self._ready.set()
+            self._say_first_evaluation()
             self._observers.run_start(self._run)
             self._telling = asyncio.ensure_future(self._tell_up())
         elif self._waiting:
@@ -370,6 +371,14 @@ class Supervisor:
         if request.name in self._controllers:
             await self._ready.wait()
         return Nothing()
+
+    def _say_first_evaluation(self) -> None:
+        """Says what is waited for before step 1: with a large model it takes as long as steps."""
+        answers = 2 * min(
+            self._job.plan.settings.evaluation.prompts, self._job.rows.get("evaluation", 0)
+        )
+        if answers and self._job.resumed is None:
+            self._display.phase(f"evaluating the initial weights on {answers} answers")
 
     async def time_of_day(self, request: Nothing, call: Call) -> TimeOfDay:
         return TimeOfDay(time.time())
