@@ -19,7 +19,6 @@ from gcore_core.contract.errors import DataError
 from gcore_core.contract.floats import converted, converters, shortest
 from gcore_core.contract.json_values import json_value
 
-_PROMPT = "prompt"
 
 
 def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -37,11 +36,8 @@ def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[s
     rows = list(_rows(data, where))
     if not rows:
         raise DataError("there are no rows.", where=where, todo="give at least one dict")
-    config: dict[str, Any] = {"path": name}
-    if isinstance(rows[0].get(_PROMPT), list):  # chat messages, [{role, content}, ...]
-        config["messages"] = _PROMPT
     lines = [_line(row, number, where) for number, row in enumerate(rows)]
-    return {"use": "core/jsonl", "config": config}, {name: b"".join(lines)}
+    return {"use": "core/jsonl", "config": {"path": name}}, {name: b"".join(lines)}
 
 
 def names_in(files: Mapping[str, bytes]) -> set[str]:

@@ -32,10 +32,10 @@ class RowsConfig:
     path: str
     """File to read, or a directory where the format has one; relative to the YAML's directory."""
     prompt: str = "prompt"
-    """Name of the field that holds the prompt as text."""
+    """Name of the field that holds the prompt: a text, or chat messages [{role, content}, ...]."""
     messages: str | None = None
-    """Name of the field that holds the prompt as chat messages, [{role, content}, ...]; it takes
-    the place of ``prompt``. Empty: prompts are text.
+    """Name of the field that holds the prompt, in the place of ``prompt``, where every row's is to
+    be chat messages. Empty: each row's prompt is what it is.
     """
     images: str | None = None
     """Name of the field that holds the paths of the prompt's images, [path, ...], relative to the
@@ -74,7 +74,7 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
             todo=f"set data.config.{key} to the field that holds the prompt",
         )
     value = fields.pop(name)
-    if config.messages:
+    if config.messages or isinstance(value, list):
         if not _is_chat(value):
             raise DataError(
                 (
@@ -98,11 +98,9 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
             )
         return Prompt(row=row, messages=value, images=images, fields=fields)
     if not isinstance(value, str):
-        todo = f"for chat messages set data.config.messages: {name}" if _is_chat(value) else ""
         raise DataError(
-            f"field {name!r} is {shortened(repr(value).encode())}, not a text",
+            f"field {name!r} is {shortened(repr(value).encode())}, neither a text nor chat messages",
             where=where,
-            todo=todo,
         )
     return Prompt(row=row, text=value, images=images, fields=fields)
 

@@ -116,10 +116,9 @@ BROKEN: Mapping[str, BrokenRows] = {
     "no-json": BrokenRows(
         broken=lambda draw: draw.choice(["{", "1,2", "[1"]), says="not JSON|object"
     ),
-    "text-null": text({"prompt": None}, "not a text"),
-    "text-number": text({"prompt": 5}, "not a text"),
-    "text-list": text({"prompt": ["1"]}, "not a text"),
-    "text-chat": text({"prompt": [user("1")]}, "data.config.messages"),
+    "text-null": text({"prompt": None}, "neither a text"),
+    "text-number": text({"prompt": 5}, "neither a text"),
+    "text-list": text({"prompt": ["1"]}, "not a list of chat messages"),
     "text-missing": text({"question": "1"}, "no field"),
     "text-no-object": text(["1"], "expected an object"),
 }

@@ -474,7 +474,6 @@ def test_a_narrow_float_of_a_row_is_its_shortest_decimal() -> None:
 def test_chats_are_recognised_and_files_stay_where_they_are(tmp_path: Path) -> None:
     chat = [{"prompt": [{"role": "user", "content": "hi"}]}]
     section, _ = dataset_of(chat, "rows.jsonl", "data")
-    assert section["config"]["messages"] == "prompt"
     section, files = dataset_of(tmp_path / "mine.jsonl", "rows.jsonl", "data")
     assert section["config"]["path"] == str(tmp_path / "mine.jsonl")
     assert files == {}

@@ -117,19 +117,24 @@ def test_error_for_a_missing_prompt_lists_existing_fields(write: Write) -> None:
     assert "data.config.prompt" in text
 
 
-def test_error_for_chat_in_the_text_field_names_the_key_to_set(write: Write) -> None:
-    with pytest.raises(DataError, match="data.config.messages: prompt"):
-        opened(write(json.dumps({"prompt": CHAT})))
+def test_a_prompt_that_is_a_list_is_a_chat(write: Write) -> None:
+    rows = opened(write(json.dumps({"prompt": CHAT}) + "\n" + json.dumps({"prompt": "a"})))
+    chat, text = rows[0], rows[1]
+    assert chat.messages == CHAT and chat.text is None
+    assert text.messages is None and text.text == "a"
 
 
 @pytest.mark.parametrize("value", ["text", [], [{"content": "x"}], [1]])
 def test_messages_of_another_form_are_refused(write: Write, value: Any) -> None:
     with pytest.raises(DataError, match="not a list of chat messages"):
         opened(write(json.dumps({"messages": value})), messages="messages")
+    if isinstance(value, list):
+        with pytest.raises(DataError, match="not a list of chat messages"):
+            opened(write(json.dumps({"prompt": value})))
 
 
 def test_a_prompt_that_is_a_number_is_refused(write: Write) -> None:
-    with pytest.raises(DataError, match="line 1: field 'prompt' is 3, not a text"):
+    with pytest.raises(DataError, match="line 1: field 'prompt' is 3, neither a text"):
         opened(write('{"prompt": 3}'))
 
 

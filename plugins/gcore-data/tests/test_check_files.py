@@ -58,7 +58,7 @@ def test_a_row_in_the_middle_that_cannot_be_read_is_told_with_its_number(
     pq.write_table(pa.table({"prompt": ["a", "b", None, "c"]}), file)
     problem = told("data/parquet", file)
     where = f"data.config.path: {file}, row 2: "
-    assert problem.startswith(f"{where}field 'prompt' is None, not a text")
+    assert problem.startswith(f"{where}field 'prompt' is None, neither a text")
     assert problem.rstrip().endswith("[plugin data]")
 
 
