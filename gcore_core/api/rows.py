@@ -20,7 +20,6 @@ from gcore_core.contract.floats import converted, converters, shortest
 from gcore_core.contract.json_values import json_value
 
 
-
 def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Returns (section ``data`` of a job, files beside it: name -> content).
 

@@ -99,7 +99,7 @@ def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -
         return Prompt(row=row, messages=value, images=images, fields=fields)
     if not isinstance(value, str):
         raise DataError(
-            f"field {name!r} is {shortened(repr(value).encode())}, neither a text nor chat messages",
+            f"field {name!r} is {shortened(repr(value).encode())}, neither a text nor a chat",
             where=where,
         )
     return Prompt(row=row, text=value, images=images, fields=fields)

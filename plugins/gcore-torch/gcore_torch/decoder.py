@@ -127,12 +127,13 @@ class FusedDecoder:
         self._starts = np.zeros(capacity, np.int64)  # first column of each row
         self._column = 0  # next to write
         self._masked = False  # whether some row starts later than column 0
+        self._cache_rows = 0  # most that ran at once, and some more
         self._cache = self._new_cache(0)
 
     def _new_cache(self, columns: int) -> Tensor:
-        """Returns a cache [layers, 2, capacity, K, columns, E]: keys, then values."""
+        """Returns a cache [layers, 2, its rows, K, columns, E]: keys, then values."""
         layers = len(self._model.model.layers)
-        shape = (layers, 2, self._capacity, self._kv_heads, columns, self._size)
+        shape = (layers, 2, self._cache_rows, self._kv_heads, columns, self._size)
         # zeros, because a masked column still takes part in products, and 0 * nan is nan
         return torch.zeros(shape, device=self._device, dtype=self._dtype)
 
@@ -143,15 +144,28 @@ class FusedDecoder:
         """
         first = max(0, -shift)
         last = self._column
-        grows = columns > self._cache.shape[4]
-        if shift or grows:
+        target = slice(first + shift, last + shift)
+        there = self._cache.shape[4]
+        if columns > there or self._cache_rows > self._cache.shape[2]:
+            former = self._cache if self.rows else None
+            self._cache = torch.empty(0)  # where no row runs, this frees the former one first
+            wider = -(-columns * 3 // 2 // 16) * 16
+            self._cache = self._new_cache(wider if columns > there else there)
+            if former is not None:
+                live = former[:, :, : self.rows, :, first:last]
+                self._cache[:, :, : self.rows, :, target] = live
+        elif shift:
             live = self._cache[:, :, : self.rows, :, first:last].clone()
-            if grows:
-                self._cache = self._new_cache(-(-columns * 3 // 2 // 16) * 16)
-            self._cache[:, :, : self.rows, :, first + shift : last + shift] = live
+            self._cache[:, :, : self.rows, :, target] = live
         self._column += shift
         self._starts[: self.rows] += shift
         self._make_tables(columns)
+
+    def _rows_for(self, rows: int) -> int:
+        """Returns how many rows the cache gets where so many run: half more than it has."""
+        if rows <= self._cache_rows:
+            return self._cache_rows
+        return min(self._capacity, max(rows, self._cache_rows * 3 // 2))
 
     def _make_tables(self, columns: int) -> None:
         """Makes the tables of the rotary embedding longer where they are too short."""
@@ -176,6 +190,7 @@ class FusedDecoder:
             raise ValueError(
                 f"{self.rows} + {sum(repeats)} rows exceed the capacity of {self._capacity}"
             )
+        self._cache_rows = max(self._cache_rows, self._rows_for(self.rows + sum(repeats)))
         if not self.rows:
             self._column = 0
         # A prompt longer than the next column pushes the other rows to the right. When more

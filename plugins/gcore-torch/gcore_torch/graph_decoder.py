@@ -36,7 +36,7 @@ _ANY_ATTENTION = [
 class GraphDecoder(FusedDecoder):
     """A ``FusedDecoder`` for GPUs.
 
-    Its cache grows with rows as well as with columns. On a CPU it computes the same without graphs,
+    On a CPU it computes the same without graphs,
     which is how it is tested there.
 
     compile: whether torch.compile makes kernels for what lies between attention and attention. It
@@ -47,17 +47,13 @@ class GraphDecoder(FusedDecoder):
         self._begin = compiled(begin_layer) if compile else begin_layer
         self._end = compiled(end_layer) if compile else end_layer
         self._graphs: dict[tuple[int, int], Replay[Tensor]] = {}
-        self._cache_rows = 0
         self._longest = 0  # of the prompts that are being read
         self._logits_of_all: Tensor | None = None  # all graphs write here, [rows of the cache, V]
         super().__init__(model, capacity)
         self._pool = Pool(self._device)
 
-    def _new_cache(self, columns: int) -> Tensor:
-        layers = len(self._model.model.layers)
-        shape = (layers, 2, self._cache_rows, self._kv_heads, columns, self._size)
-        # zeros, because a masked column takes part in products, and 0 * nan is nan
-        return torch.zeros(shape, device=self._device, dtype=self._dtype)
+    def _rows_for(self, rows: int) -> int:
+        return rows_of_graph(rows, self._capacity)
 
     def _forget_graphs(self) -> None:
         """Drops graphs that read memory which has been given up, and the pool of these graphs."""
@@ -98,8 +94,6 @@ class GraphDecoder(FusedDecoder):
         images: Sequence[Images | None] = (),
     ) -> Tensor:
         """See ``Decoder.prefill``. Raises ValueError when more than ``capacity`` rows would run."""
-        rows = min(self.rows + sum(repeats), self._capacity)
-        self._cache_rows = max(self._cache_rows, rows_of_graph(rows, self._capacity))
         self._longest = max(map(len, prompts))
         with sdpa_kernel(_ANY_ATTENTION):
             logits = super().prefill(prompts, repeats, images)

@@ -62,19 +62,22 @@ class SteadyDecoder:
         self._lengths = np.zeros(capacity, np.int64)  # tokens of each row's prompt
         self._width = 0  # columns of prompts
         self._actions = 0  # cached of each row
+        self._cache_rows = 0  # most that ran at once
         self._cache = self._new_cache(0)
 
     def _new_cache(self, columns: int) -> Tensor:
-        """Returns a cache [layers, 2, capacity, K, columns, E]: keys, then values."""
+        """Returns a cache [layers, 2, its rows, K, columns, E]: keys, then values."""
         layers = len(self._model.model.layers)
         # zeros, because a masked column still takes part in products, and 0 * nan is nan
-        return torch.zeros(layers, 2, self._capacity, self._kv_heads, columns, self._size)
+        return torch.zeros(layers, 2, self._cache_rows, self._kv_heads, columns, self._size)
 
     def _make_room(self, columns: int) -> None:
-        if columns <= self._cache.shape[4]:
+        there = self._cache.shape[4]
+        if columns <= there and self._cache_rows <= self._cache.shape[2]:
             return
         live = self._cache
-        self._cache = self._new_cache(max(columns, min(2 * columns, STEADY_KEYS)))
+        wider = max(columns, min(2 * columns, STEADY_KEYS))
+        self._cache = self._new_cache(wider if columns > there else there)
         self._cache[:, :, : self.rows, :, : live.shape[4]] = live[:, :, : self.rows]
 
     @torch.no_grad()
@@ -90,6 +93,7 @@ class SteadyDecoder:
         self._put_together()
         self._width = steady_width(max(map(len, prompts)))
         self._actions = 0
+        self._cache_rows = max(self._cache_rows, sum(repeats))
         self._make_room(self._width)
         of_row = np.repeat(np.arange(len(prompts)), repeats)
         self._lengths[: len(of_row)] = np.array([len(prompt) for prompt in prompts])[of_row]
