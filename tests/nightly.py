@@ -27,6 +27,7 @@ RECIPES = {
     "quickstart": ("algorithms", "sentinel", "torch"),
     "judge": ("algorithms", "balance", "genrm", "placement", "queueing", "sentinel", "torch"),
     "digits": ("algorithms", "diffusion", "rewards"),
+    "smollm2/notes": ("algorithms", "report", "sentinel", "torch"),
 }
 SEEDS = (0, 1, 2)
 FAULTS = (
@@ -44,11 +45,11 @@ MEASURED = {benchmark.name: benchmark.paths for benchmark in BENCHMARKS}
 PARTS = (
     *(
         Part(
-            name=f"learns-{recipe}-{seed}",
-            budget_min=5,
+            name=f"learns-{recipe.replace('/', '-')}-{seed}",
+            budget_min=15 if "/" in recipe else 5,  # in folders are real models
             command=f"{{python}} tests/learning.py {recipe} --seed {seed}",
             runs=(
-                *code_of(*names, recipes=(f"recipes/{recipe}", f"recipes/{recipe}.yaml")),
+                *code_of(*names, recipes=(f"recipes/{recipe}*",)),
                 "recipes/quickstart",
                 "tests/learning.py",
             ),
