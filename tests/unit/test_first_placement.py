@@ -13,6 +13,7 @@ from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device, Need, Window
 from gcore_core.run.initial_placement import Placed, place
 from gcore_core.run.jobs import Job, _last_ordinal
+from gcore_core.runtime.process.devices import share_of_cores
 from gcore_core.testing import fake
 
 JOB = {
@@ -151,3 +152,47 @@ def test_more_replicas_than_the_trainer_has_devices_are_not_lent(tmp_path: Path)
     plan = planned(tmp_path, "controller.use=async", "objective.use=algorithms/ppo_clip", *slots)
     with pytest.raises(PlacementError, match="2 replicas are lent, of 1 devices each"):
         place(plan, [NodeFacts(name="agent.0", devices=devices)])
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "in_use"),
+    [
+        (False, {"policy": 2, "teacher": 2, "rollout": 1}),  # the teacher is of the trainer's turn
+        (True, {"policy": 3, "teacher": 3, "rollout": 3}),
+    ],
+)
+def test_a_workers_part_of_the_cores_is_shared_with_what_works_meanwhile(
+    overlaps: bool, in_use: dict[str, int]
+) -> None:
+    kinds = {"policy": "trainer", "teacher": "annotator", "rollout": "generator"}
+    needs = {role: Need(kind=kind) for role, kind in kinds.items()}
+    devices = tuple(Device(index=index, kind="cpu", node=f"n{index // 3}") for index in range(6))
+    workers = {"policy": [[0], [3]], "teacher": [[1]], "rollout": [[2]]}
+    window = Window(devices=devices, slots={}, needs=needs, overlaps=overlaps)
+    placed = Placed(workers=workers, window=window)
+    assert {role: placed.in_use(role, 0) for role in kinds} == in_use
+    assert placed.in_use("policy", 1) == 1  # alone on another machine
+
+
+@pytest.mark.parametrize(
+    ("devices", "in_use", "limit", "threads"),
+    [
+        ((0,), 1, "", 8),
+        ((0,), 3, "", 2),
+        ((0, 1), 4, "", 4),
+        ((0,), 16, "", 1),
+        ((), 0, "", 1),
+        ((0,), 1, "2", 2),
+        ((0,), 1, "many", 8),
+    ],
+)
+def test_cores_are_shared_out_by_devices(
+    devices: tuple[int, ...],
+    in_use: int,
+    limit: str,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    assert share_of_cores(devices, in_use) == threads

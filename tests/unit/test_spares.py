@@ -384,6 +384,17 @@ def test_pyarrow_starts_no_thread_in_a_worker_and_the_user_may_have_it_otherwise
     assert spares.environment_of(sys.executable)["JE_ARROW_MALLOC_CONF"] == "mine"
 
 
+def test_threads_wait_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert spares.environment_of(sys.executable)["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    assert spares.environment_of(sys.executable)["GOMP_SPINCOUNT"] == "5"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in spares.environment_of(sys.executable)
+
+
 def test_the_memory_of_a_container_bounds_what_is_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")

@@ -50,6 +50,10 @@ _SHELL = "gcore_core.runtime.shells"
 #: What keeps libraries from starting a thread when they are imported, since a process with threads
 #: cannot be forked: the allocator that pyarrow brings has one that gives memory back.
 _WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+#: Threads of OpenMP that wait for each other ask so often, which is some 10 us, and then sleep. By
+#: default they go on asking, and where something else wants the cores, as other workers do, that
+#: takes ten times as long as one thread alone.
+_SHORT_WAIT = {"GOMP_SPINCOUNT": "10000"}
 
 #: Kind of worker -> the core's own modules that it imports when it is built.
 _CORE_MODULES = {
@@ -459,7 +463,8 @@ def environment_of(python: str) -> dict[str, str]:
 
     Another interpreter must not find this one's modules.
     """
-    environment = _WITHOUT_THREADS | dict(os.environ)
+    waits = {} if "OMP_WAIT_POLICY" in os.environ else _SHORT_WAIT
+    environment = _WITHOUT_THREADS | waits | dict(os.environ)
     if python not in ("", sys.executable):
         environment.pop("PYTHONPATH", None)
         environment.pop("PYTHONHOME", None)
