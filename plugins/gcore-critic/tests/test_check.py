@@ -109,20 +109,6 @@ def test_a_job_that_could_not_run_is_refused(
     assert problem in found
 
 
-def test_a_critic_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    for name, text in (("one", "{}"), ("same", "{}"), ("other", "[]")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tokenizer.json").write_text(text)
-
-    def use(critic: str) -> list[str]:
-        paths = {"policy": "one", "critic": critic}
-        return [f"roles.{role}.model.path={tmp_path / name}" for role, name in paths.items()]
-
-    plan_of(tmp_path, *use("same"))
-    with pytest.raises(ConfigError, match=r"its tokenizer\.json is not that of roles\.policy"):
-        plan_of(tmp_path, *use("other"))
-
-
 SHARED = "roles.policy.config.value_head.coefficient=0.5"
 
 

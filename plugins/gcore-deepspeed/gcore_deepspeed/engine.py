@@ -51,6 +51,7 @@ from gcore_language.value_training import (
     refuse_reference_of_values,
 )
 from gcore_language.values import ValueModel, trains_values
+from gcore_language.vocabularies import refuse_other_tokens
 from gcore_language.weights import named_tensors, spec_of, to_bytes
 from torch import Tensor
 
@@ -294,6 +295,9 @@ class DeepSpeedEngine:
 
     def _open_reference(self) -> Any:
         path = open_model_files(self._context, self._config.reference_path).directory
+        where = f"roles.{self._context.role}.config.reference_path"
+        trust = self._config.trust_remote_code
+        refuse_other_tokens(self._tokenizer, path, where, trust_remote_code=trust)
         policy = self._open(str(path)).requires_grad_(False)
         if self._config.stage < 3:
             return policy

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.errors import did_you_mean
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.looking import Look
 
 _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
+#: What a config calls the number of positions: most, GPT-2 and its like, MPT.
+_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 #: Names, or beginnings or ends of names, of which a directory with a tokenizer has one.
 _TOKENIZER_BEGINS = ("tokenizer", "tokenization", "vocab.", "spiece", "sentencepiece")
 _TOKENIZER_ENDS = (".tiktoken",)
@@ -53,6 +56,15 @@ def directory_here(path: str, revision: Any = None) -> Path | None:
     commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else name
     snapshot = repository / "snapshots" / commit
     return snapshot if commit and snapshot.is_dir() else None
+
+
+def position_limit(config: Mapping[str, Any]) -> int | None:
+    """Returns how many tokens a model has places for; None where its config does not say.
+
+    config: of the language model. Families name the number differently.
+    """
+    found = (config.get(name) for name in _LIMITS)
+    return next((limit for limit in found if isinstance(limit, int) and limit > 0), None)
 
 
 def problems(
@@ -93,6 +105,36 @@ def problems(
                 yield from missing(where, reference, here)
             else:
                 yield look_at(where, directory, "language", **opened)
+                yield from _tokens_of(where, directory, _model_of(role), role)
+        elif "reference_path" in config and name != POLICY:  # a trainer of the policy's samples
+            policy = _model_of(plan["roles"].get(POLICY) or {})
+            yield from _tokens_of(f"roles.{name}.model.path", _model_of(role), policy, role)
+
+
+def _model_of(role: Mapping[str, Any]) -> Path | None:
+    model = role.get("model") or {}
+    path = str(model.get("path") or "")
+    return directory_here(path, model.get("revision")) if path else None
+
+
+def _tokens_of(
+    where: str, directory: Path | None, policy: Path | None, role: Mapping[str, Any]
+) -> Iterator[Look]:
+    """Yields a look at whether a model reads the policy's ids as the policy does."""
+    if directory is None or policy is None or directory.resolve() == policy.resolve():
+        return
+    yield Look(
+        where=where,
+        python=role.get("python"),
+        function="gcore_language.vocabularies:problems",
+        arguments={
+            "where": where,
+            "directory": str(directory),
+            "policy": str(policy),
+            "trust_remote_code": bool((role.get("config") or {}).get("trust_remote_code")),
+        },
+        files=(str(directory), str(policy)),
+    )
 
 
 def path_problems(
@@ -186,6 +228,11 @@ def _of_directory(where: str, directory: Path) -> Iterator[str]:
             f"{where}: {directory} has no tokenizer ({shown}); "
             "tokenizer.save_pretrained(directory) of transformers writes one."
         )
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a directory has any file of a tokenizer."""
+    return any(_is_of_a_tokenizer(entry.name) for entry in directory.iterdir())
 
 
 def _is_of_a_tokenizer(name: str) -> bool:

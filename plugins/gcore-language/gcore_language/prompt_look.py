@@ -6,13 +6,14 @@ process of the interpreter that the role will have.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gcore_core.contract.errors import DataError
+from gcore_core.contract.errors import DataError, did_you_mean
 from gcore_core.contract.looking import Note
 from gcore_core.contract.records import Prompt
 from gcore_language.chats import Chats, Unreadable
@@ -21,6 +22,9 @@ from gcore_language.model_files import read_config
 from gcore_language.model_places import directory_here
 from gcore_language.prompt_places import first_of
 from gcore_language.prompts import PromptEncoder, ids_without_token, load_tokenizer
+
+#: Marks of what the assistant says, which only transformers knows.
+_MARKS = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 
 
 def tokenizer_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -40,6 +44,87 @@ def tokenizer_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
         yield Note(
             f"{len(never)} of {size} ids are without a token; no answer is sampled with them."
         )
+    if ends:
+        yield from _end_of_turns(tokenizer, ends)
+
+
+def _end_of_turns(tokenizer: Any, ends: Sequence[int]) -> Iterator[Note]:
+    """Yields a note where the template ends the assistant's turn with no id that ends an answer."""
+    chats = Chats(tokenizer)
+    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}]
+    try:
+        asked, written = chats.asked(turns[:1]), chats.written(turns)
+        opens = written != chats.written(turns, opens=True)
+    except Unreadable:
+        return
+    if not (opens and written.startswith(f"{asked}1")):
+        return
+    behind = written[len(asked) + 1 :].lstrip()
+    ids = tokenizer(behind, add_special_tokens=False).input_ids
+    if ids and not set(ids) & set(ends):
+        yield Note(
+            f"the chat template ends a turn of the assistant with "
+            f"{tokenizer.convert_ids_to_tokens(ids[0])}, which no file names as the end of an "
+            f"answer, so that answers may go on behind it; add its id, {ids[0]}, to eos_token_id "
+            "in generation_config.json."
+        )
+
+
+def setting_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields problems with settings of a generator that its tokenizer decides on.
+
+    arguments: as ``tokenizer_problems`` has them, and ``template_kwargs``; ``where``, config path
+        of the generator's config; ``stop``, its texts that end an answer.
+    """
+    tokenizer = _tokenizer_if_whole(arguments)
+    if tokenizer is None:
+        return
+    yield from _stops_of_tokens(tokenizer, arguments)
+    names = arguments["template_kwargs"]
+    known = _variables(tokenizer)
+    if known is None:
+        return
+    for name in sorted(set(names) - known):
+        yield Note(
+            f"{arguments['where']}.chat_template_kwargs: the chat template reads no variable "
+            f"{name}{did_you_mean(name, sorted(known))}; correct it, or leave it out."
+        )
+
+
+def _stops_of_tokens(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a problem for each stop text with a special token, since texts have none of them."""
+    added = tokenizer.added_tokens_decoder.items()
+    special = {token.content: i for i, token in added if token.special}
+    try:
+        ends = end_ids(Path(arguments["directory"]), _embedded(arguments), tokenizer)
+    except DataError:
+        return  # told with the tokenizer
+    for text in arguments["stop"]:
+        if special.get(text) in ends or not any(token in text for token in special):
+            continue
+        todo = (
+            f"add its id, {special[text]}, to eos_token_id in generation_config.json"
+            if text in special
+            else "take what is before or behind that token"
+        )
+        yield (
+            f"{arguments['where']}.stop: {text!r} {'is' if text in special else 'has'} a special "
+            f"token, which is never a part of an answer's text, so no answer would stop there; "
+            f"{todo}."
+        )
+
+
+def _variables(tokenizer: Any) -> set[str] | None:
+    """Returns the variables that a chat template reads; None where rows tell what is wrong."""
+    from jinja2 import Environment, TemplateError
+    from jinja2.meta import find_undeclared_variables
+
+    environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols"])
+    try:
+        template = _MARKS.sub("", tokenizer.get_chat_template())
+        return find_undeclared_variables(environment.parse(template))
+    except (ValueError, TemplateError):
+        return None
 
 
 def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.looking import Look
 from gcore_core.kits.rows import longest_rows, rows_of_each_form
 from gcore_language.end_ids import FILES
-from gcore_language.model_places import directory_here
+from gcore_language.model_places import directory_here, position_limit
 from gcore_language.turns import problem_of
 
 #: At most so many rows of a dataset are told.
@@ -51,6 +51,19 @@ def _of_generator(
     where, directory = model_of(plan, name)
     if directory is not None:
         yield tokenizer_look(where, directory, role, sampled=True)
+        config = role["config"]
+        if config.get("stop") or config["chat_template_kwargs"]:
+            yield Look(
+                where=f"roles.{name}.config",
+                python=role.get("python"),
+                function="gcore_language.prompt_look:setting_problems",
+                arguments={
+                    **opened(directory, config),
+                    "where": f"roles.{name}.config",
+                    "stop": list(config.get("stop") or ()),
+                },
+                files=(str(directory),),
+            )
     for key, dataset in datasets.items():
         of_rows = RowsOf(plan, key, dataset)
         yield from of_rows.malformed(sampled=True)
@@ -227,7 +240,7 @@ def _limit(directory: Path, config: Mapping[str, Any]) -> int | None:
     try:
         settings = json.loads((directory / FILES[0]).read_text(encoding="utf-8"))
         settings = settings.get("text_config", settings)
-        models = settings.get("max_position_embeddings")
+        models = position_limit(settings)
     except (OSError, ValueError, AttributeError, RecursionError):
         models = None  # a look at the model says why
     limits = [limit for limit in (own, models) if isinstance(limit, int) and limit > 0]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_language.model_places import directory_here, problems
+from gcore_language.model_places import directory_here, position_limit, problems
 
 from gcore_core.contract.looking import Look
 
@@ -102,3 +102,20 @@ def test_each_model_that_is_there_is_looked_at_as_it_will_be_opened(tmp_path: Pa
     assert policy.files == (str(tmp_path),)
     assert policy.arguments["kind"] == "trainer" and policy.arguments["trust_remote_code"] is True
     assert (judge.where, judge.arguments["kind"]) == ("roles.judge.model.make", "language")
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"max_position_embeddings": 8, "n_ctx": 9}, 8),
+        ({"n_positions": 8}, 8),
+        ({"n_ctx": 8}, 8),
+        ({"max_seq_len": 8}, 8),
+        ({"max_position_embeddings": None, "max_seq_len": -1}, None),
+        ({}, None),
+    ],
+)
+def test_how_long_a_text_may_be_is_read_by_each_familys_name_for_it(
+    config: dict[str, Any], limit: int | None
+) -> None:
+    assert position_limit(config) == limit

@@ -291,3 +291,61 @@ def test_what_a_reward_model_cannot_read_is_told(whole: Path, tmp_path: Path) ->
     assert problem.startswith("data.config.path: row 0 cannot be read by rewards.liked")
     assert "has no chat template" in problem
     assert told(job(tmp_path, whole, rows(tmp_path, TEXT), rewards=rewards), models=False)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ("\\n", ""),
+        ("<eos>", ""),
+        ("<pad>", "is a special token.*add its id, 0, to eos_token_id in generation_config.json"),
+        ("1<pad>", "has a special token.*take what is before or behind that token"),
+    ],
+)
+def test_a_stop_text_that_no_answer_can_have_is_refused(
+    whole: Path, tmp_path: Path, stop: str, said: str
+) -> None:
+    """An answer's text is without special tokens. The end token ends an answer by itself."""
+    file = job(tmp_path, whole, rows(tmp_path, TEXT))
+    problems, _ = told(file, f"roles.rollout.config.stop={json.dumps([stop])}", models=False)
+    assert bool(problems) == bool(said)
+    for problem in problems:
+        assert problem.startswith("roles.rollout.config.stop: ") and re.search(said, problem)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("<eos>", ""),
+        ("+<eos>", ""),
+        ("", ""),
+        ("n", "ends a turn of the assistant with n,.*add its id, 20, to eos_token_id in gener"),
+    ],
+)
+def test_a_turn_that_ends_with_no_end_of_an_answer_is_told(
+    whole: Path, tmp_path: Path, end: str, said: str
+) -> None:
+    model = shutil.copytree(whole, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace("{% endfor %}", end + "{% endfor %}"))
+    _, notes = told(job(tmp_path, model, rows(tmp_path, TEXT)), models=False)
+    assert bool(notes) == bool(said)
+    assert all(re.search(said, note) for note in notes), notes
+
+
+def test_a_variable_that_the_template_does_not_read_is_told(whole: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(whole, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(
+        "{%- generation %}{% endgeneration -%}"
+        "{% if enable_thinking is defined %}{% endif %}" + template.read_text()
+    )
+    key = "roles.rollout.config.chat_template_kwargs"
+    file = job(tmp_path, model, rows(tmp_path, TEXT))
+    assert told(file, f"{key}={{enable_thinking: false}}", models=False) == ([], [])
+    problems, notes = told(file, f"{key}={{enable_thinkin: false}}", models=False)
+    assert not problems
+    assert notes == [
+        f"{key}: the chat template reads no variable enable_thinkin (did you mean "
+        "'enable_thinking'?); correct it, or leave it out."
+    ]

@@ -35,6 +35,7 @@ from gcore_language.state_files import MOMENTS
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
 from gcore_language.value_training import check_value_objective, refuse_reference_of_values
 from gcore_language.values import trains_values
+from gcore_language.vocabularies import refuse_other_tokens
 from gcore_language.weights import to_bytes
 from torch import Tensor
 
@@ -153,6 +154,10 @@ class MegatronEngine:
         The reference is read through the model's parameters first, so that the device never holds
         two models. The result is empty without a reference.
         """
+        if reference is not None:
+            where = f"roles.{self._context.role}.config.reference_path"
+            trust = self._config.trust_remote_code
+            refuse_other_tokens(self._tokenizer, reference, where, trust_remote_code=trust)
         shards: dict[str, Tensor] = {}
         pieces = values.read_pieces(self._opened, self._pieces)
         if len(pieces) < len(self._pieces) and self._architecture.values:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from gcore_language.chats import Unreadable
 from gcore_language.model_files import open_model_files
+from gcore_language.model_places import position_limit
 from gcore_language.prompts import added_tokens, load_tokenizer, padding_id
 
 from gcore_core.contract.columns import Columns
@@ -64,7 +65,7 @@ class RowReader(ABC):
         )
         self.tokenizer = RememberingTokenizer(tokenizer, added_tokens(tokenizer))
         self._config = config
-        allowed = int(files.config.get("max_position_embeddings") or _ANY)
+        allowed = position_limit(files.config) or _ANY
         self._most = min(config.max_tokens or _ANY, allowed)
         self._context = context
         self._waiting: deque[list[SampleRequest]] = deque()  # those of one row together

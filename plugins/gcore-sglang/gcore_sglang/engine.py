@@ -27,6 +27,7 @@ from gcore_language.image_requests import (
 from gcore_language.images import ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
+from gcore_language.model_places import position_limit
 from gcore_language.prompts import PromptEncoder, decode, load_tokenizer
 from gcore_language.pushed_adapter import PushedAdapter
 from gcore_language.settings import threads_of
@@ -619,7 +620,7 @@ def _context_length(config: SglangGeneratorConfig, files: ModelFiles) -> int | N
 
     Returns None where neither says it.
     """
-    limits = (config.context_length, files.config.get("max_position_embeddings"))
+    limits = (config.context_length, position_limit(files.config))
     return min((length for length in limits if length), default=None)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_language.engine_arguments import without_engine
-
-from gcore_teacher.vocabularies import difference, read_vocabulary
+from gcore_language.vocabularies import difference, read_vocabulary
 
 
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:

@@ -57,6 +57,7 @@ from gcore_language.value_training import (
     refuse_reference_of_values,
 )
 from gcore_language.values import SCORE, ValueModel, trains_values
+from gcore_language.vocabularies import refuse_other_tokens
 from gcore_language.weights import flat_bytes, full, like, named_tensors, spec_of, to_bytes
 from torch import Tensor
 
@@ -126,6 +127,8 @@ class TorchEngine:
         elif keeps_reference(config, context):
             refuse_reference_of_values(context)
             path = open_model_files(context, config.reference_path).directory
+            where = f"roles.{context.role}.config.reference_path"
+            refuse_other_tokens(self._tokenizer, path, where, trust_remote_code=trust)
             self._reference = self._open(str(path)).requires_grad_(False)
         self._tensors = self._adapters.trained() if self._adapters else named_tensors(model)
         self._add_head()

@@ -30,6 +30,7 @@ from gcore_language.host_memory import return_free_pages, return_large_blocks
 from gcore_language.images import GRID, PIXELS, ImageReader, Images, takes_images
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
+from gcore_language.model_places import position_limit
 from gcore_language.models import choose_device, load_model, refuse_engine
 from gcore_language.packing import Sample, is_steady, micro_batches
 from gcore_language.policy import Policy, check_layouts
@@ -247,7 +248,7 @@ class TorchGenerator:
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
         self._ends[end_ids(directory, len(self._ends), self._tokenizer)] = True
         self._allowed = self._tokens_to_sample(ends)
-        model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
+        model_limit = position_limit(text_config.to_dict()) or 2**31
         self._context_length = min(config.context_length or model_limit, model_limit)
         self._steady: SteadyScorer | None = None
         if context.deterministic and can_be_steady(self._model, config, self._device.type):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gcore_language.chats import Chats, Unreadable
 from gcore_language.model_files import open_model_files
+from gcore_language.model_places import position_limit
 from gcore_language.models import choose_device, load_reward_model, refuse_engine
 from gcore_language.prompts import added_tokens, all_tokens, load_tokenizer
 
@@ -43,7 +44,7 @@ class TorchReward:
         self._added = added_tokens(self._tokenizer)
         text_config = self._model.config.get_text_config()
         self._pad = text_config.pad_token_id
-        model_limit = getattr(text_config, "max_position_embeddings", None) or 2**31
+        model_limit = (position_limit(text_config.to_dict()) or 2**31) - _unused_places(self._model)
         self._context_length = min(config.context_length or model_limit, model_limit)
         self._budget_tokens = config.budget_tokens
 
@@ -141,3 +142,17 @@ def _last(row: Sequence[int], pad: int | None) -> int:
     Models with that head were trained so.
     """
     return next((i for i in range(len(row) - 1, -1, -1) if row[i] != pad), 0)
+
+
+def _unused_places(model: torch.nn.Module) -> int:
+    """Returns how many places of a model no token has: RoBERTa's first one is behind padding's."""
+    return next(
+        (
+            module.padding_idx + 1
+            for name, module in model.named_modules()
+            if name.endswith("position_embeddings")
+            and isinstance(module, torch.nn.Embedding)
+            and module.padding_idx is not None
+        ),
+        0,
+    )

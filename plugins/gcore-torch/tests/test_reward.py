@@ -12,7 +12,12 @@ import torch
 from gcore_language.tiny import CONFIGS, save_model, save_tokenizer
 from gcore_torch.config import TorchRewardConfig
 from gcore_torch.reward import TorchReward
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    RobertaConfig,
+)
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
@@ -129,6 +134,25 @@ def test_a_record_that_is_too_long_fails_alone_and_is_not_cut(classifiers: dict[
     assert second.value is not None
     (long,) = make(classifiers["llama"]).score([record("1" * 122)])
     assert long.reason == "129 tokens, and the reward model takes 1 to 128"
+
+
+def test_a_model_whose_places_begin_behind_padding_takes_fewer_tokens(tmp_path: Path) -> None:
+    """RoBERTa's: of 16 places, padding has the one with its id, and the two below it are unused."""
+    config = RobertaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=16,
+        pad_token_id=2,
+        num_labels=1,
+    )
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    fits, long = make(tmp_path).score([record("1" * 6), record("1" * 7)])
+    assert fits.value is not None
+    assert long.reason == "14 tokens, and the reward model takes 1 to 13"
 
 
 def test_a_score_that_is_not_finite_is_a_failure(classifiers: dict[str, Path]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from gcore_language.model_files import ModelFiles
+from gcore_language.model_places import position_limit
 from gcore_language.pretrained import check_for_engine
 from gcore_language.prompts import first_lines
 from gcore_language.settings import threads_of
@@ -181,7 +182,7 @@ def _arguments(
 ) -> dict[str, Any]:
     """Returns what vLLM's EngineArgs get by this plugin's settings. Raises ConfigError."""
     room = config.kv_cache_gib or (_CPU_CACHE_GIB if cpu else None)
-    model_limit = files.config.get("max_position_embeddings")
+    model_limit = position_limit(files.config)
     length = config.context_length and min(
         config.context_length, model_limit or config.context_length
     )
