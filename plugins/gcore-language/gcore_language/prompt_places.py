@@ -58,7 +58,7 @@ def _of_generator(
                 python=role.get("python"),
                 function="gcore_language.prompt_look:setting_problems",
                 arguments={
-                    **opened(directory, config),
+                    **_opened(directory, role),
                     "where": f"roles.{name}.config",
                     "stop": list(config.get("stop") or ()),
                 },
