@@ -17,8 +17,8 @@ class VerifierConfig:
     answer: str = "answer"
     """Field of the row that holds the right answer."""
     pattern: str | None = None
-    """Regular expression: its last match (its first group, where it has one) is compared, not the
-    whole completion.
+    """Regular expression: its last match is compared, not the whole completion. Where it has a
+    group, that counts; of several the one named answer, ``(?P<answer>...)``.
     """
     pattern_s: float = 0.1
     """Seconds of CPU time that the pattern may search one completion; then the reward has the
@@ -44,8 +44,8 @@ class MathConfig:
     answer: str = "answer"
     """Field of the row that holds the right answer, in LaTeX or as plain text."""
     pattern: str | None = None
-    """Regular expression: the answer is looked for in its last match (its first group, where it has
-    one), not in the whole completion.
+    """Regular expression: the answer is looked for in its last match, not in the whole completion.
+    Where it has a group, that counts; of several the one named answer, ``(?P<answer>...)``.
     """
     pattern_s: float = 0.1
     """Seconds of CPU time that the pattern may search one completion; then the reward has the
@@ -148,9 +148,9 @@ class CodeConfig:
     """Field of the row with tests: Python that raises where the code is wrong, or a list of
     such, which may be written as one text of JSON.
     """
-    pattern: str = r"```(?:python|py)?[ \t]*\n([\s\S]*?)```"
-    """Regular expression: its last match (its first group, where it has one) is the code; without a
-    match, 0.
+    pattern: str = r"```[ \t]*(?i:python3?|py)?[ \t]*\r?\n([\s\S]*?)```"
+    """Regular expression: its last match is the code; without a match, 0. Where it has a group,
+    that counts; of several the one named answer, ``(?P<answer>...)``.
     """
     pattern_s: float = 0.1
     """Seconds of CPU time that the pattern may search one completion; then the reward has the

@@ -12,25 +12,39 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import REWARD_TIMEOUT
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score
 
+#: Of several groups, the one of this name counts. It may stand in each of several alternatives.
+_ANSWER = "answer"
+
 
 class SlowPattern(Exception):
     """A pattern has used up its time on a text; the message is the reason that a record gets."""
 
 
 def compiled(pattern: str) -> regex.Pattern[str]:
-    """Compiles a regular expression. Raises ConfigError where it is none."""
+    """Compiles a regular expression.
+
+    Raises ConfigError where it is none, and where several groups leave open which one counts.
+    """
     try:
-        return regex.compile(pattern)
+        made = regex.compile(pattern)
     except regex.error as error:
         raise ConfigError(
             f"{pattern!r} is not a regular expression: {error}", where="pattern"
         ) from error
+    if made.groups > 1 and _ANSWER not in made.groupindex:
+        raise ConfigError(
+            f"{pattern!r} has {made.groups} groups, and none is named {_ANSWER}.",
+            where="pattern",
+            todo=f"write (?P<{_ANSWER}>...) for the one that counts, or (?:...) for the others",
+        )
+    return made
 
 
 class Pattern:
     """Finds the part of a completion that counts: the last match, or all where there is no pattern.
 
-    Of a match, the first group counts where the pattern has groups.
+    Of a match, the group ``answer`` counts, or the only one, where the pattern has groups. A match
+    in which it took no part is none.
     """
 
     def __init__(self, pattern: str | None, limit_s: float) -> None:
@@ -50,7 +64,9 @@ class Pattern:
         except TimeoutError:
             reason = f"the pattern took longer than {self._limit_s:g} s: {pattern.pattern!r}"
             raise SlowPattern(reason) from None
-        return matches[-1].group(1 if pattern.groups else 0) if matches else None
+        group = _ANSWER if _ANSWER in pattern.groupindex else min(pattern.groups, 1)
+        parts = [match[group] for match in matches if match[group] is not None]
+        return parts[-1] if parts else None
 
 
 def timed_out(error: SlowPattern) -> Score:

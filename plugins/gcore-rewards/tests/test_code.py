@@ -22,6 +22,7 @@ from gcore_rewards import confine
 from gcore_rewards.code import CodeReward, Confinement, NotConfined
 from gcore_rewards.config import CodeConfig
 from gcore_rewards.interpreter import this_interpreter
+from gcore_rewards.patterns import Pattern
 
 import gcore_core
 from gcore_core.contract.context import WorkerContext
@@ -91,6 +92,14 @@ def test_right_code_is_1_wrong_code_and_no_code_are_0() -> None:
 
 
 @confined
+@pytest.mark.parametrize(
+    "fence", ["```python3\n", "```Python\n", "``` python\n", "```PY \n", "```python\r\n", "```\r\n"]
+)
+def test_code_is_found_however_its_fence_is_written(fence: str) -> None:
+    pattern = Pattern(CodeConfig().pattern, 10)
+    assert (pattern.part(f"So:\n{fence}x = 1\n```\nDone.") or "").strip() == "x = 1"
+
+
 def test_the_last_block_counts_and_every_test_must_pass() -> None:
     two = replace(
         record(""),

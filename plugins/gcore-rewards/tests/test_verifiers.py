@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from gcore_rewards.config import VerifierConfig
+from gcore_rewards.config import CodeConfig, MathConfig, VerifierConfig
 from gcore_rewards.verifiers import ExactMatch, Numeric
 from omegaconf import OmegaConf
 
@@ -122,6 +122,31 @@ def test_exact_match_takes_two_spellings_of_the_same_characters_for_one(
 def test_exact_match_keeps_apart_what_looks_different(text: str, answer: str) -> None:
     assert exact(text, answer) == 0
     assert exact(answer, text) == 0
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"(final )?answer is (\w+)", r"\\boxed\{(\w+)\}|answer is (\w+)", r"(\d+)(\.\d+)?"],
+)
+def test_a_pattern_whose_groups_leave_open_what_counts_is_refused(pattern: str) -> None:
+    for config in (VerifierConfig, MathConfig, CodeConfig):
+        with pytest.raises(ConfigError, match="none is named answer"):
+            config(pattern=pattern)
+
+
+def test_of_several_groups_the_one_named_answer_counts() -> None:
+    pattern = r"(final )?answer is (?P<answer>\w+)"
+    assert exact("the final answer is 5", "5", pattern=pattern) == 1
+    assert exact("the answer is 5", "5", pattern=pattern) == 1
+    both = r"\\boxed\{(?P<answer>\w+)\}|answer is (?P<answer>\w+)"
+    assert exact(r"\boxed{5}", "5", pattern=both) == 1
+    assert exact("the answer is 5", "5", pattern=both) == 1
+
+
+def test_a_match_in_which_the_group_took_no_part_is_none() -> None:
+    pattern = r"answer: (\d+)|unknown"
+    assert exact("answer: 5, else unknown", "5", pattern=pattern) == 1
+    assert exact("unknown", "", pattern=pattern) == 0
 
 
 def test_a_pattern_compares_its_last_match() -> None:
