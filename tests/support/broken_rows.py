@@ -7,11 +7,15 @@ rows one, or all, are broken. ``chat`` says which key of ``core/jsonl`` names th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+#: Whole rows.
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "1+1="}]}
+TEXT: dict[str, Any] = {"prompt": "1+1="}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +31,21 @@ class BrokenRows:
     says: str
     chat: bool = True
 
-    def write(self, file: Path, draw: Random) -> dict[str, Any]:
-        """Writes a file in which one row is broken; returns ``data.config`` for core/jsonl."""
-        whole = {"messages": [user("1+1=")]} if self.chat else {"prompt": "1+1="}
-        rows = [whole] * draw.randrange(0, 3)
-        rows.insert(draw.randrange(0, len(rows) + 1), self.broken(draw))
-        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        return {"path": str(file), **({"messages": "messages"} if self.chat else {})}
+    def write(self, file: Path, draw: Random) -> tuple[dict[str, Any], int]:
+        """Writes a file in which one row is broken; returns ``data.config`` for core/jsonl, and
+        which row is.
+        """
+        rows = [CHAT if self.chat else TEXT] * draw.randrange(0, 3)
+        number = draw.randrange(0, len(rows) + 1)
+        rows.insert(number, self.broken(draw))
+        return write_rows(file, rows, chat=self.chat), number
+
+
+def write_rows(file: Path, rows: Sequence[Any], *, chat: bool) -> dict[str, Any]:
+    """Writes rows, or lines as they are; returns ``data.config`` for core/jsonl."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {"path": str(file), **({"messages": "messages"} if chat else {})}
 
 
 def user(content: Any) -> dict[str, Any]:

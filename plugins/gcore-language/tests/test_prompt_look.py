@@ -22,6 +22,7 @@ from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.factories import build, import_attribute
 from gcore_core.contract.looking import Note
 from tests.support import broken_rows, broken_tokenizers
+from tests.support.broken_rows import CHAT, TEXT
 
 KEYS = ("data.config", "evaluation.data.config", "roles.", "rewards.")
 
@@ -98,14 +99,7 @@ def _said(function: str, arguments: dict[str, Any]) -> Iterator[str]:
 
 
 def rows(folder: Path, *values: Any) -> dict[str, Any]:
-    file = folder / "rows.jsonl"
-    file.write_text("".join(f"{json.dumps(value)}\n" for value in values))
-    key = "messages" if "messages" in values[0] else "prompt"
-    return {"path": str(file), **({"messages": key} if key == "messages" else {})}
-
-
-CHAT = {"messages": [{"role": "user", "content": "1+1="}]}
-TEXT = {"prompt": "1+1="}
+    return broken_rows.write_rows(folder / "rows.jsonl", values, chat="messages" in values[0])
 
 
 @pytest.mark.parametrize("row", [CHAT, TEXT], ids=["chat", "text"])
@@ -135,7 +129,7 @@ def test_a_broken_row_is_a_problem_with_its_key(
     whole: Path, tmp_path: Path, name: str, key: str
 ) -> None:
     broken = broken_rows.BROKEN[name]
-    config = broken.write(tmp_path / "broken.jsonl", Random(name + key))
+    config, _ = broken.write(tmp_path / "broken.jsonl", Random(name + key))
     if key == "data":
         file = job(tmp_path, whole, config)
     else:
