@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def _say(text: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.owns_process:
+        gc.disable()  # it ends soon, and to look for cycles would take a tenth of its time
     from gcore_core.cli import print_table
     from gcore_core.config import checks
     from gcore_core.config.plan import load_plan
