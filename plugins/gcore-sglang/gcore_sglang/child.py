@@ -26,6 +26,7 @@ from gcore_sglang.arguments import EXIT_REFUSED, EXIT_WRONG_WEIGHTS, KNOWN, WRON
 from gcore_sglang.cpu import pin_nothing, process_nothing, stand_in
 from gcore_sglang.input_temperatures import divide_input_logits
 from gcore_sglang.invariant import allow_torch_attention, compute_rows_alone
+from gcore_sglang.never import leave_out, tell
 
 #: Start of the names of what SGLang leaves in shared memory when it is killed.
 _LEFT_BEHIND = "/dev/shm/sglang_loads_"
@@ -56,6 +57,7 @@ if __name__ != "__main__":  # there, what takes seconds must wait until the work
         compute_rows_alone()
     divide_input_logits()
     wait_for_all_parts()
+    leave_out()
 
 
 def main() -> None:
@@ -81,6 +83,7 @@ def main() -> None:
         (private / KNOWN).write_text(json.dumps(sorted(known_arguments)), encoding="utf-8")
         sys.exit(EXIT_REFUSED)
     _check_weights(spec["arguments"], private)
+    tell(spec["never"], private)
     defaults = {} if torch.cuda.is_available() else _ON_CPU
     run_server(ServerArgs(**{**defaults, **spec["arguments"]}))
 

@@ -28,7 +28,7 @@ from gcore_language.images import ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.model_places import position_limit
-from gcore_language.prompts import PromptEncoder, decode, load_tokenizer
+from gcore_language.prompts import PromptEncoder, decode, ids_without_token, load_tokenizer
 from gcore_language.pushed_adapter import PushedAdapter
 from gcore_language.settings import threads_of
 from msgspec import structs
@@ -117,6 +117,7 @@ class SglangGenerator:
                 processes=max(1, len(context.devices)),
             ),
             connections=2 * config.max_batch,
+            never=ids_without_token(self._tokenizer, files.embedded, self._ends),
         )
         self._pixels = PixelFiles(self._server.private)
         try:

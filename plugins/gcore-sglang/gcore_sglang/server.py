@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Server:
         them is taken as it is.
     threads: CPU threads of each of its processes.
     connections: most requests for samples that are open at once.
+    never: ids that are not to be sampled.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Server:
         *,
         threads: int,
         connections: int,
+        never: Sequence[int] = (),
     ) -> None:
         self.private = _private_directory()
         self.log = _log_file(context)
@@ -75,6 +77,7 @@ class Server:
         self._arguments = dict(arguments)
         self._environment = _environment(context, self.private, threads)
         self._connections = connections
+        self._never = list(never)
         self._process: subprocess.Popen[bytes] | None = None
         self._bound_socket: socket.socket | None = None
 
@@ -139,7 +142,8 @@ class Server:
                 env=self._environment,
                 start_new_session=True,
             )
-        self._tell({"private": str(self.private), "arguments": arguments})
+        spec = {"private": str(self.private), "arguments": arguments, "never": self._never}
+        self._tell(spec)
         return port
 
     def _tell(self, spec: Mapping[str, Any]) -> None:

@@ -20,13 +20,15 @@ _OF_A_SAMPLE = ("max_new_tokens", "temperature", "top_p", "top_k")
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two models that differ in their weights only."""
+    """Two models that differ in their weights only, and one with ids that have no token."""
     from gcore_language.tiny import save_model
 
     found = {}
     for seed, name in enumerate(("llama", "llama-other")):
         found[name] = tmp_path_factory.mktemp(name)
         save_model(found[name], "llama", seed=seed)
+    found["padded"] = tmp_path_factory.mktemp("padded")
+    save_model(found["padded"], "llama", untold=42)
     return found
 
 
@@ -42,14 +44,14 @@ def opened(
 
     made: dict[str, SglangGenerator] = {}
 
-    def make(**settings: Any) -> SglangGenerator:
+    def make(model: str = "llama", **settings: Any) -> SglangGenerator:
         of_a_sample = {name: settings.pop(name) for name in _OF_A_SAMPLE if name in settings}
-        key = repr(sorted(settings.items()))
+        key = repr((model, sorted(settings.items())))
         if key not in made:
             config = SglangGeneratorConfig(max_batch=64, **settings)
             directory = str(tmp_path_factory.mktemp("logs"))
             context = WorkerContext(
-                role="rollout", model={"path": str(directories["llama"])}, directory=directory
+                role="rollout", model={"path": str(directories[model])}, directory=directory
             )
             made[key] = SglangGenerator(config, context)
         generator = made[key]

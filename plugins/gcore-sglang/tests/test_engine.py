@@ -1,5 +1,5 @@
-"""The real engine against transformers' forward pass, in float32. All tests of this file share two
-servers.
+"""The real engine against transformers' forward pass, in float32. All tests of this file share
+three servers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from gcore_language import testing
 from gcore_language.engine_tests import PushTests
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
+from gcore_language.tiny import VOCABULARY
 
 from gcore_core.contract.errors import DataError, WeightMismatch
 from gcore_core.contract.generator import SampleRequest
@@ -76,6 +77,19 @@ def test_greedy_samples_beside_others_have_log_probs_at_temperature_1(
     greedy = [record for record in records if record.request.greedy]
     assert {float(record.columns["temperature"]) for record in greedy} == {1.0}
     assert_agree(gaps(records, directories["llama"]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 8}])
+def test_ids_without_a_token_are_never_sampled_and_count_in_log_probs(
+    settings: dict[str, Any], opened: Any, directories: dict[str, Path]
+) -> None:
+    """Also where greedy samples run with others, and where all are greedy."""
+    generator = opened("padded", **settings)
+    greedy = requests_of(samples=1, greedy=True)
+    records = run(generator, requests_of(samples=12) + requests_of(("8",), 2, greedy=True))
+    records += run(generator, greedy)
+    assert max(int(record.columns["action_ids"].max()) for record in records) < VOCABULARY
+    assert_agree(gaps(records, directories["padded"]))
 
 
 def test_an_end_token_is_an_action_and_finishes(opened: Any) -> None:
