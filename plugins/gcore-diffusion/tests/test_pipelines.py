@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from gcore_diffusion.way import SeededNoise  # noqa: E402
 from gcore_core.contract.errors import ConfigError, DataError  # noqa: E402
 from gcore_core.contract.factories import import_attribute  # noqa: E402
 from gcore_core.contract.looking import Look  # noqa: E402
-from gcore_core.testing.contracts.weights import exported, push  # noqa: E402
+from gcore_core.testing.contracts.weights import digests, exported, push  # noqa: E402
 from tests.support import diffusion_models as kit  # noqa: E402
 
 GUIDANCE = {"sd3": 4.5, "flux": 3.5, "sana": 3.0, "qwen": 2.0}
@@ -145,6 +146,26 @@ def test_a_saved_pipeline_is_one_that_diffusers_loads(folders: Any, tmp_path: Pa
         type(diffusers.DiffusionPipeline.from_pretrained(str(tmp_path / "weights"))).__name__
         == "SanaPipeline"
     )
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora": LoraSettings(rank=4, alpha=8.0)}])
+def test_final_weights_that_find_no_place_are_an_error_and_can_be_written_again(
+    settings: dict[str, Any], folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no rank waits for ever for the one that writes."""
+    trainer = kit.make_trainer(folders("sana"), max_sequence_length=16, **settings)
+    before = digests(exported(trainer))
+    engine = trainer._denoising
+    monkeypatch.setattr(engine, "ranks", Mock(rank=0, wraps=engine.ranks))
+    place = tmp_path / "weights"
+    place.write_text("a file where a directory should be")
+    with pytest.raises(FileExistsError):
+        trainer.save_pretrained(place)
+    engine.ranks.wait.assert_called_once_with()
+    place.unlink()
+    trainer.save_pretrained(place)
+    assert list(place.rglob("*.safetensors"))
+    assert digests(exported(trainer)) == before
 
 
 def test_error_for_an_unknown_pipeline_lists_the_known_ones(tmp_path: Path) -> None:
