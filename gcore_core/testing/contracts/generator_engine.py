@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -51,6 +52,7 @@ class EngineTests(Contract):
             self, generator: Any, requests: list[SampleRequest]
         ) -> dict[tuple[int, int], Finished]: ...
         def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
+        def held(self, generator: Any) -> AbstractContextManager[None]: ...
 
     @pytest.fixture
     def weights(self, model: Mapping[str, Any]) -> Tensors:
@@ -147,9 +149,10 @@ class EngineTests(Contract):
         """
         before = generator.version
         undisturbed = self.run(generator, requests)
-        generator.submit(requests)
-        ended = [record for _ in range(2) for record in generator.step()]
-        push(generator, perturbed(weights), before + 1)
+        with self.held(generator):
+            generator.submit(requests)
+            ended = [record for _ in range(2) for record in generator.step()]
+            push(generator, perturbed(weights), before + 1)
         later = self.drain(generator, requests, ended)
         assert {record.versions for record in ended} <= {(before, before)}
         assert later, "everything ended within two steps: let samples be longer"

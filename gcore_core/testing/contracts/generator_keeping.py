@@ -101,11 +101,12 @@ class KeepingTests(MidwayTests):
         for _ in range(TRIES):
             before = generator.version + 1
             push(generator, weights, before)
-            generator.submit(requests)
-            records = generator.step()
-            push(generator, other, before + 1, keeps=True)
-            records += generator.step()
-            push(generator, third, before + 2)
+            with self.held(generator):
+                generator.submit(requests)
+                records = generator.step()
+                push(generator, other, before + 1, keeps=True)
+                records += generator.step()
+                push(generator, third, before + 2)
             records += self.drain(generator, requests, records)
             self._check_versions(records)
             cut = [record for record in records if record.versions == (before, before + 2)]
@@ -131,10 +132,11 @@ class KeepingTests(MidwayTests):
         late = [replace(request, sample=request.sample + 2 * count) for request in early]
         before = generator.version + 1
         push(generator, weights, before)
-        generator.submit(early)
-        ended = [record for _ in range(2) for record in generator.step()]
-        generator.submit(waiting)
-        push(generator, perturbed(weights), before + 1, keeps=True)
+        with self.held(generator):
+            generator.submit(early)
+            ended = [record for _ in range(2) for record in generator.step()]
+            generator.submit(waiting)
+            push(generator, perturbed(weights), before + 1, keeps=True)
         generator.submit(late)
         records = self.drain(generator, [*early, *waiting, *late], ended)
         sampled = [record for record in records if record.status != FAILED]
@@ -174,9 +176,10 @@ class KeepingTests(MidwayTests):
             may hold what an earlier one has pushed, so both are pushed.
         """
         push(generator, weights[0], before)
-        generator.submit(requests)
-        records = [record for _ in range(2) for record in generator.step()]
-        push(generator, weights[1], before + 1, keeps=True)
+        with self.held(generator):
+            generator.submit(requests)
+            records = [record for _ in range(2) for record in generator.step()]
+            push(generator, weights[1], before + 1, keeps=True)
         return records + self.drain(generator, requests, records)
 
     def _check_all_new(self, generator: Any, records: list[Finished], version: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -35,6 +36,7 @@ class MidwayTests(Contract):
     if TYPE_CHECKING:
 
         def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
+        def held(self, generator: Any) -> AbstractContextManager[None]: ...
 
     def asks_for_scores(self) -> None:
         if "logprobs" not in self.claimed():
@@ -51,9 +53,10 @@ class MidwayTests(Contract):
         self.asks_for_scores()
         for _ in range(TRIES):
             before = generator.version
-            generator.submit(requests)
-            ended = [record for _ in range(2) for record in generator.step()]
-            push(generator, perturbed(weights), before + 1)
+            with self.held(generator):
+                generator.submit(requests)
+                ended = [record for _ in range(2) for record in generator.step()]
+                push(generator, perturbed(weights), before + 1)
             later = self.drain(generator, requests, ended)
             cut = [record for record in later if record.versions == (before, before + 1)]
             scorable = without_media(cut)
@@ -71,11 +74,12 @@ class MidwayTests(Contract):
         self.asks_for_scores()
         for _ in range(TRIES):
             before = generator.version
-            generator.submit(requests)
-            ended = generator.step()
-            push(generator, perturbed(weights), before + 1)
-            ended += generator.step()
-            push(generator, weights, before + 2)
+            with self.held(generator):
+                generator.submit(requests)
+                ended = generator.step()
+                push(generator, perturbed(weights), before + 1)
+                ended += generator.step()
+                push(generator, weights, before + 2)
             later = self.drain(generator, requests, ended)
             cut = [record for record in later if record.versions == (before, before + 2)]
             if cut:
@@ -115,11 +119,12 @@ class MidwayTests(Contract):
             # An engine that several tests share may hold what an earlier one has pushed.
             before = generator.version + 1
             push(generator, weights, before)
-            generator.submit(requests)
-            records = [record for _ in range(2) for record in generator.step()]
-            push(generator, other, before + 1)
-            records += [record for _ in range(2) for record in generator.step()]
-            push(generator, perturbed(other), before + 2)
+            with self.held(generator):
+                generator.submit(requests)
+                records = [record for _ in range(2) for record in generator.step()]
+                push(generator, other, before + 1)
+                records += [record for _ in range(2) for record in generator.step()]
+                push(generator, perturbed(other), before + 2)
             records += self.drain(generator, requests, records)
             for record in records:
                 self.check_version_column(record)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
 from gcore_language.engine_contract import OnCuda, OnQwen2, OnQwen2VL, OnTinyModel
+
+from gcore_sglang import stepwise
 
 
 class OnSglang(OnTinyModel):
     provider = "sglang"
     library = "sglang"
-    # Few at once, or all would have ended before a test has made its second step: SGLang does not
-    # wait for steps.
-    config = {"max_new_tokens": 32, "max_batch": 2}
+    # Fewer at once than a test asks for: some samples wait when a push or an abort comes.
+    config = {"max_new_tokens": 32, "max_batch": 16}
     returns_late = True
     samples = (
         12  # without seeds, two samples of a prompt begin alike only by chance: enough of them do
     )
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _gate(cls) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gcore_sglang.server.CHILD", stepwise.__name__)
+            yield
+
+    def held(self, generator: Any) -> AbstractContextManager[None]:
+        return stepwise.held(generator)
 
 
 class TestLlamaGenerator(OnSglang):

@@ -41,6 +41,8 @@ from gcore_sglang.arguments import (
 from gcore_sglang.client import Client, Refused, Unreachable
 
 HOST = "127.0.0.1"
+#: The module that runs as the server's process.
+CHILD = "gcore_sglang.child"
 _TRIES = 3
 _POLL_S = 0.25
 _END_S = 10.0
@@ -135,7 +137,7 @@ class Server:
         self.private.mkdir(mode=0o700, exist_ok=True)
         with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gcore_sglang.child"],
+                [sys.executable, "-m", CHILD],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

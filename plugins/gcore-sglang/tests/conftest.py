@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 _OF_A_SAMPLE = ("max_new_tokens", "temperature", "top_p", "top_k")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _gate() -> Iterator[None]:
+    """Starts all servers with a gate, which is open unless a test holds its generator."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gcore_sglang.server.CHILD", "gcore_sglang.stepwise")
+        yield
+
+
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two models that differ in their weights only, and one with ids that have no token."""

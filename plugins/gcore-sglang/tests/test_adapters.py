@@ -10,6 +10,7 @@ from gcore_language.adapter_testing import adapter_push, merge_adapter, save_ada
 from gcore_language.testing import assert_agree, drain, gaps, requests_of, run, tensors_of
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
+from gcore_sglang.stepwise import held
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
@@ -44,11 +45,12 @@ def test_pushed_adapters_give_the_log_probs_of_merged_weights(
         adapter = save_adapter(tmp_path / f"adapter-{rank}", model, rank)
         plan, tensors = adapter_push(model, adapter, rank, version)
         running = requests_of(PROMPTS, 10)  # more than run at once
-        generator.submit(running)
-        ended = [*generator.step(), *generator.step()]
-        generator.begin_weights(plan)
-        generator.load_weights(tensors)
-        generator.commit_weights(plan)
+        with held(generator):
+            generator.submit(running)
+            ended = [*generator.step(), *generator.step()]
+            generator.begin_weights(plan)
+            generator.load_weights(tensors)
+            generator.commit_weights(plan)
         later = drain(generator, len(running) - len(ended))
         merged = merge_adapter(tmp_path / f"merged-{rank}", model, adapter)
         both = [record for record in later if record.versions == (version - 1, version)]

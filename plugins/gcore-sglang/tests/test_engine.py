@@ -17,6 +17,7 @@ from gcore_language import testing
 from gcore_language.engine_tests import PushTests
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
 from gcore_language.tiny import VOCABULARY
+from gcore_sglang.stepwise import held
 
 from gcore_core.contract.errors import DataError, WeightMismatch
 from gcore_core.contract.generator import SampleRequest
@@ -179,12 +180,16 @@ def test_a_sample_that_sglang_refuses_fails_alone(opened: Any) -> None:
 
 
 def test_aborted_samples_keep_what_they_have(opened: Any, directories: dict[str, Path]) -> None:
+    """Those that have begun their actions, and those that wait none: SGLang is held where both are
+    there.
+    """
     generator = opened(max_new_tokens=20)
     requests = requests_of((LONG,), 200)  # three times as many as run at once
-    generator.submit(requests)
-    ended = [*generator.step(), *generator.step()]
-    keys = {(0, sample) for sample in range(200)} - {(0, r.request.sample) for r in ended}
-    aborted = generator.abort([*sorted(keys), (99, 0)])
+    with held(generator):
+        generator.submit(requests)
+        ended = [*generator.step(), *generator.step()]
+        keys = {(0, sample) for sample in range(200)} - {(0, r.request.sample) for r in ended}
+        aborted = generator.abort([*sorted(keys), (99, 0)])
     assert {(r.request.ordinal, r.request.sample) for r in aborted} == keys
     assert {r.status for r in aborted} == {"aborted"}
     sizes = {r.columns["action_ids"].size for r in aborted}
@@ -225,42 +230,46 @@ def test_a_push_without_cache_flush_would_mix_log_probs_of_two_weights(
 def test_a_cache_that_sglang_does_not_flush_stops_the_run(
     opened: Any, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It refuses while samples run: here they were let go on in the middle of the push."""
+    """It refuses while samples run: here they were let go on in the middle of the push, and SGLang
+    is held there.
+    """
     generator = opened(max_new_tokens=20)
     version, tensors = generator.version, tensors_of(directories["llama"])
     plan = WeightPlan(version + 1, [spec for spec, _ in tensors])
     requests = requests_of((LONG,), 60)
-    monkeypatch.setattr("gcore_sglang.engine._FLUSH_S", 0.0)  # else the samples would have ended
-    generator.begin_weights(plan)
-    load(generator, tensors)
-    generator.submit(requests)
-    generator._send()
-    generator._call("/continue_generation", {})
-    for event in generator._client.wait(5):  # one has begun
-        generator._client._events.put(event)
-    with pytest.raises(
-        WeightMismatch,
-        match=r"(?s)SGLang kept keys and values of the old weights.*Push all tensors",
-    ):
-        generator.commit_weights(plan)
-    assert generator.version == version
-    with pytest.raises(WeightMismatch, match="has begun and was not committed"):
-        generator.step()
-    push(generator, tensors, version + 1)
-    generator.abort([(0, sample) for sample in range(60)])
+    monkeypatch.setattr("gcore_sglang.engine._FLUSH_S", 0.0)  # held, it refuses for ever
+    with held(generator):
+        generator.begin_weights(plan)
+        load(generator, tensors)
+        generator.submit(requests)
+        generator._send()
+        generator._call("/continue_generation", {})
+        for event in generator._client.wait(0):  # one has begun
+            generator._client._events.put(event)
+        with pytest.raises(
+            WeightMismatch,
+            match=r"(?s)SGLang kept keys and values of the old weights.*Push all tensors",
+        ):
+            generator.commit_weights(plan)
+        assert generator.version == version
+        with pytest.raises(WeightMismatch, match="has begun and was not committed"):
+            generator.step()
+        push(generator, tensors, version + 1)
+        generator.abort([(0, sample) for sample in range(60)])
     assert generator.step() == []
 
 
 def test_samples_running_during_a_push_continue_with_the_new_weights(
     opened: Any, directories: dict[str, Path]
 ) -> None:
+    """Those that have begun do, and those that wait begin with them."""
     generator = opened(max_new_tokens=64)
-    # More than run at once: a busy machine comes to the push late, and some must still run.
-    requests = requests_of(PROMPTS[:3], 40)
+    requests = requests_of(PROMPTS[:3], 40)  # more than run at once
     old = generator.version
-    generator.submit(requests)
-    before = generator.step()  # something has begun
-    push(generator, tensors_of(directories["llama-other"]), old + 1)
+    with held(generator):
+        generator.submit(requests)
+        before = generator.step()  # something has begun
+        push(generator, tensors_of(directories["llama-other"]), old + 1)
     after = drain(generator, len(requests) - len(before))
     both = [record for record in after if record.versions == (old, old + 1)]
     assert both, "no sample ran through the push"

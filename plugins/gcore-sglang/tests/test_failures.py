@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_sglang.stepwise import held
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError, DeadlineExceeded, WorkerDied
@@ -145,7 +146,7 @@ def test_weights_that_are_not_the_models_are_refused_before_sglang_loads_them(
     context: WorkerContext, tmp_path: Path, kind: str
 ) -> None:
     """SGLang itself would start, and sample from what is left."""
-    model = make_directory(kind, tmp_path / "model")
+    model = make_directory(kind, tmp_path / "model", family="llama")
     with pytest.raises(DataError, match=str(model)) as caught:
         make(context, path=model)
     assert "SGLang" not in str(caught.value)
@@ -214,16 +215,18 @@ def test_a_killed_server_is_reported_at_once_and_leaves_no_process(
         generator = make(context, max_new_tokens=64)
     try:
         assert tries == [None, None]
-        generator.submit(requests_of(4))
-        generator.step()
-        group = generator._server._process.pid
-        os.kill(group, signal.SIGKILL)
-        began_s = time.monotonic()
-        with pytest.raises(
-            WorkerDied, match=r"(?s)rollout: SGLang ended with exit code -9.*Its log: .*sglang\.log"
-        ):
-            for _ in range(1000):
-                generator.step()
+        with held(generator):  # else all may have ended before the signal comes
+            generator.submit(requests_of(4))
+            generator.step()
+            group = generator._server._process.pid
+            os.kill(group, signal.SIGKILL)
+            began_s = time.monotonic()
+            with pytest.raises(
+                WorkerDied,
+                match=r"(?s)rollout: SGLang ended with exit code -9.*Its log: .*sglang\.log",
+            ):
+                for _ in range(1000):
+                    generator.step()
         keys = [
             (ordinal, sample) for ordinal in range(4) for sample in range(4)
         ]  # some may have ended before
