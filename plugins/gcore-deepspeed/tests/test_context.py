@@ -15,7 +15,7 @@ from tests.support import language_models as tiny
 
 pytestmark = pytest.mark.engine
 
-LIMIT_S = 300
+LIMIT_S = 540
 #: Settings by name. Of four ranks, so those that share two by two are two data-parallel groups.
 RUNS: dict[str, dict[str, Any]] = {
     "zero1, ring 2": {"config": {"stage": 1}, "context": {"ring": 2, "whole": "never"}},

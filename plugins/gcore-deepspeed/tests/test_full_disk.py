@@ -12,7 +12,7 @@ from tests.support import deepspeed_trainers as tools
 
 pytestmark = pytest.mark.engine
 
-LIMIT_S = 240
+LIMIT_S = 540
 #: ``config.checkpoint`` -> files of a state, in the order in which they are written
 FILES = {
     "universal": [

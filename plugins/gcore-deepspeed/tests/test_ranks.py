@@ -20,7 +20,7 @@ from tests.support import lockstep_ranks
 
 pytestmark = pytest.mark.engine
 
-LIMIT_S = 300
+LIMIT_S = 540
 #: family, then the settings; every stage, and what is kept in host memory
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "zero1": ("qwen2", {"stage": 1}),

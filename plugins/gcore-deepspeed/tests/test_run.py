@@ -21,7 +21,7 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
         "roles.policy.slots=2",
         "roles.policy.config.stage=3",
     ]
-    assert_run_agrees(QUICKSTART, tmp_path / "run", 4, overrides, timeout_s=300)
+    assert_run_agrees(QUICKSTART, tmp_path / "run", 4, overrides, timeout_s=540)
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_trainer_and_generator_agree_where_the_trainer_sleeps(tmp_path: Path) ->
         "roles.policy.slots=2",
         "roles.policy.config.stage=3",
     ]
-    assert_run_agrees_with_sleep(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=400)
+    assert_run_agrees_with_sleep(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=540)
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_deepspeed_continues_a_run_started_by_torch(tmp_path: Path) -> None:
         "roles.policy.slots=2",
         "roles.policy.config.stage=3",
     ]
-    assert_run_goes_on(QUICKSTART, tmp_path, overrides, timeout_s=300)
+    assert_run_goes_on(QUICKSTART, tmp_path, overrides, timeout_s=540)
 
 
 @pytest.mark.slow

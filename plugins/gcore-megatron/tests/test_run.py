@@ -20,7 +20,7 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(tmp_path: Path) -
         "roles.policy.slots=2",
         "roles.policy.config.tensor_parallel=2",
     ]
-    assert_run_agrees(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=400)
+    assert_run_agrees(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=540)
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_trainer_and_generator_agree_where_the_trainer_sleeps(tmp_path: Path) ->
         "roles.policy.slots=2",
         "roles.policy.config.tensor_parallel=2",
     ]
-    assert_run_agrees_with_sleep(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=400)
+    assert_run_agrees_with_sleep(QUICKSTART, tmp_path / "run", 3, overrides, timeout_s=540)
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_megatron_continues_a_run_started_by_torch(tmp_path: Path) -> None:
         "roles.policy.slots=2",
         "roles.policy.config.tensor_parallel=2",
     ]
-    assert_run_goes_on(QUICKSTART, tmp_path, overrides, timeout_s=300)
+    assert_run_goes_on(QUICKSTART, tmp_path, overrides, timeout_s=540)
 
 
 @pytest.mark.slow

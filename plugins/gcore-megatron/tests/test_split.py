@@ -19,7 +19,7 @@ from tests.support import megatron_trainers as tools
 
 pytestmark = pytest.mark.engine
 
-LIMIT_S = 240
+LIMIT_S = 540
 PPO = ("PpoClip", {"kl": {"coefficient": 0.1}, "entropy_coefficient": 0.01})
 GSPO = ("Gspo", {"clip_low": 0.05, "clip_high": 0.05})
 CISPO: tuple[str, dict[str, Any]] = ("Cispo", {})

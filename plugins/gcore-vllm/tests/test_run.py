@@ -24,12 +24,12 @@ def test_trainer_and_generator_agree_after_every_push_of_a_run(
         "roles.rollout.config.kv_cache_gib=0.1",
         f"controller.config.push_transport={transport}",
     ]
-    assert_run_agrees(QUICKSTART, tmp_path / "run", 6, overrides, timeout_s=300)
+    assert_run_agrees(QUICKSTART, tmp_path / "run", 6, overrides, timeout_s=540)
 
 
 def test_trainer_and_generator_agree_on_prompts_with_images(tmp_path: Path) -> None:
     from gcore_language.testing import assert_image_run_agrees
 
     assert_image_run_agrees(
-        "vllm", {"kv_cache_gib": 0.1, "temperature": 0.8}, tmp_path, timeout_s=300
+        "vllm", {"kv_cache_gib": 0.1, "temperature": 0.8}, tmp_path, timeout_s=540
     )
