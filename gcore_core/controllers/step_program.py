@@ -82,7 +82,9 @@ class StepProgram(ABC):
             evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
             digests = self.publishing.digests()
             await self.reporting.begin(facts.start_step, evaluated, digests)
-            for step in range(facts.start_step, facts.run.steps):
+            # A run that goes on may have had all its epochs, and have ended without its weights.
+            has_rows = facts.next_ordinal < facts.last_ordinal
+            for step in range(facts.start_step, facts.run.steps) if has_rows else ():
                 if await self.step(step):
                     break
             await self._save()

@@ -29,8 +29,11 @@ from gcore_core.contract.run_files import (
     ORIGINS,
     POSITION,
     SAMPLES,
+    WEIGHTS,
     samples_path,
 )
+from gcore_core.run.checkpoints import CHECKPOINTS
+from gcore_core.run.manifest import KEY
 from gcore_core.runtime.replacing import replacing
 
 log = logging.getLogger(__name__)
@@ -85,7 +88,9 @@ def numbered(root: Path, name: str) -> Path:
 
 def _explicit(directory: Path) -> Path:
     """Makes the directory that the user named. Raises RunExists when it holds a run."""
-    existing_files = [file for file in (CONFIG, METRICS) if (directory / file).exists()]
+    # With another run's checkpoints, this one would go on from them after a fault.
+    of_a_run = (CONFIG, METRICS, CHECKPOINTS, KEY, WEIGHTS)
+    existing_files = [file for file in of_a_run if (directory / file).exists()]
     if existing_files:
         raise RunExists(
             f"{directory} already holds a run.",

@@ -469,3 +469,15 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{newest.name} is refused" in done.stdout
     assert run.weights() == calm.weights()
+
+
+def test_a_run_that_has_had_its_epochs_trains_on_none_again(tmp_path: Path) -> None:
+    """64 rows, 6 prompts a step: half of them are consumed by the sixth step of a thousand."""
+    more = {"steps": 1000, "epochs": 0.5, "deterministic": True}
+    code, run = runs.finish(tmp_path, runs.job(run=more, checkpoint={"every": 1}))
+    assert code == 0, run.output
+    whole = run.weights()
+    done = resume(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["step"] for row in run.metrics()][-1] == 6
+    assert run.weights() == whole

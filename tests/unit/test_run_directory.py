@@ -53,7 +53,9 @@ def test_processes_that_start_together_get_different_directories(tmp_path: Path)
     assert sorted(names) == [f"{number:03d}" for number in range(1, 76)]
 
 
-@pytest.mark.parametrize("held", ["config.yaml", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "held", ["config.yaml", "metrics.jsonl", "checkpoints", "checkpoint.key", "weights"]
+)
 def test_an_explicit_directory_with_a_run_is_refused_with_advice(tmp_path: Path, held: str) -> None:
     (tmp_path / held).touch()
     with pytest.raises(RunExists) as caught:
