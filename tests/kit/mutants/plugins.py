@@ -88,7 +88,8 @@ class RefusesFilesOfOthers(Clean):
     root = f"""{ROOT}
 @hookimpl
 def gcore_check_files(plan):
-    yield f"data.config.path: {{plan['data']['config']['path']}} is not there."
+    if "path" in plan["data"]["config"]:
+        yield f"data.config.path: {{plan['data']['config']['path']}} is not there."
 """
 
 
