@@ -48,7 +48,7 @@ def test_a_deterministic_run_on_cuda_has_torch_repeat_and_others_are_left_alone(
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     for deterministic in (False, True):
         context = WorkerContext(role="policy", deterministic=deterministic, devices=(1,))
-        assert choose_device("auto", context, 0) == torch.device("cuda", 1)
+        assert choose_device("auto", context, 1) == torch.device("cuda", 1)
         assert told == [True] * deterministic
         assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == deterministic
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")

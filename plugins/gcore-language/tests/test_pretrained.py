@@ -176,9 +176,9 @@ def test_a_critic_of_a_language_model_gets_a_new_head_and_nothing_else_new(tmp_p
 def test_a_reference_is_looked_at_like_the_policy(tmp_path: Path) -> None:
     good = save_family(tmp_path / "good", "llama")
     bad = make_directory("a weight is NaN", tmp_path / "bad")
-    [problem] = said_of(good, config={"reference_path": str(bad)})
-    assert problem.startswith("roles.policy.config.reference_path: ")
-    assert "is not finite" in problem
+    problems = said_of(good, config={"reference_path": str(bad)})
+    assert all(problem.startswith("roles.policy.config.reference_path: ") for problem in problems)
+    assert ["is not finite" in problem for problem in problems].count(True) == 1
 
 
 def test_an_engine_may_load_quantised_weights_where_no_trainer_pushes(tmp_path: Path) -> None:

@@ -139,13 +139,6 @@ def _pair(values: Mapping[str, Any], where: str) -> Example:
         prompt, both = _implicit(answers, names, where)
     if both[0] == both[1] and "prompt" not in values:
         raise DataError("chosen and rejected are the same, so there is no prompt", where=where)
-    if both[0] == both[1]:
-        raise DataError(
-            "chosen and rejected are the same",
-            where=where,
-            why="nothing can be learned from the row, whichever of them is better",
-            todo="drop the row",
-        )
     return Example(prompt, both, _margin(values, where))
 
 

@@ -123,7 +123,7 @@ def test_utilisation_with_signal_filled_is_measured_and_moves_devices(
         cluster={"devices": 4},
         placement={
             "use": "placement/utilisation",
-            "config": {"signal": "filled", "threshold": 0.0},
+            "config": {"signal": "filled", "threshold": 0.0, "share": 0.5},
         },
         roles=roles,
         rewards={"judged": {"use": "sim/asks", "role": "judge"}},
