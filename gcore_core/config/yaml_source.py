@@ -194,10 +194,18 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
                 venvs.resolve(role.python, where=f"roles.{name}.python"), base
             )
         _resolve(role.model, base, hub=True)
-        for key in [key for key in role.config if str(key).endswith("_path")]:
-            _resolve(role.config, base, hub=True, key=key)
+        _resolve_role(role.config, base)
         if isinstance(role.model.get("make"), MutableMapping):
             _resolve(role.model["make"], base, hub=False)
+
+
+def _resolve_role(config: MutableMapping[str, Any], base: Path) -> None:
+    """Makes the paths that a role's backend opens absolute, at any depth: ``path``, ``..._path``."""
+    for key, value in list(config.items()):
+        if isinstance(value, MutableMapping):
+            _resolve_role(value, base)
+        elif key == "path" or str(key).endswith("_path"):
+            _resolve(config, base, hub=True, key=key)
 
 
 def anchored(name: str, base: Path) -> Path:

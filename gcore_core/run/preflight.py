@@ -6,11 +6,13 @@ check_files: whether the files, data and models that it names are there and in o
     it, too.
 check_pushes: whether weights reach every generator.
 check_same: whether a resumed run is still the same run.
+changed_settings: what else of it is set in another way.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -39,8 +41,14 @@ from gcore_core.runtime.shells.checked_rewards import read_known
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
 LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
-#: What a resumed run must not change: it would be another run.
-_FIXED = ("run.seed", "data", "advantage", "roles.policy.model", "rewards")
+#: What a resumed run must not change: it would be another run. One with another ``run.dir`` would
+#: still go on where it is.
+_FIXED = re.compile(
+    r"run\.(seed|dir)|(data|advantage|rewards|evaluation\.data|roles\.[^.]+\.model)(\..+)?"
+    r"|roles\..+[._]path"
+)
+#: How many of the other settings that differ are named.
+_NAMED = 6
 #: What it may change of each reward: a run that ends since scores take too long may get more time.
 _HOW_LONG = ("timeout_s", "workers")
 
@@ -235,12 +243,9 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
 
     rows: how many the dataset of the job has now.
     """
-    saved_values = _fixed(saved_config(Path(resumed.path)))
-    values = _fixed(plan.config)
     differences = [
-        f"{key}: {saved_values.get(key)!r} was saved, {values.get(key)!r} is asked for"
-        for key in sorted({*saved_values, *values})
-        if saved_values.get(key) != values.get(key)
+        f"{key}: {saved!r} was saved, {value!r} is asked for"
+        for key, saved, value in _differences(resumed, plan, fixed=True)
     ]
     saved_rows = resumed.state.get("ledger", {}).get("rows", rows)
     if saved_rows != rows:
@@ -259,11 +264,38 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
         refuse_gaps(resumed.state, controller.reference, resumed.path)
 
 
-def _fixed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns dotted key -> value of the settings that must not change."""
-    free = {f"rewards.{name}.{key}" for name in config.get("rewards", {}) for key in _HOW_LONG}
-    return {
-        key: value
-        for key, value in flat(config).items()
-        if key.startswith(_FIXED) and key not in free
-    }
+def changed_settings(resumed: Resumed, plan: Plan) -> list[str]:
+    """Returns one line that names the settings that may change and did; none where none did."""
+    changed = [
+        f"{key} {saved!r} -> {value!r}"
+        for key, saved, value in _differences(resumed, plan, fixed=False)
+    ]
+    more = [f"and {len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
+    line = ", ".join([*changed[:_NAMED], *more])
+    return [f"the run goes on with other settings than were saved: {line}"] if line else []
+
+
+def _differences(resumed: Resumed, plan: Plan, *, fixed: bool) -> list[tuple[str, Any, Any]]:
+    """Returns (dotted key, the saved value, that of the job) of each setting that differs.
+
+    fixed: True for those that must not change, False for the others.
+    """
+    saved, values = (
+        {key: value for key, value in flat(config).items() if value != {}}
+        for config in (saved_config(Path(resumed.path)), plan.config)
+    )
+    differing = (key for key in {*saved, *values} if saved.get(key) != values.get(key))
+    return [
+        (key, saved.get(key), values.get(key))
+        for key in sorted(differing)
+        if _is_fixed(key, saved) == fixed
+    ]
+
+
+def _is_fixed(key: str, saved: Mapping[str, Any]) -> bool:
+    section, _, name = key.rpartition(".")
+    if name in _HOW_LONG and re.fullmatch(r"rewards\.[^.]+", section):
+        return False
+    if key.startswith("evaluation.data") and saved.get("evaluation.data", "") is None:
+        return False  # a run that did not evaluate may begin to
+    return _FIXED.fullmatch(key) is not None

@@ -39,7 +39,13 @@ from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.observers import chosen_observers
 from gcore_core.run.opened_data import DATASETS
-from gcore_core.run.preflight import check_files, check_parts, check_pushes, check_same
+from gcore_core.run.preflight import (
+    changed_settings,
+    check_files,
+    check_parts,
+    check_pushes,
+    check_same,
+)
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
@@ -138,8 +144,11 @@ def prepare(
 
 
 def _resume_notes(directory: Path, plan: Plan, resumed: Resumed) -> Iterator[str]:
-    """Yields what is to be known of a run that goes on: bad checkpoints, files that changed."""
+    """Yields what is to be known of a run that goes on: bad checkpoints, settings and files that
+    changed.
+    """
     yield from resumed.notes
+    yield from changed_settings(resumed, plan)
     for key in environment.changed_files(directory, plan, resumed.step):
         yield f"the file of {key} is not what it was when the run was last started"
 

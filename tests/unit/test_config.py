@@ -168,11 +168,21 @@ roles:
     assert there.config["roles"]["policy"]["model"]["path"] == str(tmp_path / "model_dir")
 
 
-def test_settings_of_a_role_that_end_in_path_are_relative_to_the_file_too(tmp_path: Path) -> None:
-    given = {"reference_path": "../base/a/b", "lora_path": "org/name", "dump_dir": "x/y/z"}
-    settings = JobSettings(roles={"policy": Role(config=dict(given))})
+def test_paths_of_a_role_are_relative_to_the_file_at_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "start").mkdir(parents=True)
+    given: dict[str, Any] = {
+        "reference_path": "../base/a/b",
+        "lora_path": "org/name",
+        "dump_dir": "x/y/z",
+    }
+    config = {**given, "lora": {"path": "start"}}
+    settings = JobSettings(roles={"policy": Role(config=config)})
     resolve_paths(settings, tmp_path / "jobs")
-    expected = {**given, "reference_path": str(tmp_path / "base/a/b")}
+    expected = {
+        **given,
+        "reference_path": str(tmp_path / "base/a/b"),
+        "lora": {"path": str(tmp_path / "jobs/start")},
+    }
     assert settings.roles["policy"].config == expected
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.run.preflight import check_same
+from gcore_core.run.preflight import changed_settings, check_same
 from gcore_core.testing.installed import InstalledPlugins
 
 Job = Callable[..., Path]
@@ -64,6 +66,9 @@ class BadRow:
         return 3
     def __getitem__(self, row):
         return [1, 2][row]
+"""
+OPENS = """
+evaluation: {every: 1, data: {use: fake/rows, config: {path: rows.jsonl}}}
 """
 MORE_TIME = ["rewards.length.timeout_s=60", "rewards.length.workers=2"]
 
@@ -141,6 +146,61 @@ def test_a_resumed_run_may_give_a_reward_more_time_and_no_other_weight(
     with pytest.raises(ConfigError) as error:
         check_same(resumed, load_plan(job(), [*MORE_TIME, "rewards.length.weight=2"]), rows=8)
     assert error.value.why == "rewards.length.weight: 1.0 was saved, 2.0 is asked for"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "run.dir=elsewhere",
+        "evaluation.data.config.path=other.jsonl",
+        "roles.rollout.model.path=org/other",
+        "roles.policy.config.reference_path=org/other",
+        "roles.policy.config.lora.path=org/other",
+    ],
+)
+def test_a_run_goes_on_with_the_models_the_questions_and_the_place_it_began_with(
+    changed: str, job: Job, tmp_path: Path
+) -> None:
+    config = load_plan(job(OPENS)).config
+    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(config))
+    resumed = Resumed(step=2, path=str(tmp_path), state={})
+    key, _, value = changed.partition("=")
+    plan = SimpleNamespace(config=_with(config, key.split("."), value))
+    with pytest.raises(ConfigError) as error:
+        check_same(resumed, cast(Any, plan), rows=8)
+    assert str(error.value.why).startswith(f"{key}: ")
+    assert f"{value!r} is asked for" in str(error.value.why)
+
+
+def test_a_run_that_did_not_evaluate_may_begin_to_when_it_goes_on(job: Job, tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(load_plan(job()).config))
+    resumed = Resumed(step=2, path=str(tmp_path), state={})
+    check_same(resumed, load_plan(job(OPENS)), rows=8)
+
+
+def test_other_settings_that_differ_from_the_saved_ones_are_told_in_one_line(
+    job: Job, tmp_path: Path
+) -> None:
+    config = load_plan(job()).config
+    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(config))
+    resumed = Resumed(step=2, path=str(tmp_path), state={})
+    assert changed_settings(resumed, load_plan(job())) == []
+    steps, shards = config["run"]["steps"], config["controller"]["shards"]
+    changed = load_plan(job(), [f"run.steps={steps + 1}", f"controller.shards={shards + 1}"])
+    assert changed_settings(resumed, changed) == [
+        "the run goes on with other settings than were saved: "
+        f"controller.shards {shards} -> {shards + 1}, run.steps {steps} -> {steps + 1}"
+    ]
+    config["roles"]["policy"]["config"] |= {f"k{number}": number for number in range(8)}
+    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(config))
+    (line,) = changed_settings(resumed, load_plan(job()))
+    assert line.endswith("and 2 more")
+
+
+def _with(config: dict[str, Any], keys: list[str], value: object) -> dict[str, Any]:
+    """Returns a copy of a tree in which one leaf has another value."""
+    first, *rest = keys
+    return {**config, first: _with(config.get(first) or {}, rest, value) if rest else value}
 
 
 def test_what_a_plugin_misses_of_files_is_refused_and_a_job_that_is_only_read_is_not(
