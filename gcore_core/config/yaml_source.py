@@ -200,7 +200,7 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
 
 
 def _resolve_role(config: MutableMapping[str, Any], base: Path) -> None:
-    """Makes the paths that a role's backend opens absolute, at any depth: ``path``, ``..._path``."""
+    """Makes the paths that a backend opens absolute, at any depth: ``path`` and ``..._path``."""
     for key, value in list(config.items()):
         if isinstance(value, MutableMapping):
             _resolve_role(value, base)

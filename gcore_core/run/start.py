@@ -19,7 +19,7 @@ from typing import Any
 from gcore_core.config import checks, yaml_source
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract import run_files
-from gcore_core.contract.errors import ConfigError, WorkerError
+from gcore_core.contract.errors import CheckpointError, ConfigError, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.run import directory as run_directory
@@ -36,6 +36,7 @@ from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.logs import hold_log
 from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
 from gcore_core.run.make_model import make_model, models_cache
+from gcore_core.run.manifest import KEY, ensure_key
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.observers import chosen_observers
 from gcore_core.run.opened_data import DATASETS
@@ -295,6 +296,7 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
     """Supervises one attempt after the other, on one site."""
     supervisor: Supervisor | None = None
     works = False  # whether there is an attempt that could save its state
+    key = _key(job.directory)
 
     def stop(within_s: float) -> bool:
         return works and supervisor is not None and supervisor.stop(within_s)
@@ -328,19 +330,44 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
                         keeps = not job.missing and not supervisor.has_other_nodes
                         keeps = keeps and not place.has_agent(error.where)
                         is_open = await place.clear(is_kept=keeps)
-                        job = _resumed(job, display)
+                        job = _resumed(job, display, key)
                         if not is_open:
                             job = await _placed_again(job, display)
                             place.place(job)
 
 
-def _resumed(job: Job, display: Display) -> Job:
-    """Returns the job as it goes on from its newest checkpoint, and says so."""
+def _resumed(job: Job, display: Display, key: bytes) -> Job:
+    """Returns the job as it goes on from its newest checkpoint, and says so.
+
+    key: that of the run's checkpoints when it began. Raises CheckpointError where another run's
+        stand in its directory now, ConfigError where they are of another configuration.
+    """
+    if _key(job.directory) != key:
+        raise CheckpointError(
+            "the checkpoints here are those of another run.",
+            where=str(job.directory),
+            why=f"{KEY} is not the one that this run began with",
+            todo="give each run a directory of its own, and begin this one again",
+        )
     resumed = newest(job.directory)
+    check_same(resumed, job.plan, job.rows["train"])
     for note in resumed.notes:
         display.note(note)
     display.note(f"the run goes on from step {resumed.step}")
     return replace(job, resumed=resumed)
+
+
+def _key(run_dir: Path) -> bytes:
+    """Returns the key of the run's checkpoints, by which they are known to be its own."""
+    try:
+        return ensure_key(run_dir)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "the key of the run's checkpoints cannot be read or made.",
+            where=str(run_dir / KEY),
+            why=str(error),
+            todo="see to that directory",
+        ) from error
 
 
 async def _placed_again(job: Job, display: Display) -> Job:

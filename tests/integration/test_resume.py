@@ -446,6 +446,20 @@ def test_a_run_is_not_resumed_with_another_configuration(tmp_path: Path) -> None
     assert "run.seed: 3 was saved, 4 is asked for" in done.stderr
 
 
+def test_a_run_does_not_go_on_by_itself_from_the_checkpoints_of_another_one(
+    calm: Any, tmp_path: Path
+) -> None:
+    """As where its directory was emptied, and another run began there."""
+    with runs.running(tmp_path, config()) as run:
+        run.read_until(f"step 2/{STEPS}")
+        shutil.copytree(calm.path / "checkpoints", run.path / "checkpoints", dirs_exist_ok=True)
+        shutil.copy(calm.path / "checkpoint.key", run.path)
+        os.kill(run.pids()["policy.0"], signal.SIGKILL)
+        assert run.wait() == 8, run.output
+    assert "the run goes on from step" not in run.output
+    assert "the checkpoints here are those of another run." in run.output
+
+
 def test_resuming_without_a_checkpoint_or_a_run_is_refused(tmp_path: Path) -> None:
     code, run = runs.finish(tmp_path, runs.job(run={"steps": 1}))
     assert code == 0
