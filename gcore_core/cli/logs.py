@@ -50,7 +50,8 @@ def _number(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gcore_core.run.logs import find_logs, pick_logs, run_goes_on
+    from gcore_core.run.logs import find_logs, pick_logs
+    from gcore_core.run.supervised import run_goes_on
 
     logs = find_logs(args.run_dir)
     if args.worker is None and args.lines is None and not args.follow:

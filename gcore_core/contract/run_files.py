@@ -25,6 +25,7 @@ The layout; ``latest`` is the run with the highest number:
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode", "status"} a line; "arrays":
                                    files of their pictures, in samples/step_000020/
         logs/<process>.log
+        logs/supervisor.pid        who supervises the run, and holds a lock on this file meanwhile
         checkpoint.key             the key by which checkpoints prove to be the run's own
         checkpoints/step-000120/   the state after so many steps; see ``gcore_core.run.manifest``
         save                       made by whoever wants a checkpoint at the end of the next step; the run removes it

@@ -1,22 +1,13 @@
-"""Finds the logs of a run, and says whether the run still goes on.
-
-The supervisor holds a lock on its own log, which ends with it, however it ends.
-"""
+"""Finds the logs of a run."""
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import time
 from pathlib import Path
 
 from gcore_core.contract.errors import DataError, did_you_mean
-from gcore_core.contract.run_files import LOGS, log_path
+from gcore_core.contract.run_files import LOGS
 
-log = logging.getLogger(__name__)
 SUPERVISOR = "supervisor"
-_TRIES = 10
-_PAUSE_S = 0.01
 
 
 def find_logs(run_dir: Path) -> dict[str, Path]:
@@ -56,28 +47,3 @@ def pick_logs(logs: dict[str, Path], name: str, run_dir: Path) -> dict[str, Path
             todo="name one of them, or the beginning of its name",
         )
     return picked
-
-
-def hold_log(stream: object) -> None:
-    """Says that the run goes on for as long as this open file of its supervisor's log is open."""
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
-            return
-        except BlockingIOError:  # somebody asks just now whether the run goes on
-            time.sleep(_PAUSE_S)
-        except OSError as error:  # a disk without locks; only `g-core logs --follow` is the poorer
-            log.debug("the log cannot be locked: %s", error)
-            return
-
-
-def run_goes_on(run_dir: Path) -> bool:
-    """Whether the run's supervisor lives, on this machine or on one that shares the disk."""
-    try:
-        with log_path(run_dir, SUPERVISOR).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False

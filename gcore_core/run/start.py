@@ -33,7 +33,6 @@ from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import Placed, place_on_fewer, run_apart
 from gcore_core.run.jobs import Job
 from gcore_core.run.kept_site import KeptSite
-from gcore_core.run.logs import hold_log
 from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.manifest import KEY, ensure_key
@@ -48,6 +47,7 @@ from gcore_core.run.preflight import (
     check_same,
 )
 from gcore_core.run.signals import Signals
+from gcore_core.run.supervised import goes_on_already, hold_run
 from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.main_thread import MainThread
@@ -68,6 +68,7 @@ def prepare(
     guard: GuardLink | None = None,
     *,
     again: bool = False,
+    until_end: contextlib.ExitStack,
 ) -> tuple[Job, Display]:
     """Does everything that comes before the first process.
 
@@ -77,14 +78,10 @@ def prepare(
     resume: the directory of the run that goes on.
     guard: started this process in the place of one that was killed, or may do so later.
     again: it did so now. The run had its machines once, so it goes on with those that are left.
+    until_end: is closed when the run has ended; until then no other process supervises it.
     """
-    if resume is not None and not (guard and guard.remembered()):
-        # A supervisor that was killed may have left processes that still write into the run's
-        # files. They are ended before anything of these is read. Where a guard remembers a node
-        # agent, that agent is to be taken over, so it is not ended here: its workers end when the
-        # site is opened (``_attempts``), which is before the journals are read. All other files are
-        # written by the supervisor alone.
-        _end_what_is_left(resume)
+    if resume is not None:
+        _take_over(resume, guard, until_end)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
     datasets = {path: build(plan.factory(path)) for path in DATASETS if path in plan.provided}
@@ -105,11 +102,10 @@ def prepare(
     file_notes = check_files(plan, placed.nodes, say, datasets)
     memory_notes = check_memory(plan, placed, placed.nodes, overrides)
     push_note = check_pushes(plan, placed, launcher)
-    run = plan.settings.run
     resumed = None if resume is None else newest(resume)
     if resumed is not None:
         check_same(resumed, plan, rows["train"])
-    directory = resume or run_directory.create(Path("runs"), plan.name, run.dir)
+    directory = resume or _new_directory(plan, until_end)
     check_data(directory, datasets["data"], resumed=resume is not None)
     display = display or _displayed(plan, display_of)
     for note in _resume_notes(directory, plan, resumed) if resumed else ():
@@ -144,6 +140,13 @@ def prepare(
     return job, display
 
 
+def _new_directory(plan: Plan, until_end: contextlib.ExitStack) -> Path:
+    """Makes the directory of a new run, which this process alone supervises."""
+    directory = run_directory.create(Path("runs"), plan.name, plan.settings.run.dir)
+    until_end.enter_context(hold_run(directory))
+    return directory
+
+
 def _resume_notes(directory: Path, plan: Plan, resumed: Resumed) -> Iterator[str]:
     """Yields what is to be known of a run that goes on: bad checkpoints, settings and files that
     changed.
@@ -154,6 +157,21 @@ def _resume_notes(directory: Path, plan: Plan, resumed: Resumed) -> Iterator[str
         yield f"the file of {key} is not what it was when the run was last started"
 
 
+def _take_over(run_dir: Path, guard: GuardLink | None, until_end: contextlib.ExitStack) -> None:
+    """Has this process alone supervise a run that goes on.
+
+    Raises ConfigError where another process supervises it.
+    """
+    until_end.enter_context(hold_run(run_dir, _ENDS_S))
+    if not (guard and guard.remembered()):
+        # A supervisor that was killed may have left processes that still write into the run's
+        # files. They are ended before anything of these is read. Where a guard remembers a node
+        # agent, that agent is to be taken over, so it is not ended here: its workers end when the
+        # site is opened (``_attempts``), which is before the journals are read. All other files are
+        # written by the supervisor alone.
+        _end_what_is_left(run_dir)
+
+
 def _end_what_is_left(run_dir: Path) -> None:
     """Ends what a supervisor that was killed has left of a run.
 
@@ -162,12 +180,7 @@ def _end_what_is_left(run_dir: Path) -> None:
     until_s = time.monotonic() + _ENDS_S
     while pid := clear_up(run_dir / run_files.LOGS / RECORD):
         if time.monotonic() > until_s:
-            raise ConfigError(
-                "this run goes on already.",
-                where=str(run_dir),
-                why=f"process {pid} supervises it",
-                todo=f"wait for its end; or have it save its state and end: kill {pid}",
-            )
+            raise goes_on_already(run_dir, str(pid))
         time.sleep(_LOOK_S)
 
 
@@ -244,9 +257,11 @@ def run_file(
         display = (display_of or _display_of)(steps)
         return display
 
-    with signals.handled():
+    with signals.handled(), contextlib.ExitStack() as until_end:
         try:
-            job, display = prepare(file, overrides, displayed, resume, guard, again=again)
+            job, display = prepare(
+                file, overrides, displayed, resume, guard, again=again, until_end=until_end
+            )
             if guard is not None:
                 restarts = job.plan.settings.checkpoint.restarts
                 guard.tell(Begun(str(job.directory.resolve()), restarts))
@@ -412,7 +427,6 @@ def _say_changes(
 def _logged(file: Path) -> Iterator[None]:
     """Writes what this process logs to a file, as workers do; inline, their logs are here too."""
     handler = logging.FileHandler(file)
-    hold_log(handler.stream)
     handler.setFormatter(logging.Formatter("%(asctime)s supervisor %(levelname)s %(message)s"))
     root_logger = logging.getLogger()
     core_logger = logging.getLogger("gcore_core")

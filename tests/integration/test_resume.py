@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from gcore_core.run.supervised import hold_run
 from tests.support import runs
 
 STEPS = 6
@@ -495,3 +496,16 @@ def test_a_run_that_has_had_its_epochs_trains_on_none_again(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["step"] for row in run.metrics()][-1] == 6
     assert run.weights() == whole
+
+
+def test_a_run_that_another_process_goes_on_with_is_refused_until_that_has_ended(
+    calm: Any, tmp_path: Path
+) -> None:
+    """Also where that has not yet started a process by which it could be seen."""
+    run = killed_at(tmp_path, 2)
+    with hold_run(run.path):
+        refused = resume(run)
+    assert refused.returncode == 2
+    assert f"process {os.getpid()} on " in refused.stderr, refused.stderr
+    assert resume(run).returncode == 0
+    assert run.weights() == calm.weights()

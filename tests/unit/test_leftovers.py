@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -120,12 +121,12 @@ def test_a_run_that_goes_on_is_not_resumed(
     with subprocess.Popen(["sleep", "1000"]) as other:
         contents["supervisor"] = {"pid": other.pid, "start_ticks": start_ticks(other.pid)}
         path.write_bytes(msgspec.json.encode(contents))
-        with pytest.raises(ConfigError, match="this run goes on already") as error:
-            start.prepare(tmp_path / "config.yaml", (), None, tmp_path)
+        with ExitStack() as end, pytest.raises(ConfigError, match="goes on already") as error:
+            start.prepare(tmp_path / "config.yaml", (), None, tmp_path, until_end=end)
         assert f"kill {other.pid}" in error.value.todo
         other.kill()
-    with pytest.raises(ConfigError, match="no such file"):
-        start.prepare(tmp_path / "config.yaml", (), None, tmp_path)
+    with ExitStack() as end, pytest.raises(ConfigError, match="no such file"):
+        start.prepare(tmp_path / "config.yaml", (), None, tmp_path, until_end=end)
     assert process.poll() == -signal.SIGKILL
 
 

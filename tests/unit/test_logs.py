@@ -9,7 +9,7 @@ import pytest
 
 from gcore_core import cli
 from gcore_core.cli import logs as module
-from gcore_core.run.logs import hold_log, run_goes_on
+from gcore_core.run.supervised import hold_run
 
 
 @pytest.fixture
@@ -74,15 +74,6 @@ def test_a_process_that_is_not_there_is_told_with_those_that_are(
     assert "there are no logs here" in capsys.readouterr().err
 
 
-def test_a_run_goes_on_while_its_supervisor_has_its_log_open(run_dir: Path) -> None:
-    log = run_dir / "logs" / "supervisor.log"
-    with log.open("ab") as stream:
-        assert not run_goes_on(run_dir)
-        hold_log(stream)
-        assert run_goes_on(run_dir)
-    assert not run_goes_on(run_dir)
-
-
 def test_following_prints_what_is_written_until_the_run_has_ended(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,8 +94,7 @@ def test_following_prints_what_is_written_until_the_run_has_ended(
     following = threading.Thread(
         target=cli.main, args=(["logs", str(run_dir), "rollout", "--follow", "-n", "1"],)
     )
-    with (run_dir / "logs" / "supervisor.log").open("ab") as stream:
-        hold_log(stream)
+    with hold_run(run_dir):
         following.start()
         comes("rollout.0: rollout.0 line 29")
         with log.open("ab", buffering=0) as file:

@@ -6,7 +6,8 @@ import asyncio
 import io
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,15 @@ Prepared = tuple[Job, Display]
 @pytest.fixture
 def prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
-) -> Callable[..., Prepared]:
+) -> Iterator[Callable[..., Prepared]]:
     monkeypatch.chdir(tmp_path)
-    return lambda **sections: prepare(
-        write_job(**sections), [], lambda steps: open_display(steps, io.StringIO())
-    )
+    with ExitStack() as until_end:
+        yield lambda **sections: prepare(
+            write_job(**sections),
+            [],
+            lambda steps: open_display(steps, io.StringIO()),
+            until_end=until_end,
+        )
 
 
 def hosts() -> list[int]:
