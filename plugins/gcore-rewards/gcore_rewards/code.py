@@ -241,7 +241,10 @@ def _not_confined(error: Exception) -> ConfigError:
             "container of its own, set allow_unconfined: true"
         )
     elif "Permission denied" in str(error) and os.geteuid() == 0:
-        todo = f"the code runs as the user nobody: let it read {sys.prefix} (chmod -R o+rX)"
+        todo = (
+            f"the code runs as the user nobody: let it read {sys.prefix}, and what readable names "
+            "(chmod -R o+rX)"
+        )
     else:
         todo = (
             "name in readable what else the interpreter needs, and leave it enough time_s, "

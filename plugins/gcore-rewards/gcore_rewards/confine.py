@@ -25,6 +25,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -112,6 +113,7 @@ def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) ->
     mebibytes: how much may be written.
     driver: source text of the driver, which becomes /.driver.py.
     """
+    os.umask(0o022)  # another user enters the folders that are made here
     # Private: what is mounted from here on is not passed on to the machine's other name spaces.
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, f"size={mebibytes}m,mode=755")
@@ -119,6 +121,9 @@ def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) ->
     # What contains others comes before them, or its place would be taken by a folder for those.
     for path in sorted({real for _, real in ways}, key=len):
         _show(path, base)
+    if os.geteuid() == 0:
+        for path in readable:
+            _require_open(_way(path)[1], base)
     for link, target in dict(link for links, _ in ways for link in links).items():
         place = base + link
         if not os.path.lexists(place):
@@ -178,6 +183,19 @@ def _show(path: str, base: str) -> None:
     kept = (flags & _KEPT) | (_RELATIME if flags & 4096 else 0)
     extra = 0 if path in DEVICES else _NODEV
     _mount("none", place, None, _BIND | _REMOUNT | _RDONLY | _NOSUID | extra | kept)
+
+
+def _require_open(path: str, base: str) -> None:
+    """Raises PermissionError where the user nobody may not enter a folder on the way to a path.
+
+    A folder that is shown keeps its own mode, and what lies in it is seen through it alone.
+    path: absolute, and without links.
+    """
+    parts = path.split("/")[1:]
+    for number in range(1, len(parts) + 1):
+        place = "/" + "/".join(parts[:number])
+        if os.path.isdir(base + place) and not os.stat(base + place).st_mode & stat.S_IXOTH:
+            raise PermissionError(f"Permission denied: nobody may not enter {place}")
 
 
 def _limit(settings: dict[str, Any]) -> None:

@@ -451,13 +451,15 @@ def _as_nobody(place: Path) -> None:
 # -- interpreters and directories of every name ---------------------------------------------------
 
 TRY = """
-import sys
+import json, os, sys
 from gcore_rewards.code import Confinement
 from gcore_rewards.config import CodeConfig
 from gcore_rewards.interpreter import this_interpreter
-confinement = Confinement(CodeConfig())
+readable = json.loads(os.environ.get("READABLE", "[]"))
+confinement = Confinement(CodeConfig(readable=readable))
 confinement.require()
 code = "import os, sys; prefix = sys.prefix; seen = os.path.exists(sys.argv[0] + '/../etc/passwd')"
+code += "\\n" + os.environ.get("PROGRAM", "")
 print(confinement.passes(code, [f"assert prefix == {sys.prefix!r} and not seen, prefix"]))
 """
 
@@ -524,13 +526,32 @@ def test_what_is_named_as_readable_is_read_behind_links_and_above_the_interprete
     (tmp_path / "data").mkdir()
     (tmp_path / "data/words").write_text("a b")
     (tmp_path / "link").symlink_to("data")
-    readable = [str(tmp_path / "link/words"), str(Path(sys.prefix).parent)]
-    confinement = Confinement(CodeConfig(**LIMITS, readable=readable))
-    # Not the whole list: others may write beside the interpreter meanwhile.
-    inside = Path(sys.prefix).name
-    code = f"import os\nwords = open({readable[0]!r}).read()\nfound = os.listdir({readable[1]!r})"
-    assert confinement.passes(code, ["assert words == 'a b'", f"assert {inside!r} in found"])
-    confinement.close()
+    python = _venv(tmp_path / "data/venv")
+    readable = [str(tmp_path / "link/words"), str(tmp_path / "data")]
+    code = f"import os\nread = open({readable[0]!r}).read(), sorted(os.listdir({readable[1]!r}))"
+    program = f"{code}\nassert read == ('a b', ['venv', 'words'])"
+    tried = _tried(python, tmp_path, READABLE=json.dumps(readable), PROGRAM=program)
+    assert tried == "True"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only then another user runs the code")
+@confined
+def test_a_readable_folder_that_nobody_may_enter_is_refused_with_its_path(tmp_path: Path) -> None:
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0o700)
+    python = _venv(shut / "venv")
+    assert _tried(python, tmp_path) == "True"  # only the way to it is shut
+    tried = _tried(python, tmp_path, READABLE=json.dumps([str(shut)]))
+    assert f"nobody may not enter {shut}" in tried
+
+
+@confined
+def test_code_is_confined_whatever_the_mode_of_new_files_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert _tried(sys.executable, tmp_path) == "True"
+    finally:
+        os.umask(before)
 
 
 def test_libraries_are_looked_for_where_the_interpreter_looks(
