@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from io import StringIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-import datasets
 import msgspec
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.rows import fields_of, json_lines, open_unbuffered, read_again, shortened
+
+if TYPE_CHECKING:
+    import datasets
 
 _JSON_SUFFIXES = (".json", ".jsonl")
 _BOM = b"\xef\xbb\xbf"
@@ -49,17 +51,33 @@ def exact_rows(builder: datasets.DatasetBuilder, split: str, limit: int | None) 
     """
     files = {str(name): list(paths) for name, paths in (builder.config.data_files or {}).items()}
     if builder.name == "csv":
-        dialect: dict[str, Any] = {
-            "delimiter": builder.config.sep,
-            "quotechar": builder.config.quotechar,
-        }
-        found = FileRows(files, split, limit, lambda path: _CsvFile(path, dialect))
-        found.require_same_columns()
-        return found
+        dialect = {"delimiter": builder.config.sep, "quotechar": builder.config.quotechar}
+        return _csv_rows(files, split, limit, dialect)
     paths = [path for of_split in files.values() for path in of_split]
     if builder.name == "json" and all(Path(path).suffix in _JSON_SUFFIXES for path in paths):
         return FileRows(files, split, limit, _JsonFile)
     return None
+
+
+def exact_file(path: Path, split: str, limit: int | None) -> Rows | None:
+    """Returns the rows of one local file; None where ``datasets`` has to say which are meant.
+
+    split, limit: as in ``exact_rows``.
+    """
+    if split != "train" or not path.is_file():
+        return None
+    files = {split: [str(path)]}
+    if path.suffix == ".csv":
+        return _csv_rows(files, split, limit, {})
+    return FileRows(files, split, limit, _JsonFile) if path.suffix in _JSON_SUFFIXES else None
+
+
+def _csv_rows(
+    files: Mapping[str, Sequence[str]], split: str, limit: int | None, dialect: Mapping[str, Any]
+) -> Rows:
+    found = FileRows(files, split, limit, lambda path: _CsvFile(path, dialect))
+    found.require_same_columns()
+    return found
 
 
 class _File(Protocol):
@@ -98,11 +116,11 @@ class FileRows:
         opened = {name: [open_file(path) for path in paths] for name, paths in files.items()}
         sizes = {name: sum(map(len, parts)) for name, parts in opened.items()}
         self._parts: list[tuple[_File, int, int]] = []  # file, its first row, how many
-        for wanted in datasets.ReadInstruction.from_spec(split).to_absolute(sizes):
+        for name, wanted in _wanted(split, sizes):
             start = 0
-            for file in opened[wanted.splitname]:
-                first = max(0, wanted.from_ - start)
-                rows = min(len(file), wanted.to - start) - first
+            for file in opened[name]:
+                first = max(0, wanted.start - start)
+                rows = min(len(file), wanted.stop - start) - first
                 if rows > 0:
                     self._parts.append((file, first, rows))
                 start += len(file)
@@ -131,6 +149,20 @@ class FileRows:
         file, first, rows = self._parts[part]
         values = file.values(first + row - (self._ends[part] - rows))
         return {**dict.fromkeys(self.column_names), **values}
+
+
+def _wanted(split: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, range]]:
+    """Yields the splits that a text names, each with its rows: "train[:10]", "train+test".
+
+    sizes: split -> its rows.
+    """
+    if split in sizes:
+        yield split, range(sizes[split])
+        return
+    from datasets import ReadInstruction
+
+    for part in ReadInstruction.from_spec(split).to_absolute(sizes):
+        yield part.splitname, range(part.from_, part.to)
 
 
 class _JsonFile:

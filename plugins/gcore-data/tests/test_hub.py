@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -495,3 +497,17 @@ def test_values_of_rows_are_those_of_the_columns_and_no_texts_of_them(tmp_path: 
         "nested": [{"raw": b"3"}],
     }
     assert one(tmp_path, {"prompt": "?", **values}).fields == values
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+def test_one_local_file_is_opened_without_the_library_datasets(name: str, tmp_path: Path) -> None:
+    """It takes most of a second to import, and a check opens the rows each time."""
+    content = {"rows.csv": "prompt\n1+1?\n", "rows.json": '[{"prompt": "1+1?"}]'}
+    (tmp_path / name).write_text(content.get(name, '{"prompt": "1+1?"}\n'))
+    code = (
+        "import sys\nfrom gcore_data.config import HubConfig\nfrom gcore_data.hub import Hub\n"
+        f"rows = Hub(HubConfig(path={str(tmp_path / name)!r}))\n"
+        "print(len(rows), rows[0].text, 'datasets' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "1+1?", "False"], done.stderr
