@@ -272,6 +272,7 @@ BENCHMARKS = (
         measures=(
             "plugins/gcore-rewards/gcore_rewards",
             "gcore_core/kits/answers.py",
+            "gcore_core/kits/number_words.py",
             "gcore_core/kits/numbers.py",
             "benchmarks/math_verify_cases.json",
             "tests/unit/number_spellings.jsonl",

@@ -10,6 +10,14 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from gcore_core.kits.number_words import (
+    changes_before,
+    changes_behind,
+    is_english,
+    is_harmless_before,
+    is_harmless_behind,
+    is_label,
+)
 from gcore_core.kits.numbers import (
     CURRENCY,
     MOST_DIGITS,
@@ -25,6 +33,8 @@ from gcore_core.kits.numbers import (
 _MOST_CHARACTERS = 4 * MOST_DIGITS
 #: How far to each side what stands around a number is looked at.
 _AROUND = 300
+#: How far before a number a text shows its language.
+_CONTEXT = 2000
 
 
 def last_number(text: str) -> Number | None:
@@ -50,11 +60,14 @@ def number_within(text: str, start: int, end: int) -> Number | None:
     for match in NUMBER.finditer(line):
         if match.start() <= position - line_start < match.end():
             is_one_line = "\n" not in text.strip()
-            return _read_in_place(line, match, is_one_line)
+            in_english = is_english(text[max(0, position - _CONTEXT) : position + _AROUND])
+            return _read_in_place(line, match, is_one_line, in_english)
     return None
 
 
-def _read_in_place(line: str, match: re.Match[str], is_one_line: bool) -> Number | None:
+def _read_in_place(
+    line: str, match: re.Match[str], is_one_line: bool, in_english: bool
+) -> Number | None:
     """Returns the number of a match unless what stands around it makes it another one."""
     number = number_in_match(match)
     before = line[: match.start()][-_AROUND:]
@@ -65,13 +78,21 @@ def _read_in_place(line: str, match: re.Match[str], is_one_line: bool) -> Number
         if before.rstrip()[-1:].isalnum() or not (before.strip() or is_one_line):
             return None
     elif match["sign"] == "-" and _BEFORE_HYPHEN.search(before):
-        before += " "  # the hyphen of "step-5"
+        before += " "  # the hyphen of "step-5", which is known to be no sign
+        in_english = True
         number = replace(number, value=-number.value, text=number.text[1:])
     behind = line[match.end() :][:_AROUND]
     is_pair = "," in match[0] and _OPENED.search(before) and _CLOSED.match(behind)
-    if is_pair or not _is_plain_before(before):
+    if is_pair or not _is_plain_before(before, in_english):
         return None
-    return _read_behind(number, match[0], behind)
+    if behind[:1] in ("'", "’") and not re.search(r"['’‘]", before):
+        return None  # minutes of an angle, or feet
+    name = _WORD_BEFORE.search(before.rstrip())
+    if name and is_label(name[0]) and not _COUNTED.match(behind):
+        return None
+    if _MAY_BE_THOUSANDS.search(match[0]) and not in_english and _WORD.search(before + behind):
+        return None
+    return _read_behind(number, match[0], behind, in_english)
 
 
 def only_number(text: str) -> Number | None:
@@ -170,67 +191,40 @@ def _outer_boxes(
 # -- words and marks around a number ---------------------------------------------------------------
 
 
-def _words(*lines: str) -> frozenset[str]:
-    return frozenset(" ".join(lines).split())
-
-
 def _patterns(*texts: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(text, re.IGNORECASE) for text in texts)
 
 
-#: Words that make another number of the one behind them, a line for each reason.
-_CHANGING_BEFORE = _words(
-    # functions: "sqrt 16"
-    "sqrt root cbrt log ln lg lb exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh",
-    "abs floor ceil ceiling round gcd lcm hcf max min mod modulo",
-    # operations: "minus 5"
-    "minus negative plus times divided multiplied half twice thrice double doubled triple tripled",
-    "quadruple squared cubed base point non sub",
-    # bounds: "at least 5"
-    "over under above below beyond than least most exceed exceeds exceeded exceeding almost nearly",
-    "lt gt le ge leq geq ne neq between versus vs",
-    # denials: "not 5"
-    "except without no not never neither nor cannot",
-    # labels: "figure 5"
-    "version ver section chapter equation eq fig figure theorem lemma page",
-    # dates: "May 5" is left to the reader, since "may" is a word
-    "jan feb mar apr jun jul aug sept oct nov dec january february march april june july august",
-    "september october november december",
+#: Words that say what a number before them comes to.
+_COMES_TO = (
+    "is|are|was|equals?|gives?|makes?|made|yields?|leaves?|leaving|left|gets?|means?|becomes?|costs?|"
+    "totals?|that|so|then|has|have|had|we|the|remain|remains|ist|sind|ergibt|macht|es|son|est|sont|"
+    "donne|fait|font|è|fa|é|são|равно|это|будет"
 )
-#: Words that multiply the number before them: "5 million".
-SCALES = _words(
-    "hundred hundreds thousand thousands million millions billion billions trillion trillions",
-    "quadrillion quintillion dozen dozens score gross lakh lakhs crore crores myriad myriads fold",
-    "mil mill mio mln mn mrd bn tn doz mille tausend millionen milliarde milliarden millón",
-    "millones milhão milhões milione milioni miliardi тысяч тыс млн млрд",
-)
-#: Words that make another number of the one before them, a line for each reason.
-_CHANGING_BEHIND = SCALES | _words(
-    # parts: "5 eighths"
-    "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh",
-    "sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousandths",
-    "millionth millionths percentile percentage permille promille ppm bps",
-    # operations: "5 plus"
-    "plus minus times divided multiplied over mod modulo choose squared cubed factorial power pi",
-    "root",
-    # another number follows: "5 or 6"
-    "or through thru versus vs",
-    # another base: "101 binary"
-    "hex hexadecimal binary octal base",
-    # a number that is not meant exactly, times of day, denials: "5 ish", "5 am", "5 isn't"
-    "ish am pm a.m p.m o'clock isn't wasn't aren't",
-)
+#: Numbers in words.
+_FEW = "one|two|three|four|five|six|seven|eight|nine|ten|hundred|thousand|million"
 #: Texts at the beginning of what stands behind a number that make another number of it.
 _CHANGING_PHRASES = _patterns(
     # another number follows: "5 out of 6", "5 to the third"
-    r"(?:out +of|to +the|to +(?:a|an|one|two|three|four|five|six|seven|eight|nine|ten))\b",
+    rf"(?:out +of|to +the|to +(?:a|an|{_FEW}))\b",
     # more is added: "5 and a half"
-    r"and +(?:an? |one|two|three|half|up|above|more)\b",
+    rf"and +(?:an? |half|up|above|more|{_FEW}\b)",
     # it is compared: "5 more than"
     r"(?:(?:less|more|fewer|greater) +than|at +(?:most|least))\b",
     # a scale or another base: "5 in thousands"
     r"in +(?:base|binary|hex|octal|hundreds|thousands|millions)\b",
-    r"(?:basis +points?|percentage)\b",
+    r"(?:basis +points?|percentage|per[ -]?cent +points?)\b",
+    # points of a percentage, or a thousandth: "5 puntos porcentuales", "5 por mil"
+    r"[^\W\d_]+ +(?:de +)?p(?:or|our|er)cen|(?:[^\W\d_]+ +)?(?:por|pour|per|pro) +"
+    r"(?:mil|thousand|hundred)",
+    # one word joins it to a number: "3 bis 5"
+    rf"(?!(?:{_COMES_TO})\b)[^\W\d_]+ +[$*]*[0-9]",
+    # below zero
+    r"[^\W\d_]+ +(?:below|under|unter|sous|bajo|sotto|abaixo) +(?:zero|null|zéro|cero)\b",
+    # not exactly
+    r"give +or +take\b",
+    # a time of day
+    r"час\w* +(?:утра|дня|вечера|ночи)",
     # it is denied: "5 is wrong"
     r"(?:is|was|would be) +(?:not|wrong|incorrect|false|too)\b",
 )
@@ -247,12 +241,15 @@ _CHANGING_TEXTS = (
     _GREATER_UNIT,
     *_patterns(
         # it belongs to a number before it: "3 or 5"
-        r"(?:[0-9%°)}\]½¼¾$*]|\b(?:one|two|three|four|five|six|seven|eight|nine|ten))"
-        r" *\W* *(?:and|or|to|till|until|through|thru|by|of|out of|per|from|vs\.?|into|choose|x)$",
+        rf"(?:[0-9%°)}}\]½¼¾$*]|\b(?:{_FEW}))"
+        r" *\W* *(?:and|or|and/or|is to|to|till|until|through|thru|by|of|out of|per|from|vs|into|"
+        r"in|choose|x)$",
+        # one word joins it to a number before it, and does not say what that comes to: "3 bis 5"
+        rf"[0-9%½¼¾][$*)]* +(?!(?:{_COMES_TO})$)[^\W\d_]+$",
         # it is one end of a range, or one of two: "between x and 5"
         r"\b(?:between\b[^.;]*\band|from\b[^.;]*\bto|either\b[^.;]*\bor|neither\b[^.;]*\bnor)$",
         # something is taken from it: "half of 10"
-        r"\b(?:half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|hundredths?|roots?|square|cube|"
+        r"\b(?:half|halves|thirds?|quarters?|fourths?|fifths?|[a-z]+ths?|roots?|upwards|loss|deficit|decrease|reduction|debt|maximum|minimum|bound|square|cube|"
         r"sqrt|log\w*|ln|factorial|out|percent\w*|multiples?|powers?|factors?|divisors?|inverse|"
         r"reciprocal|negative|opposite|double|twice|triple|sum|product|difference|quotient|"
         r"remainder|absolute +value|base|logarithm|sine|cosine|tangent|instead|dozens?|hundreds|"
@@ -261,6 +258,8 @@ _CHANGING_TEXTS = (
         # something is done with it: "divided by 5"
         r"\b(?:(?:divided|multiplied) +by|(?:raised|added|subtracted|up|close|next|near|prior) +to"
         r"|subtract\w*(?: +from)?|to +the|power(?: +of)?)$",
+        # it is taken away, or a time of day
+        r"\b(?:(?:decreased|reduced|dropped|fell|less|fewer|short|down) +by|(?:quarter|half) +to)$",
         # it is denied at most three words before, in the same clause: "not equal to 5"
         r"(?:\b(?:not|never|cannot|neither|nor)|n['’]t|\brather +than|\binstead +of)"
         r"(?:\s+(?!(?:but|and|so|hence|thus)\b)[^\W\d_][\w'’-]*){0,3}$",
@@ -269,8 +268,7 @@ _CHANGING_TEXTS = (
 #: Letters of scripts that need no space before a number: Thai, kana and Han.
 _UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
 _HANGUL = r"[\uac00-\ud7a3]"
-_BEHIND_UNSPACED = re.compile(rf"{_UNSPACED}$")
-#: The same, and Hangul, which may do without.
+#: The end of a word of them or of Hangul, which may do without a space, too.
 _BEHIND_EASTERN = re.compile(rf"(?:{_UNSPACED}|{_HANGUL})$")
 #: Words of these scripts that say what something comes to. A number that sticks to another word may
 #: be an ordinal, a factor, or one end of a range.
@@ -285,13 +283,28 @@ _DOUBTFUL = re.compile(
 #: What a hyphen may join to a number. Scripts that have no spaces have no hyphens either.
 _BEFORE_HYPHEN = re.compile(rf"[^\W\d_](?!{_UNSPACED}|{_HANGUL})[^\W\d_]$")
 _CLAUSE_END = re.compile(r"[.!?;:,。！？；：，、]")
-_ABBREVIATED_LABEL = re.compile(r"\b(?:eqs?|figs?|secs?|nos?|ch|pp?|vol|ver?|v)\.$", re.IGNORECASE)
+_ABBREVIATED_LABEL = re.compile(
+    r"\b(?:eqs?|figs?|secs?|nos?|ch|pp?|vol|ver?|v|nr|n|art|abb|kap|cap|chap|bzw|resp|min|max|vs|rev|abs|ex|s|с|стр|"
+    r"гл|рис|п)\.$",
+    re.IGNORECASE,
+)
+#: The greater part of a measure, abbreviated: "5 ft. 3 in."
+_UNIT_BEFORE = re.compile(r"[0-9] ?[^\W\d_]{1,4}\.$")
 #: Two assignments to names of one or two letters, as in ``x = 1, y = 2``: two numbers, not one.
 _SEVERAL_VARIABLES = re.compile(
     r"(?<![^\W_])[a-zA-Z]{1,2}(?:_\{?\w+\}?)? *=[^=,;]*(?:,|;|\band\b|\bor\b)[\s\\$]*"
     r"[a-zA-Z]{1,2}(?:_\{?\w+\}?)? *=[^=]*$"
 )
 _WORD_BEFORE = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*$")
+#: Stands for the power of a unit and the index of a compound, which are no numbers: "20 cm^2".
+_POWER = "\u02e2"
+_WORD = re.compile(r"[^\W\d_]{2}")
+#: Of Latin and Cyrillic letters: of words of other scripts nothing is known.
+_KNOWN_LETTERS = re.compile(rf"[{_POWER}A-Za-zªºµÀ-ɏḀ-ỿЀ-ӿ.'’]+")
+#: What is a decimal in English, and thousands in many other languages: "1.234", "€ 1.234".
+_MAY_BE_THOUSANDS = re.compile(r"(?<![\d.,])[1-9][0-9]{0,2}\.[0-9]{3}(?![\d.,eE])")
+#: What is counted, in small letters.
+_COUNTED = re.compile(r" [a-z]+s\b")
 _WORD_BEHIND = re.compile(r"(?:[^\W\d_]\.){2,}|[^\W\d_]+(?:['’][^\W\d_]+)*")
 
 #: Marks of quoting, of type and of LaTeX's spacing, which change nothing.
@@ -329,8 +342,7 @@ _PERCENT_BEHIND = re.compile(PERCENT, re.IGNORECASE)
 _DOTS = re.compile(r"\.\.|…|\\[lcd]?dots")
 _DOTS_TO = re.compile(r"(?:\.|…|\\[lcd]?dots|\s)+[-+\d]")
 _END_OF_SENTENCE = re.compile(r"[.!?](?=[\s\"'”’)\]}*_<$]|\\(?![a-zA-Z])|\\end\b|$)")
-#: Stands for the power of a unit and the index of a compound, which are no numbers: "20 cm^2".
-_POWER = "\u02e2"
+#: The power of a unit and the index of a compound.
 _UNIT_POWER = re.compile(
     r"(?<=[^\W\d_]{2})[²³₀-₉]+|(?<=[\d ]m)[²³]"
     r"|(?:(?<=[ {\d][ckmd]m)|(?<=[ {\d](?:ft|in|yd|mi))|(?<=units)"
@@ -345,10 +357,11 @@ _STUCK_UNIT = re.compile(
 _LETTER_UNITS = re.compile(r"(?:[mglL]/(?:s|h|min|l|L|m)|[smghlL](?! *[-+*/^=<>(\\]))(?![^\W_])")
 
 
-def _is_plain_before(left: str) -> bool:
+def _is_plain_before(left: str, in_english: bool) -> bool:
     """Returns whether what stands before a number leaves it what it is.
 
     Marks and brackets are taken off until something decides.
+    in_english: whether the text is known to be English.
     """
     while True:
         if _STUCK_BEFORE.search(left):
@@ -374,10 +387,10 @@ def _is_plain_before(left: str) -> bool:
         elif last == "-":
             return bare.strip() == "-" and left.lstrip().startswith("- ")  # an item of a list
         else:
-            return _is_plain_at(bare, last, is_stuck)
+            return _is_plain_at(bare, last, is_stuck, in_english)
 
 
-def _is_plain_at(left: str, last: str, is_stuck: bool) -> bool:
+def _is_plain_at(left: str, last: str, is_stuck: bool, in_english: bool) -> bool:
     """The same for text without marks at its end.
 
     last: its last character. is_stuck: whether the number follows at once.
@@ -388,32 +401,34 @@ def _is_plain_at(left: str, last: str, is_stuck: bool) -> bool:
         return not rest or bool(re.search(r"[^\W\d_]{2}$|[.:]$", rest))
     if last in ",;":
         is_list = re.search(r"[\d)\]}%$½]$", before) or _GREATER_UNIT.search(left)
-        return not is_list and _opened(left) is None
+        is_decimal = is_stuck and not before[-1:].isalpha()  # ",5"
+        return not is_list and not is_decimal and _opened(left) is None
     if last in ":：":
         return not re.search(r"[\d:：]$", before)
     if last == "—":
         has_no_space = before == left[:-1]
         return before[-1:].isalpha() and has_no_space == is_stuck
     if last in ".!?…":
-        return not (is_stuck or before[-1:].isdecimal() or _ABBREVIATED_LABEL.search(left))
+        is_after_number = before.rstrip(" .…")[-1:].isdecimal() or _UNIT_BEFORE.search(left)
+        return not (is_stuck or is_after_number or _ABBREVIATED_LABEL.search(left))
     if last in ">)":
         return bool(_TAG_BEFORE.search(left) or _ASIDE_BEFORE.search(left))
-    if _BEHIND_UNSPACED.search(left) or (is_stuck and _BEHIND_EASTERN.search(left)):
+    if _BEHIND_EASTERN.search(left):
         clause = _CLAUSE_END.split(left)[-1]
         return bool(_SAYS_RESULT.search(left)) and not _DOUBTFUL.search(clause)
     word = _WORD_BEFORE.search(left)
-    return word is not None and not is_stuck and _is_plain_behind_word(left, word)
+    return word is not None and not is_stuck and _is_plain_behind_word(left, word, in_english)
 
 
-def _is_plain_behind_word(left: str, word: re.Match[str]) -> bool:
+def _is_plain_behind_word(left: str, word: re.Match[str], in_english: bool) -> bool:
     name = word[0].casefold()
     if left[: word.start()].endswith("\\"):
         return False  # a command of LaTeX
-    if len(name) == 1:
-        return name == "a"
-    return name not in _CHANGING_BEFORE and not any(
-        pattern.search(left) for pattern in _CHANGING_TEXTS
-    )
+    if changes_before(name) or any(pattern.search(left) for pattern in _CHANGING_TEXTS):
+        return False
+    if not in_english:
+        return is_harmless_before(left, name)
+    return len(name) > 1 or name == "a"
 
 
 def _is_result(left: str) -> bool:
@@ -447,7 +462,7 @@ def _opened(text: str) -> int | None:
     return None
 
 
-def _read_behind(number: Number, written: str, right: str) -> Number | None:
+def _read_behind(number: Number, written: str, right: str, in_english: bool) -> Number | None:
     """Returns the number, with its percent sign, unless what stands behind it makes it another one.
 
     written: the number with its signs.
@@ -475,11 +490,11 @@ def _read_behind(number: Number, written: str, right: str) -> Number | None:
             if right[:1] in ("!", "("):
                 return None
         else:
-            return number if _is_plain_behind(number, bare, is_stuck) else None
+            return number if _is_plain_behind(number, bare, is_stuck, in_english) else None
     return None
 
 
-def _is_plain_behind(number: Number, right: str, is_stuck: bool) -> bool:
+def _is_plain_behind(number: Number, right: str, is_stuck: bool, in_english: bool) -> bool:
     """Returns whether text without marks at its beginning changes nothing of a number."""
     if not right or _TAG_BEHIND.match(right):
         return True
@@ -488,25 +503,27 @@ def _is_plain_behind(number: Number, right: str, is_stuck: bool) -> bool:
     if right[0] == "—":
         return not re.match(r"— *[-+\d]", right)
     if right[0] in ".!?":
-        return bool(_END_OF_SENTENCE.match(right))
+        word = _WORD_BEHIND.match(right[1:].lstrip())
+        is_ordinal = right[0] == "." and word and changes_behind(word[0].casefold())  # "5. Mai"
+        return bool(_END_OF_SENTENCE.match(right)) and not is_ordinal
     if right[0] in ",;:":
         return not re.match(r"[,;:](?:\s*[\d+\-]|\S)", right)
     if right[0] in "。，；":
         return not re.match(r". *\d", right)
     text = _TEXT_BEHIND.match(right)
     if text:
-        return _are_plain_words(text["inner"].strip(" ~"), is_of_text=True)
+        return _are_plain_words(text["inner"].strip(" ~"), in_english, is_of_text=True)
     if right.startswith("("):
         word = _WORD_BEHIND.match(right, 1)
-        changing = _CHANGING_BEFORE | _CHANGING_BEHIND
-        is_known = word is not None and word[0].casefold() not in changing
-        return is_known and not _begins_with_change(right[1:])
+        name = word[0].casefold() if word else ""
+        is_changed = changes_before(name) or changes_behind(name)
+        return bool(name) and not is_changed and not _begins_with_change(right[1:])
     if right[0] == "\\":
         return bool(re.match(r"\\(?:\\|$|end\b)", right))
-    return not is_stuck and _are_plain_words(right, is_of_text=False)
+    return not is_stuck and _are_plain_words(right, in_english, is_of_text=False)
 
 
-def _are_plain_words(right: str, *, is_of_text: bool) -> bool:
+def _are_plain_words(right: str, in_english: bool, *, is_of_text: bool) -> bool:
     """Returns whether words behind a number name what is counted, and change nothing.
 
     is_of_text: whether they stand in a ``\\text{}``, where a letter is a unit.
@@ -521,7 +538,11 @@ def _are_plain_words(right: str, *, is_of_text: bool) -> bool:
             return name not in ("k", "m", "b", "t") or word[0] == "m"
         is_article = name in ("a", "i") and re.match(r" +[^\W\d_]{2}", rest)
         return bool(is_article or _LETTER_UNITS.match(right))
-    return name not in _CHANGING_BEHIND and word[0] != "MM" and not _begins_with_change(right)
+    if not _KNOWN_LETTERS.fullmatch(word[0]) or word[0] == "MM" or changes_behind(name):
+        return False
+    return (in_english or is_harmless_behind(name.rstrip(_POWER))) and not _begins_with_change(
+        right
+    )
 
 
 def _begins_with_change(right: str) -> bool:

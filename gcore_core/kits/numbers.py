@@ -29,6 +29,10 @@ _AS_WRITTEN = {
     **dict.fromkeys(map(ord, "\ufe6a\uff05"), "%"),
     **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff")),
 }
+#: A space that breaks no line, between thousands of one number.
+_FIXED_SPACE = re.compile(
+    r"(?<=[0-9])[\u00a0\u2007\u2008\u2009\u202f](?=[0-9]{3}(?![0-9]|[ .,][0-9]))"
+)
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 
@@ -58,13 +62,17 @@ class Number:
         """Returns whether this number differs from the expected one at most by the tolerance.
 
         50% is near 50% and 0.5. It is near 50, too: who is asked for a percentage may leave the
-        sign out. An expected number that is smaller than the tolerance, and not 0, must be met to
+        sign out. It is not so at most at 1: 0.5 may be half a percent or a half, and is a half.
+        An expected number that is smaller than the tolerance, and not 0, must be met to
         this share of it: 0 would be near it otherwise, whatever it is.
         """
-        if _is_near(self.value, expected.value, tolerance):
+        if self.is_percent == expected.is_percent:
+            return _is_near(self.value, expected.value, tolerance)
+        if _is_near(self.share, expected.share, tolerance):
             return True
-        may_lack_sign = self.is_percent != expected.is_percent
-        return may_lack_sign and _is_near(self.share, expected.share, tolerance)
+        without_sign = expected if self.is_percent else self
+        may_lack_sign = abs(without_sign.value) > 1
+        return may_lack_sign and _is_near(self.value, expected.value, tolerance)
 
     def latex(self) -> str:
         r"""Returns the number as digits, or as a ``\frac`` where digits cannot say it."""
@@ -96,7 +104,7 @@ def _power_of(prime: int, number: int) -> int:
 
 def plain_characters(text: str) -> str:
     """Returns a text with one minus, one space, one slash and one percent sign."""
-    return text.translate(_AS_WRITTEN)
+    return _FIXED_SPACE.sub("~", text).translate(_AS_WRITTEN)
 
 
 def number_of(value: object) -> Number | None:
@@ -134,7 +142,10 @@ _DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)
 # -- the form of a number --------------------------------------------------------------------------
 
 CURRENCY = r"(?:\\\$|US\$|[$€£¥₹])"
-PERCENT = r"(?:\\?%|per[ -]?cents?\b|percentage\b(?! +points?\b)|pct\b)"
+PERCENT = (
+    r"(?:\\?%|per(?:[ -]?cents?|centage)\b(?! +points?\b)|pct\b|prozent\b|por ?cien(?:to)?\b|"
+    r"por ?cento\b|pour[ -]?cent\b|per ?cento\b|процент(?:а|ов)?\b)"
+)
 DEGREES = r"(?:°|\^ *\\circ\b|\^ *\{ *\\circ *\}|\\degrees?\b)"
 #: What stands between thousands: "1,234", "1 234", "1'234", "1{,}234", "1\,234", "1,\!234".
 _SEPARATOR = r"(?:,(?:\\!)?|\{,\}|\\[,;:! ]|~| |['’])"
@@ -178,6 +189,8 @@ def number_in_match(match: re.Match[str] | None) -> Number | None:
     """Returns the number of a match of ``NUMBER``; None where it is too long, or divided by 0."""
     if match is None or sum(map(str.isnumeric, match[0])) > MOST_DIGITS:
         return None
+    if _MAY_BE_SEVERAL.search(match[0]) or _MAY_BE_THOUSANDS.search(match[0]):
+        return None
     read = _read_body(match)
     if read is None:
         return None
@@ -189,6 +202,15 @@ def number_in_match(match: re.Match[str] | None) -> Number | None:
         is_percent=bool(match["percent"]),
         is_exact=is_exact,
     )
+
+
+#: Numbers of three digits with spaces between, as in "120 150". A group that begins with 0, as in
+#: "120 000", is no number of its own.
+_MAY_BE_SEVERAL = re.compile(r"(?<![0-9])(?<![0-9] )[1-9][0-9]{2}(?: [1-9][0-9]{2})+(?![0-9]| 0)")
+#: Euros with three places behind the point, which are thousands in most countries that have them.
+_MAY_BE_THOUSANDS = re.compile(
+    r"€ *-? *[1-9][0-9]{0,2}\.[0-9]{3}$|(?<![0-9.,])[1-9][0-9]{0,2}\.[0-9]{3} *€"
+)
 
 
 def _read_body(match: re.Match[str]) -> tuple[Fraction, str, bool] | None:

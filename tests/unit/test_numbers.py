@@ -166,6 +166,13 @@ def test_a_percentage_is_near_its_share_and_its_number_without_the_sign() -> Non
     assert not near("0.5", "50") and not near("5%", "0.5")
 
 
+def test_half_a_percent_is_no_half_and_a_number_of_at_most_one_is_a_share() -> None:
+    for text, expected in (("0.5%", "0.5"), ("0.5", "0.5%"), ("1%", "1"), ("-0.5%", "-0.5")):
+        assert not near(text, expected)
+    assert near("0.5%", "0.005") and near("0.5%", "0.5%") and near("100%", "1") and near("0%", "0")
+    assert near("2.5%", "2.5")
+
+
 @pytest.mark.parametrize(
     ("text", "latex"),
     [
@@ -200,6 +207,12 @@ def test_a_box_that_is_not_closed_has_no_content_and_hides_no_later_one() -> Non
     assert contents(r"\boxed{ and \boxed{5}") == [None, "5"]
     box = last_box(r"\boxed{1} so \boxed{12")
     assert box is not None and box.content is None
+
+
+@pytest.mark.parametrize("word", ["xyzzy", "qwert", "фыва", "minusz", "ennek"])
+def test_a_word_of_an_unknown_language_before_a_number_leaves_none(word: str) -> None:
+    assert last_number(f"{word} 5") is None
+    assert last_number(f"3 {word} 5") is None
 
 
 @pytest.mark.parametrize(

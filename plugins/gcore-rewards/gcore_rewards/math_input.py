@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gcore_core.kits.answers import SCALES
+from gcore_core.kits.number_words import SCALES
 from gcore_core.kits.numbers import (
     NUMBER,
     PERCENT,
