@@ -30,10 +30,14 @@ GROUPS = {
     "Controllers": r"controller/|loop_delay",
 }
 OTHERS = "Others"
+#: Of what a run has nothing to show: its charts are flat lines.
+ZEROS = "Zero in every step"
 #: Groups that other panels show.
 OF_PANELS = ("Balance", "Placement", "Memory", "Processor time")
 #: Groups that are closed when the page opens.
-CLOSED = ("Groups", "Controllers", "Running ahead")
+CLOSED = ("Groups", "Controllers", "Running ahead", ZEROS)
+#: Metrics whose zeros are news, such as a reward that nothing earns.
+_NEWS = re.compile(r"evaluation:|reward(/|$)|rewards/|loss$|grad_norm$|learning_rate$|kl$")
 
 _PATTERNS = {group: re.compile(pattern) for group, pattern in GROUPS.items()}
 _EVALUATION = "evaluation:"
@@ -63,12 +67,21 @@ def curves(runs: Sequence[Run], limit: int = limits.CURVE_POINTS) -> list[dict[s
             x, y = thinned(steps, values, limit)
             line = {"run": number, "key": key, "name": line_name, "x": x.tolist(), "y": rounded(y)}
             chart["lines"].append(line)
+    for chart in charts.values():
+        if chart["group"] not in OF_PANELS and _is_zero(chart):
+            chart["group"] = ZEROS
     groups = []
-    for title in [*GROUPS, OTHERS]:
+    for title in [*GROUPS, OTHERS, ZEROS]:
         own = [chart for chart in charts.values() if chart["group"] == title]
         if own:
             groups.append({"title": title, "closed": title in CLOSED, "charts": own})
     return groups
+
+
+def _is_zero(chart: Mapping[str, Any]) -> bool:
+    """Returns whether a chart says nothing: all its values are 0, and that is what one expects."""
+    values = (value for line in chart["lines"] for value in line["y"])
+    return not _NEWS.match(chart["key"]) and not any(values)
 
 
 def _chart_of(key: str) -> tuple[str, str]:
