@@ -70,9 +70,12 @@ def read_source(file: Path, overrides: Sequence[str] = ()) -> Source:
             texts = _merged(texts, key, text)
         except OmegaConfBaseException as error:
             raise _unreadable(error, key) from error
-        except TypeError as error:  # a list over a mapping, or the other way round
+        except TypeError as error:
             raise ConfigError(
-                f"override {override!r} does not fit: {error}.", where=str(file)
+                f"override {override!r} does not fit: it has a list where the file has a mapping, "
+                "or the other way round.",
+                where=str(file),
+                todo="write a list as [a, b] and a mapping as {a: 1}, as the file has it",
             ) from error
         # Neither what it replaces nor what it becomes a part of is as it was written.
         words = {other: one for other, one in words.items() if not _overlap(other, key)}
