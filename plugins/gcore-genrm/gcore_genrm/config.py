@@ -111,7 +111,7 @@ class JudgeConfig:
     """Parse answers that were cut off at the judge's max_new_tokens too. A number at the very end
     may lack its last digits.
     """
-    stop_after: int = 32
+    stop_after: int = 8
     """Stop the run when none of the first stop_after answers could be parsed; 0: never."""
 
     def __post_init__(self) -> None:
