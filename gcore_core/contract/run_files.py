@@ -31,6 +31,7 @@ The layout; ``latest`` is the run with the highest number:
         save                       made by whoever wants a checkpoint at the end of the next step; the run removes it
         leave/<host>               made, empty, by whoever wants a host to leave the run; the run writes the answer into it
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
+        earlier/                   weights and summary of an earlier end, after which the run goes on; removed when it ends well again
         weights-<role>/            the final weights of a role that is trained besides the policy
         summary.md, curves.png, tensorboard/; summary.md shows every other .md and .png there, too
     runs/<name>/latest -> <NNN>
@@ -73,6 +74,7 @@ SAMPLES = "samples"
 LOGS = "logs"
 WEIGHTS = "weights"
 SUMMARY = "summary.md"
+EARLIER = "earlier"
 CURVES = "curves.png"
 TENSORBOARD = "tensorboard"
 LATEST = "latest"

@@ -9,6 +9,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from io import FileIO
@@ -21,6 +22,7 @@ from gcore_core.contract.errors import ConfigError, RunExists
 from gcore_core.contract.records import StepReport
 from gcore_core.contract.run_files import (
     CONFIG,
+    EARLIER,
     LATEST,
     LOCK,
     LOGS,
@@ -29,6 +31,7 @@ from gcore_core.contract.run_files import (
     ORIGINS,
     POSITION,
     SAMPLES,
+    SUMMARY,
     WEIGHTS,
     samples_path,
 )
@@ -192,6 +195,29 @@ def write_position(run_dir: Path, position: Mapping[str, Any]) -> None:
     _write_or_log(run_dir / POSITION, _json(position).decode() + "\n")
 
 
+def set_end_aside(run_dir: Path) -> None:
+    """Moves what the run left at an earlier end, its weights and summary, to ``earlier/``.
+
+    The run has gone on since, so nobody may take them for its own. They stay until it ends well
+    again, as there may be no checkpoint that is as new. Where that is not possible, it is logged.
+    """
+    earlier = run_dir / EARLIER
+    try:
+        for path in (*run_dir.glob(WEIGHTS), *run_dir.glob(f"{WEIGHTS}-*"), run_dir / SUMMARY):
+            if path.exists():
+                earlier.mkdir(exist_ok=True)
+                shutil.rmtree(earlier / path.name, ignore_errors=True)
+                path.rename(earlier / path.name)
+    except OSError as error:
+        log.error("%s", _refusal(error, earlier))
+
+
+def remove_earlier_end(run_dir: Path) -> None:
+    """Removes what ``set_end_aside`` has moved, where the run has final weights of its own."""
+    if (run_dir / WEIGHTS).exists():
+        shutil.rmtree(run_dir / EARLIER, ignore_errors=True)
+
+
 def _write_or_log(path: Path, text: str) -> None:
     """Writes a file, or logs why it could not be written."""
     try:
@@ -246,6 +272,8 @@ class MetricsFile:
         self._last: dict[str, Any] | None = None
         self._newest = -1  # step of the last row
         self._hashes: dict[int, str] = {}  # of steps that have no row yet
+        #: Whether the run had made steps after the one it goes on from.
+        self.went_back = False
         if resumed_from is not None:
             self._last = self._go_back(resumed_from)
         self._open()
@@ -355,6 +383,7 @@ class MetricsFile:
             lines = self._path.read_bytes().splitlines() if self._path.exists() else []
             rows, undone = _split(lines, step)
             kept_lines = [line for _, line in rows]
+            self.went_back = bool(undone)
             if kept_lines != lines:
                 with self._path.with_name(METRICS_UNDONE).open("ab") as file:
                     file.write(_joined(undone))

@@ -18,7 +18,7 @@ from pathlib import Path
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.run_files import CONFIG, METRICS, WEIGHTS
+from gcore_core.contract.run_files import CONFIG, EARLIER, METRICS, WEIGHTS
 from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.run.checkpoints import CHECKPOINTS
 
@@ -145,10 +145,13 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             f"go on with it: g-core resume {run_dir}; or export what it has saved: --step N, of "
             f"g-core checkpoint list {run_dir}"
         )
+    why = f"{name}/ is written when a run ends well; this one has not"
+    if (run_dir / EARLIER / name).exists():
+        why = f"it has gone on since it ended; the weights of that end are in {EARLIER}/{name}"
     raise DataError(
         "this run has no final weights.",
         where=str(run_dir),
-        why=f"{name}/ is written when a run ends well; this one has not",
+        why=why,
         todo=todo,
     )
 

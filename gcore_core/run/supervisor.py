@@ -122,6 +122,8 @@ class Supervisor:
         self._consumed = ConsumedOrdinals.of_run(
             job.directory, job.resumed.step if job.resumed else None
         )
+        if self._metrics.went_back:
+            run_directory.set_end_aside(job.directory)
         if job.resumed:
             journals.go_back(job.directory, job.resumed.step, display.note)
         self._waiting = set(job.names())  # processes that have not said hello
@@ -189,6 +191,7 @@ class Supervisor:
             await self._attempt(site)
             if self._homecoming is not None:
                 await self._homecoming.bring_all()
+            run_directory.remove_earlier_end(self._job.directory)
         finally:
             self._metrics.close()
 
@@ -527,6 +530,8 @@ class Supervisor:
         self._count_machines(report)
         self._keeper.reported(report)
         news = self._metrics.unwritten(report)
+        if report.step > self._run.resumed_from:
+            run_directory.set_end_aside(self._job.directory)
         if news is not None:
             self._metrics.append(news)
         self._consumed.check(report.step, report.metrics)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,9 @@ from typing import Any
 
 import pytest
 
+from gcore_core.api.finished import Run
+from gcore_core.contract.errors import DataError
+from gcore_core.run.export import export
 from gcore_core.run.supervised import hold_run
 from tests.support import runs
 
@@ -509,3 +513,28 @@ def test_a_run_that_another_process_goes_on_with_is_refused_until_that_has_ended
     assert f"process {os.getpid()} on " in refused.stderr, refused.stderr
     assert resume(run).returncode == 0
     assert run.weights() == calm.weights()
+
+
+def test_nobody_takes_the_weights_of_an_earlier_end_for_those_of_a_run_that_went_on(
+    tmp_path: Path,
+) -> None:
+    """They stay aside until the run ends well again, and then are its own again."""
+    code, run = runs.finish(tmp_path, config())
+    assert code == 0, run.output
+    first = run.weights()
+    with resumed(run, "run.steps=1000") as process:
+        assert process.stdout is not None
+        while not re.search("^step +9/", process.stdout.readline()):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(runs.PATIENCE_S) == 143
+    with pytest.raises(DataError, match="has gone on since it ended; .* in earlier/weights"):
+        export(run.path, tmp_path / "out")
+    assert not Run(run.path).summary.count("weights_sha256")
+    with pytest.raises(DataError, match="no final weights"):
+        _ = Run(run.path).weights
+    assert (run.path / "earlier" / "weights").is_dir()
+    done = resume(run, "run.steps=12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run.weights() != first
+    assert not (run.path / "earlier").exists()
