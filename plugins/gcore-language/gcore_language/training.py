@@ -352,6 +352,8 @@ class LanguageTrainer:
         self._whole_groups = "group" in self._objective.requires
         self._layouts = self._allowed_layouts()
         self._updates = 0
+        # Steps that have trained: a resumed run may make more or fewer updates in one.
+        self._scheduled_steps = 0
         self._last_rate = 0.0  # of the latest update
         self._prepared: _Prepared | None = None
         self._moved = False  # whether an update of this step has changed the weights
@@ -614,6 +616,7 @@ class LanguageTrainer:
                 self._update(prepared, part, progress, first=epoch == 0 and minibatch == 0)
         self._prepared = None
         self._trained_steps += 1
+        self._scheduled_steps += 1
         self.version = step + 1
         ranks = self._engine.ranks
         metrics = progress.metrics(ranks.add_up(progress.terms), ranks.max([progress.gap])[0])
@@ -782,9 +785,9 @@ class LanguageTrainer:
         first: whether it is the step's first update.
         Raises NonFiniteLoss or TrainingError; the gradient is then discarded or stays unused.
         """
-        rate = rate_at(
-            self._settings, self._updates, self._context.steps * self._context.updates_per_step
-        )
+        per_step = self._context.updates_per_step
+        update = self._scheduled_steps * per_step + len(progress.rates)
+        rate = rate_at(self._settings, update, self._context.steps * per_step)
         # What losses are divided by.
         weight = self._engine.ranks.sum_terms([self._weight(b) for b in part if b is not None])
         pass_ = _Pass(weight=weight, progress=progress, first=first, prepared=prepared)
@@ -1125,7 +1128,12 @@ class LanguageTrainer:
     def numbers(self) -> dict[str, Any]:
         """Returns the numbers that a checkpoint holds besides the engine's state."""
         learned = objective_state.learned(self._objective)
-        return {"version": self.version, "updates": self._updates, "objective": learned}
+        return {
+            "version": self.version,
+            "updates": self._updates,
+            "scheduled_steps": self._scheduled_steps,
+            "objective": learned,
+        }
 
     def save(self, directory: Path) -> None:
         """See ``Trainer.save``."""
@@ -1135,6 +1143,9 @@ class LanguageTrainer:
         numbers = self._engine.load(directory)
         self.version = int(numbers["version"])
         self._updates = int(numbers["updates"])
+        # Older checkpoints count updates alone.
+        steps = self._updates // self._context.updates_per_step
+        self._scheduled_steps = int(numbers.get("scheduled_steps", steps))
         objective_state.restore(self._objective, numbers.get("objective", {}))
 
     def save_pretrained(self, directory: Path) -> None:

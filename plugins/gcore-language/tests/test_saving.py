@@ -245,6 +245,7 @@ def make_trainer(engine: Any) -> SavingTrainer:
     trainer._pending = None
     trainer.version = 3
     trainer._updates = 5
+    trainer._scheduled_steps = 2
     trainer._objective = None
     return trainer
 
@@ -260,6 +261,7 @@ def test_a_save_holds_the_values_at_its_start(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "numbers").read_text()) == {
         "version": 3,
         "updates": 5,
+        "scheduled_steps": 2,
         "objective": {},
     }
     trainer.finish_save()  # nothing is under way

@@ -359,6 +359,32 @@ def test_the_rate_of_the_last_update_is_the_final_one(open_trainer: Any) -> None
     assert rates == pytest.approx([0.01 * (1 - 0.5 * 3 / 7), 0.005])
 
 
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4), (2, 3)])
+def test_a_schedule_goes_on_at_its_step_when_a_step_has_more_or_fewer_updates(
+    before: int, after: int, open_trainer: Any, tmp_path: Path
+) -> None:
+    def opened(updates: int, steps: int = 4) -> Any:
+        context = {"steps": steps, "updates_per_step": updates}
+        return open_trainer(schedule="linear", learning_rate=0.01, context=context)
+
+    def last_rate(trainer: Any, step: int, updates: int) -> float:
+        return float(one_step(trainer, step, minibatches=updates)["learning_rate"])
+
+    first = opened(before)
+    for step in range(2):
+        last_rate(first, step, before)
+    numbers = first.numbers()
+    assert (numbers["updates"], numbers["scheduled_steps"]) == (2 * before, 2)
+    first.save(tmp_path / "state")
+    resumed, whole = opened(after), opened(after)
+    resumed.load(tmp_path / "state")
+    for step in range(2):
+        last_rate(whole, step, after)
+    rates = [last_rate(resumed, step, after) for step in (2, 3)]
+    assert rates == [last_rate(whole, step, after) for step in (2, 3)]
+    assert rates[0] > 0
+
+
 def test_bfloat16_learns_like_float32(open_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = gradients(open_trainer(), monkeypatch)
     for packing in ("shared_prompt", "padded"):
