@@ -85,7 +85,8 @@ class Checkpointing:
         step: the step that begins now, and the version of the weights.
         state: what a resumed run of the controller needs, as plain values.
         metrics: those of the step; retention may choose the best checkpoint by them.
-        last: whether the run ends with this step.
+        last: whether the run ends with this step. Then ``settle`` is to be called when it is
+            reported.
 
         Returns in the lead the metric "seconds/checkpoint", the time for which saving held the run
         up. It is empty in other shards, and in a run without ``checkpoint.every`` unless a save was
@@ -102,14 +103,13 @@ class Checkpointing:
         if due:
             self._context.saving.clear()
             await self._begin()
-        if last:
-            await self._finish()
         return {"seconds/checkpoint": clock() - began_s}
 
     async def settle(self) -> None:
-        """Has a save that was begun committed, since the run ends with an error; the lead calls it.
+        """Has a save that was begun committed, since the run ends.
 
-        Nothing newer is saved: the trainers no longer hold what an earlier step left.
+        Nothing newer is saved: after an error the trainers no longer hold what an earlier step
+        left.
         """
         await self._finish()
 

@@ -185,6 +185,9 @@ class StepProgram(ABC):
         metrics |= watch.metrics()
         ledger = self.state()["ledger"]
         await self.reporting.end(version, summary, metrics, ledger, self._notes(step))
+        if last or stops:
+            # Now that what the step is measured by is known: it may be the best one.
+            await self.checkpointing.settle()
         if stops:
             raise Stopped
         return last

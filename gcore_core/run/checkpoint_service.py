@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,11 @@ class Keeper:
         self._begun: CommitCheckpoint | None = None
         #: Step -> its metrics and those of its evaluation; of the two latest that were reported.
         self._reported: dict[int, dict[str, float]] = {}
+        #: Step -> the metric ``checkpoint.best``. A step may be evaluated long after its save.
+        self._best: dict[int, dict[str, float]] = {}
+        if best := plan.settings.checkpoint.best:
+            for row in read_metrics(directory):
+                self._measure(row["step"], best, row["metrics"] | row["evaluation"])
         self._has_sought_best = False
         self._unsaved = ""  # why the final weights could not be written, as it was told last
 
@@ -226,9 +232,10 @@ class Keeper:
     def reported(self, report: StepReport) -> None:
         """Takes what a step has measured; the best checkpoint may be chosen by it.
 
-        Rewards are known after the save of the step has begun. Where the run ends with the step,
-        its checkpoint is committed before this, and has the metrics of the lead alone.
+        Rewards are known after the save of the step has begun.
         """
+        best = self._plan.settings.checkpoint.best or ""
+        self._measure(report.step, best, report.metrics | report.evaluation)
         self._reported = {
             step: metrics for step, metrics in self._reported.items() if step == report.step - 1
         }
@@ -237,6 +244,12 @@ class Keeper:
         if len(self._reported) == 2 and not self._has_sought_best:
             self._has_sought_best = True
             self._seek_best(report.step)
+
+    def _measure(self, step: int, best: str, metrics: Mapping[str, float | None]) -> None:
+        """Notes the metric ``best`` of a step, where it has one that is finite."""
+        value = metrics.get(best)
+        if value is not None and math.isfinite(value):
+            self._best[step] = {best: value}
 
     def _seek_best(self, step: int) -> None:
         """Tells where no step up to this one has the metric ``checkpoint.best``.
@@ -370,7 +383,8 @@ class Keeper:
                     every=settings.keep_every,
                     best=settings.best or "",
                     best_is=settings.best_is,
-                )
+                ),
+                self._best,
             )
         except OSError as error:
             self._note(f"an earlier checkpoint cannot be removed, and stays: {error}")

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -206,8 +207,12 @@ class Checkpoints:
         shutil.rmtree(self.partial(step), ignore_errors=True)
         self._begun.discard(step)
 
-    def keep(self, rule: Retention) -> list[int]:
+    def keep(
+        self, rule: Retention, measured: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+    ) -> list[int]:
         """Removes the checkpoints that the rule does not keep and returns their steps.
+
+        measured: step -> metrics that were known only after its checkpoint was saved.
 
         Damaged ones are left alone. At least one of those that stay has been hashed by this
         process. If none has been, the newest that proves to be whole stays too; if no checkpoint is
@@ -217,7 +222,7 @@ class Checkpoints:
         for step in self.steps():
             manifest, problems = inspect(self.directory / name_of(step), hashes=False)
             if manifest is not None and not problems:
-                metrics[step] = manifest.metrics
+                metrics[step] = {**manifest.metrics, **measured.get(step, {})}
         steps_to_keep = rule.steps_to_keep(metrics)
         doomed = sorted(metrics.keys() - steps_to_keep)
         if doomed and not steps_to_keep & self._whole:

@@ -24,6 +24,7 @@ import pytest
 from gcore_core.api.finished import Run
 from gcore_core.contract.errors import DataError
 from gcore_core.run.export import export
+from gcore_core.run.manifest import inspect
 from gcore_core.run.supervised import hold_run
 from tests.support import runs
 
@@ -538,3 +539,16 @@ def test_nobody_takes_the_weights_of_an_earlier_end_for_those_of_a_run_that_went
     assert done.returncode == 0, done.stdout + done.stderr
     assert run.weights() != first
     assert not (run.path / "earlier").exists()
+
+
+def test_the_checkpoint_of_the_last_step_has_what_the_step_is_measured_by(tmp_path: Path) -> None:
+    """Else it is never the best one, and is removed when the run goes on."""
+    evaluation = {"every": 3, "prompts": 4, "data": {"use": "fake"}}
+    job = runs.job(run={"steps": 3}, checkpoint={"every": 1, "last": 1}, evaluation=evaluation)
+    code, run = runs.finish(tmp_path, job)
+    assert code == 0, run.output
+    manifest, _ = inspect(run.path / "checkpoints" / "step-000003")
+    last = run.metrics()[-1]
+    assert last["evaluation"]
+    assert manifest is not None
+    assert manifest.metrics.keys() >= {*last["evaluation"], "reward"}

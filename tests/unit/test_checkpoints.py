@@ -640,6 +640,30 @@ async def test_the_best_checkpoint_is_chosen_by_what_the_report_of_its_step_says
     }
 
 
+async def test_a_checkpoint_that_was_evaluated_after_its_save_may_be_the_best(run: Path) -> None:
+    """As the newest one of a run that was stopped, and that evaluates it when it goes on."""
+    settings = SimpleNamespace(
+        roles={"policy": None}, checkpoint=job_settings.Checkpoint(last=1, best="greedy/exact")
+    )
+    plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
+    call = Call(lambda: None)
+
+    async def commit(keeper: Keeper, step: int) -> None:
+        place = await keeper.open(OpenCheckpoint(step), call)
+        (Path(place.path) / "weights").write_text("w")
+        await keeper.commit(CommitCheckpoint(step, {}, {}), call)
+
+    await commit(Keeper(plan, run, print), 1)
+    metrics = MetricsFile(run)
+    metrics.append(report(1, {}, **{"greedy/exact": 0.9}))
+    metrics.close()
+    resumed = Keeper(plan, run, print)
+    for step, value in ((2, 0.5), (3, 0.1)):
+        resumed.reported(report(step, {}, **{"greedy/exact": value}))
+        await commit(resumed, step)
+    assert Checkpoints(run).steps() == [1, 3]
+
+
 async def test_a_run_goes_on_with_every_number_that_was_saved(run: Path) -> None:
     """JSON has no infinities and no NaN; what a plugin has learned may have."""
     config = {"rewards": {"exact": {"limit": math.inf}}}
