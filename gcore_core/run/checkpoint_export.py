@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
+from gcore_core.config import yaml_source
 from gcore_core.config.interpreters import open_interpreter
-from gcore_core.config.plan import learners, load_plan
+from gcore_core.config.plan import Plan, learners, load_plan
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import (
@@ -31,6 +32,7 @@ from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
+from gcore_core.run.checkpoint_service import saved_config
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.export import write_whole
 from gcore_core.run.make_model import make_model, models_cache
@@ -69,12 +71,13 @@ def export_step(run_dir: Path, step: int, to: Path, role: str = POLICY) -> int:
 
     role: whose weights; a role that is trained.
     Returns their size in bytes. Raises CheckpointError unless the checkpoint is whole, DataError
-    when the trainer cannot load it, ConfigError when ``to`` exists or the run's configuration no
-    longer resolves.
+    when the trainer cannot load it, ConfigError when ``to`` exists or the configuration that the
+    checkpoint was saved with no longer resolves.
     """
-    plan = load_plan(run_dir / CONFIG)
+    checkpoint = Checkpoints(run_dir).open(step).path
+    plan = _saved_plan(checkpoint)
     _check_role(role, [POLICY, *learners(plan)])
-    state = Checkpoints(run_dir).open(step).path / role
+    state = checkpoint / role
     node = plan.settings.roles[role]
     backend = plan.factory(f"roles.{role}")
     own = f"roles.{role}.objective"
@@ -102,6 +105,18 @@ def export_step(run_dir: Path, step: int, to: Path, role: str = POLICY) -> int:
             _run(python, specs, Path(folder))
 
     return write_whole(to, write)
+
+
+def _saved_plan(checkpoint: Path) -> Plan:
+    """Returns the plan of the run as it was when it saved a checkpoint.
+
+    The run may have gone on with other settings since, and with them the trainer would write other
+    weights than were saved.
+    """
+    with tempfile.TemporaryDirectory(prefix="g-core-") as folder:
+        file = Path(folder) / CONFIG
+        file.write_text(yaml_source.written(saved_config(checkpoint)), encoding="utf-8")
+        return load_plan(file)
 
 
 def _check_role(role: str, trained: list[str]) -> None:
@@ -185,7 +200,8 @@ def _failure(spec: _Spec, code: int, log: Path) -> GcoreError:
         where=spec.state,
         why="\n".join(lines[-_SHOWN_LINES:]),
         todo=(
-            "it is loaded with the run's own configuration: are its model and plugins still there?"
+            "it is loaded with the configuration that it was saved with: are its model and plugins "
+            "still there?"
         ),
     )
 

@@ -4,12 +4,15 @@ own.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from gcore_core import cli
 from gcore_core.contract.context import WorkerContext
@@ -45,6 +48,7 @@ def run(installed: InstalledPlugins, tmp_path: Path) -> Path:
     for step in (1, 2):
         part = checkpoints.begin(step) / "policy"
         part.mkdir()
+        (part.parent / "config.json").write_text(json.dumps(yaml.safe_load(JOB)))
         trainer.save(part)
         checkpoints.commit(step, CheckpointFacts(run="a"))
         trainer._logits = trainer._logits + np.float32(1)
@@ -72,6 +76,19 @@ def test_a_step_is_exported_by_the_trainer_that_saved_it(
     assert sorted(child.name for child in tmp_path.glob("*to*")) == ["to1", "to2"]
 
 
+def test_a_step_is_exported_with_the_settings_that_it_was_saved_with(
+    run: Path, tmp_path: Path
+) -> None:
+    """The run may have gone on with others, by which its trainer writes other weights."""
+    from gcore_core.run.checkpoint_export import export_step
+
+    export_step(run, 2, tmp_path / "before")
+    changed = JOB.replace("policy: {use: letters}", "policy: {use: another}")
+    (run / "config.yaml").write_text(changed)
+    export_step(run, 2, tmp_path / "after")
+    np.testing.assert_array_equal(values(tmp_path / "before"), values(tmp_path / "after"))
+
+
 def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
     from gcore_core.run.checkpoint_export import export_step
 
@@ -86,6 +103,8 @@ def test_a_trainer_that_cannot_load_reports_the_reason(run: Path, tmp_path: Path
 
     checkpoints = Checkpoints(run)
     (checkpoints.begin(3) / "policy").mkdir()
+    config = checkpoints.directory / "step-000002" / "config.json"
+    shutil.copy(config, checkpoints.partial(3))
     (checkpoints.directory / "step-000003.partial/policy/other").touch()
     checkpoints.commit(3, CheckpointFacts(run="a"))
     with pytest.raises(
