@@ -97,10 +97,14 @@ class Reporting:
         version: int,
         evaluated: Evaluated | None,
         digests: Mapping[str, int] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        """Reports the state before the first step: weights, and an evaluation if one was due."""
+        """Reports the state before the first step: weights, and an evaluation if one was due.
+
+        notes: lines for a person.
+        """
         own_part = ShardReport({}, _failed_of(evaluated), *_of(evaluated), dict(digests or {}))
-        await self.end(version, own_part, {}, {})
+        await self.end(version, own_part, {}, {}, notes)
 
     async def end(
         self,

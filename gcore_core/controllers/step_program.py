@@ -81,10 +81,10 @@ class StepProgram(ABC):
             await rest_trainers(self.context)
             evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
             digests = self.publishing.digests()
-            await self.reporting.begin(facts.start_step, evaluated, digests)
-            # A run that goes on may have had all its epochs, and have ended without its weights.
-            has_rows = facts.next_ordinal < facts.last_ordinal
-            for step in range(facts.start_step, facts.run.steps) if has_rows else ():
+            # A run that goes on may have made all its steps, and have ended without its weights.
+            over = self._over()
+            await self.reporting.begin(facts.start_step, evaluated, digests, over)
+            for step in range(facts.start_step, facts.run.steps) if not over else ():
                 if await self.step(step):
                     break
             await self._save()
@@ -93,6 +93,17 @@ class StepProgram(ABC):
         finally:
             self.training.watching.end_canaries()
         self.context.trace.flush()
+
+    def _over(self) -> list[str]:
+        """Says why a run that goes on has no step to make; empty where it has one."""
+        facts = self.context.facts
+        if facts.start_step >= facts.run.steps:
+            why = f"run.steps is {facts.run.steps}"
+        elif facts.next_ordinal >= facts.last_ordinal:
+            why = "its epochs of the data are over (run.epochs)"
+        else:
+            return []
+        return [f"the run makes no more steps, since {why}; its final weights are those of now"]
 
     async def _save(self) -> None:
         """Saves the final weights; after an error of theirs the run's state, at least."""

@@ -499,6 +499,9 @@ def test_a_run_that_has_had_its_epochs_trains_on_none_again(tmp_path: Path) -> N
     whole = run.weights()
     done = resume(run)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "step 6: the run makes no more steps, since its epochs of the data are over" in done.stdout
+    )
     assert [row["step"] for row in run.metrics()][-1] == 6
     assert run.weights() == whole
 
@@ -552,3 +555,13 @@ def test_the_checkpoint_of_the_last_step_has_what_the_step_is_measured_by(tmp_pa
     assert last["evaluation"]
     assert manifest is not None
     assert manifest.metrics.keys() >= {*last["evaluation"], "reward"}
+
+
+def test_a_run_that_has_more_steps_than_it_is_to_make_says_so(tmp_path: Path) -> None:
+    code, run = runs.finish(tmp_path, runs.job(run={"steps": 3}, checkpoint={"every": 1}))
+    assert code == 0, run.output
+    whole = run.weights()
+    done = resume(run, "run.steps=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 3: the run makes no more steps, since run.steps is 2" in done.stdout
+    assert run.weights() == whole
