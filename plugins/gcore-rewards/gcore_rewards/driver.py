@@ -14,6 +14,7 @@ import builtins
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, ModuleType
@@ -43,12 +44,34 @@ def main() -> None:
     # What runs after the code is taken before it: the code may put its own in the place.
     space = vars(builtins)
     kept = dict(space)
-    run, passed = exec, os.write
+    run, passed, end_threads = exec, os.write, _end_threads
+    errors = _errors_of_threads()
     tests = _compiled(task["tests"])
     names = _solution_of(task["code"])
     space.update(kept)
     _run_tests(tests, task["calls"], names, run)
+    end_threads(errors)
     passed(out, word)
+
+
+def _errors_of_threads() -> list[BaseException]:
+    """Returns a list that gets what is raised in threads from here on, which nobody else sees."""
+    errors: list[BaseException] = []
+
+    def note(told: threading.ExceptHookArgs) -> None:
+        errors.append(told.exc_value or told.exc_type())
+
+    threading.excepthook = note
+    return errors
+
+
+def _end_threads(errors: list[BaseException]) -> None:
+    """Waits for all threads but daemons, as Python does at its end. Raises what one has raised."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _solution_of(code: str) -> dict[str, Any]:
@@ -85,17 +108,33 @@ def _run_tests(
     Raises what a test raises.
     """
     for code, called in zip(tests, calls, strict=True):
-        names = make_names({k: value for k, value in names.items() if not _is_of_module(k)})
-        names.update(__name__=_MAIN, __file__=code.co_filename)
-        if "unittest" in code.co_names:
-            _leave_unittest_to_this()
-        try:
-            run(code, names)
-        except SystemExit as end:
-            if end.code or not _is_of(names, end):
-                raise
-        for name in called:
-            _call(names[name])
+        names = _names_for(code, names, make_names)
+        _run_test(code, called, names, run)
+
+
+def _names_for(code: CodeType, names: dict[str, Any], make_names: _MakeNames) -> dict[str, Any]:
+    """Returns the names that a test begins with: those of the code, and of the tests before it."""
+    names = make_names({k: value for k, value in names.items() if not _is_of_module(k)})
+    names.update(__name__=_MAIN, __file__=code.co_filename)
+    return names
+
+
+def _run_test(
+    code: CodeType,
+    called: list[str],
+    names: dict[str, Any],
+    run: Callable[[CodeType, dict[str, Any]], None],
+) -> None:
+    """Runs a test, and what it defines to be called. Raises what it raises."""
+    if "unittest" in code.co_names:
+        _leave_unittest_to_this()
+    try:
+        run(code, names)
+    except SystemExit as end:
+        if end.code or not _is_of(names, end):
+            raise
+    for name in called:
+        _call(names[name])
 
 
 def _is_of(names: dict[str, Any], error: BaseException) -> bool:
@@ -146,8 +185,10 @@ def _look(tests: list[str]) -> Iterator[dict[str, Any]]:
     Tests may end the process, or be ended, before the second.
     """
     try:
+        trees = [ast.parse(test) for test in tests]
+        _require_statements(trees)
         compiled = _compiled(tests)
-        calls = _uncalled(tests)
+        calls = _uncalled(trees)
     except (SyntaxError, ValueError) as error:
         yield {"fault": f"they are no Python: {error}"}
         return
@@ -156,39 +197,122 @@ def _look(tests: list[str]) -> Iterator[dict[str, Any]]:
         return
     yield {"calls": calls}
     sys.modules[_SOLUTION] = ModuleType(_SOLUTION)
-    if _failure(compiled, calls, dict) is None:
-        yield {"fault": f"a program without a line passes them{_seem_to_be(tests)}"}
+    for_nothing = _failures(compiled, calls, dict)
+    if not any(for_nothing):
+        yield {"fault": f"a program without a line passes them{_seem_to_be(trees)}"}
         return
-    failures = []
+    for_hollow = []
     for truth in (True, False):
         hollow = _hollow(truth)
         sys.modules[_SOLUTION] = _HollowModule(hollow)
-        failures.append(_failure(compiled, calls, partial(_HollowNames, hollow)))
-    missing = [error for error in failures if isinstance(error, ModuleNotFoundError)]
+        for_hollow.append(_failures(compiled, calls, partial(_HollowNames, hollow)))
+    missing = [
+        error
+        for failures in for_hollow
+        for error in failures
+        if isinstance(error, ModuleNotFoundError)
+    ]
     if missing:
         yield {"fault": f"no program can pass them: {missing[0]}"}
-    elif failures == [None, None]:
+        return
+    fails = [any(failures) for failures in zip(*for_hollow, strict=True)]
+    if not any(fails):
         yield {"fault": "they pass whatever the program's functions return"}
-    else:
-        yield {"fault": ""}
+        return
+    for number, tree in enumerate(trees):
+        needs_program = for_nothing[number] is not None
+        if not fails[number] and not calls[number] and _prepares(tree, needs_program):
+            continue
+        if not (fails[number] and needs_program):
+            why = (
+                "it passes whatever the program's functions return"
+                if needs_program
+                else "a program without a line passes it"
+            )
+            yield {"fault": f"test {number + 1} of {len(trees)} is none: {why}"}
+            return
+    yield {"fault": ""}
+
+
+def _prepares(tree: ast.Module, needs_program: bool) -> bool:
+    """Returns whether a text that nothing fails is no test but what others need.
+
+    Such are imports, definitions, values with a name, and calls such as ``stack.push(1)``. A call
+    of a function of Python, as in ``print(double(2) == 4)``, looks at the program and says nothing.
+    """
+    for number, node in enumerate(tree.body):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            if needs_program and isinstance(called, ast.Name) and hasattr(builtins, called.id):
+                return False
+        elif not isinstance(node, _DEFINITIONS) and not (number == 0 and _is_text(node)):
+            return False
+    return not (len(tree.body) == 1 and _is_text(tree.body[0]))
+
+
+_DEFINITIONS = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
+    *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Pass),
+)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _require_statements(trees: list[ast.Module]) -> None:
+    """Raises _Unrunnable for a line that looks like a test and never raises, wherever it stands."""
+    for number, tree in enumerate(trees):
+        for node in _outside_of_guards(tree):
+            if isinstance(node, ast.Assert) and _is_always_true(node.test):
+                what = "an assert of two things, (...), holds always: leave the brackets out"
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Compare):
+                what = "a value and no statement: write assert before it"
+            else:
+                continue
+            line = ast.unparse(node)
+            raise _Unrunnable(f"test {number + 1} has `{line[:60]}`, {what}")
+
+
+def _outside_of_guards(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yields nodes; of a ``with`` or ``try``, which may wait for an error, its asserts alone."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(tree, ast.With | ast.AsyncWith | ast.Try) and isinstance(child, ast.Expr):
+            continue
+        yield from _outside_of_guards(child)
+
+
+def _is_always_true(value: ast.expr) -> bool:
+    if isinstance(value, ast.Tuple | ast.List | ast.Set):
+        return bool(value.elts)
+    return isinstance(value, ast.GeneratorExp | ast.Lambda)
 
 
 class _Unrunnable(Exception):
     """A test that nobody calls, and that cannot be called without knowing more."""
 
 
-def _failure(
+def _failures(
     tests: list[CodeType], calls: list[list[str]], make_names: _MakeNames
-) -> BaseException | None:
-    """Returns what the tests raise for a program that has only what ``make_names`` adds."""
-    try:
-        _run_tests(tests, calls, {}, exec, make_names)
-    except BaseException as error:  # SystemExit, too, is no end
-        return error
-    return None
+) -> list[BaseException | None]:
+    """Returns what each test raises for a program that has only what ``make_names`` adds."""
+    failures: list[BaseException | None] = []
+    names: dict[str, Any] = {}
+    for code, called in zip(tests, calls, strict=True):
+        names = _names_for(code, names, make_names)
+        errors = _errors_of_threads()
+        try:
+            _run_test(code, called, names, exec)
+            _end_threads(errors)
+        except BaseException as error:  # SystemExit, too, is no end
+            failures.append(error)
+        else:
+            failures.append(None)
+    return failures
 
 
-def _uncalled(tests: list[str]) -> list[list[str]]:
+def _uncalled(trees: list[ast.Module]) -> list[list[str]]:
     """Returns, for each test, the names of what it defines as a test and does not call.
 
     These are functions ``test...``, and classes of unittest. The latter are always among them: to
@@ -196,14 +320,19 @@ def _uncalled(tests: list[str]) -> list[list[str]]:
 
     Raises _Unrunnable for one that a call without arguments does not run.
     """
-    trees = [ast.parse(test) for test in tests]
-    used = {
-        node.id
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
+    used = {name for tree in trees for name in _names_used(tree)}
     return [list(dict.fromkeys(_uncalled_of(tree, used))) for tree in trees]
+
+
+def _names_used(tree: ast.Module) -> Iterator[str]:
+    """Yields the names that a text uses. A name that is all of a line, or in itself, is no use."""
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Name):
+            continue
+        own = getattr(node, "name", None)
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load) and part.id != own:
+                yield part.id
 
 
 def _uncalled_of(tree: ast.Module, used: set[str]) -> Iterator[str]:
@@ -212,6 +341,8 @@ def _uncalled_of(tree: ast.Module, used: set[str]) -> Iterator[str]:
             if node.name.startswith("test") and node.name not in used:
                 _require_plain(node)
                 yield node.name
+            elif node.name.startswith("check") and node.name not in used:
+                raise _Unrunnable(f"nobody calls {node.name}")
         elif isinstance(node, ast.ClassDef) and _has_tests(node):
             if any("Test" in ast.unparse(base) for base in node.bases):
                 yield node.name
@@ -240,13 +371,18 @@ def _require_plain(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         raise _Unrunnable(f"{node.name} yields, so that a call of it runs nothing")
 
 
-def _seem_to_be(tests: list[str]) -> str:
+def _seem_to_be(trees: list[ast.Module]) -> str:
     """Says what is wrong with tests that nothing fails, where that can be seen."""
-    statements = [node for test in tests for node in ast.parse(test).body]
+    statements = [node for tree in trees for node in tree.body]
     if all(isinstance(node, ast.Expr) and not _calls(node) for node in statements):
         return ": they are values, not statements"
-    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
-    if functions and not any(_calls(node) for node in statements):
+    used = {name for tree in trees for name in _names_used(tree)}
+    functions = [
+        node.name
+        for node in statements
+        if isinstance(node, ast.FunctionDef) and node.name not in used
+    ]
+    if functions:
         return f": nobody calls {', '.join(functions[:3])}"
     return ""
 

@@ -196,6 +196,82 @@ def test_tests_that_any_program_passes_or_none_are_a_failure_that_names_the_row(
     assert all("row 1 has no tests in field 'tests'; " in score.reason for score in found)
 
 
+REAL = "assert double(2) == 4"
+#: Next to a real test.
+HIDDEN = {
+    "an assert of nothing of the program": ("assert 1 + 1 == 2", "test 1 of 2 is none: a program"),
+    "a loop that looks at nothing": ("for _ in []:\n    assert double(1) == 2", "test 1 of 2 is"),
+    "a comparison": ("double(2) == 4", "test 1 has `double(2) == 4`, a value"),
+    "a text in quotes": ("'double(2) == 4'", "test 1 of 2 is none: "),
+    "a print": ("print(double(2) == 4)", "test 1 of 2 is none: it passes whatever"),
+    "an assert of two things": ("assert (double(2) == 4, 'no')", "leave the brackets out"),
+    "such an assert in a function": ("def test_it():\n    assert (double(2), 'no')", "brackets"),
+    "errors that are caught": (SWALLOWED, "test 1 of 2 is none: "),
+    "a function that nobody calls": (CHECK, "nobody calls check"),
+    "a function that calls only itself": ("def check(x):\n    return check(x)", "nobody calls"),
+    "a program of unittest that skips": (
+        "import unittest\nclass TestIt(unittest.TestCase):\n    def test_it(self): pass",
+        "test 1 of 2 is none: a program",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", HIDDEN)
+@pytest.mark.parametrize("first", [True, False])
+@confined
+def test_a_test_that_tests_nothing_does_not_hide_behind_others(
+    form: str, first: bool, reward: CodeReward
+) -> None:
+    hidden, said = HIDDEN[form]
+    tests = [hidden, REAL] if first else [REAL, hidden]
+    (score,) = reward.score([record(RIGHT, tests)])
+    assert (score.value, score.status) == (None, REWARD_FAILED)
+    assert "row 1 has no tests in field 'tests'; " in score.reason
+    assert (said if first else said.replace("test 1", "test 2")) in score.reason
+
+
+NEEDED = {
+    "an import": "import math",
+    "an import of the code": IMPORT,
+    "a function that the test calls": ("def fine(x):\n    return x == 4", "assert fine(double(2))"),
+    "values": "CASES = [(2, 4)]",
+    "a value of the program": ("two = double(2)", "assert two == 4"),
+    "a call that prepares": "import random\nrandom.seed(0)",
+    "a call of the program's own": ("seen = []", "seen.append(double(2))", "assert seen == [4]"),
+    "a text at the head": '"""Looks at double."""\nimport math',
+    "a name of a test that is all of a line": f"{FUNCTION}test_two",
+    "an error that is waited for": (
+        "try:\n    double(None) == 4\nexcept TypeError:\n    pass\nelse:\n    raise ValueError"
+    ),
+    "a function with an assert that holds always, as generated tests have it": (
+        "def check(f):\n    assert True, 'this prints'\n    assert f(2) == 4",
+        "check(double)",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", NEEDED)
+@confined
+def test_what_a_test_needs_may_stand_next_to_it(form: str, reward: CodeReward) -> None:
+    needed = NEEDED[form]
+    tests = [*needed] if isinstance(needed, tuple) else [needed]
+    found = reward.score([record(code, [*tests, REAL]) for code in (WRONG, RIGHT)])
+    assert [(score.value, score.reason) for score in found] == [(0, ""), (1, "")]
+
+
+THREAD = "import threading\n\ndef start(do):\n    t = threading.Thread(target=do)\n    t.start()\n"
+
+
+@confined
+def test_an_error_in_a_thread_fails_the_test_as_it_does_elsewhere(reward: CodeReward) -> None:
+    in_code = f"{THREAD}\n{RIGHT}\ndef fail():\n    raise ValueError\nstart(fail)"
+    in_test = f"{THREAD}\ndef look():\n    assert double(2) == 4\nstart(look)"
+    found = reward.score(
+        [record(in_code), record(RIGHT, in_test), record(WRONG, in_test), record(RIGHT)]
+    )
+    assert [score.value for score in found] == [0, 1, 0, 1]
+
+
 @confined
 def test_tests_of_a_row_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Any] = []
