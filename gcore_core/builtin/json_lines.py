@@ -96,7 +96,7 @@ def _index_file(file: FileIO, config: JsonLinesConfig) -> Path:
     """
     stat = os.fstat(file.fileno())
     key = (os.path.realpath(config.path), stat.st_size, stat.st_mtime_ns)
-    checked = (config.prompt, config.messages, config.images, config.limit)
+    checked = ("keys once", config.prompt, config.messages, config.images, config.limit)
     name = hashlib.blake2b(repr((key, checked)).encode(), digest_size=16).hexdigest()
     if config.index_dir:
         return Path(config.index_dir).expanduser() / f"{name}.offsets"

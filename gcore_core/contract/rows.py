@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
+from gcore_core.contract.json_values import repeated_key
 from gcore_core.contract.records import Prompt
 
 _SHOWN_CHARACTERS = 60
@@ -264,7 +265,8 @@ def open_unbuffered(path: Path) -> FileIO:
 def json_lines(file: FileIO, name: str, limit: int | None) -> Iterator[JsonLine]:
     """Yields the rows of a file that has just been opened. Blank lines are no rows.
 
-    Raises DataError for a line that is not JSON, and for a file without rows.
+    Raises DataError for a line that is not JSON, or has a key twice in one object, and for a file
+    without rows.
 
     name: of the file, for errors.
     limit: most rows that are yielded; lines behind them are not looked at.
@@ -282,18 +284,30 @@ def json_lines(file: FileIO, name: str, limit: int | None) -> Iterator[JsonLine]
                 line = line[len(_BOM) :]
             if not line.strip(_JSON_SPACES):
                 continue
+            where = f"{name}, line {number}"
             try:
                 values = msgspec.json.decode(line)
+                repeated = repeated_key(line)
             except _NOT_JSON as error:
                 raise DataError(
-                    f"not JSON: {shortened(line)}",
-                    where=f"{name}, line {number}",
-                    why=str(error),
+                    f"not JSON: {shortened(line)}", where=where, why=str(error)
                 ) from error
+            if repeated is not None:
+                raise key_twice(rows, repeated, where)
             rows += 1
             yield JsonLine(number=number, start=start, end=position, values=values)
     if not rows:
         raise DataError("the file holds no rows", where=name)
+
+
+def key_twice(row: int, key: str, where: str) -> DataError:
+    """Returns the error for a row with a key that stands twice in one object."""
+    return DataError(
+        f"row {row} has the key {key!r} twice in one object",
+        where=where,
+        why="which of the two values is meant cannot be known",
+        todo="leave one of them, or drop the row",
+    )
 
 
 def read_again(

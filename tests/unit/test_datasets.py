@@ -98,6 +98,32 @@ def test_malformed_json_is_named_by_file_and_line(write: Write) -> None:
     assert "byte 15" in text
 
 
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"prompt": "a", "answer": 1, "answer": 2}', "answer"),
+        ('{"prompt": "a", "prompt": "a"}', "prompt"),
+        ('{"prompt": "a", "answ\\u0065r": 1, "answer": 2}', "answer"),
+        ('{"prompt": "a", "meta": [{"x": {"k": 1, "k": 1}}]}', "k"),
+        ('{"prompt": [{"role": "user", "content": "a", "content": "b"}]}', "content"),
+        ('{"prompt": [{"role": "user", "role": "system", "content": "a"}]}', "role"),
+    ],
+)
+def test_a_key_that_stands_twice_in_a_row_is_refused_with_the_row(
+    write: Write, line: str, key: str
+) -> None:
+    file = write(f'{{"prompt": "b"}}\n\n{line}\n')
+    with pytest.raises(DataError) as caught:
+        JsonLines(JsonLinesConfig(path=str(file)))
+    assert f"row 1 has the key {key!r} twice" in str(caught.value)
+    assert f"{file}, line 3" in str(caught.value)
+
+
+def test_keys_that_objects_of_one_row_share_are_fine(write: Write) -> None:
+    file = write(f'{{"prompt": "a", "x": {{"prompt": "b"}}, "n": {"9" * 30}.5, "y": "k: {{k"}}\n')
+    assert len(JsonLines(JsonLinesConfig(path=str(file)))) == 1
+
+
 def test_bytes_that_are_not_utf8_are_named_by_line(write: Write) -> None:
     with pytest.raises(DataError, match="line 1: not JSON"):
         opened(write(b'{"prompt": "\xe9"}'))

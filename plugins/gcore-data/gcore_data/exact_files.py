@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import msgspec
 
 from gcore_core.contract.errors import DataError
-from gcore_core.contract.rows import fields_of, json_lines, open_unbuffered, read_again, shortened
+from gcore_core.contract.json_values import repeated_key
+from gcore_core.contract.rows import (
+    fields_of,
+    json_lines,
+    key_twice,
+    open_unbuffered,
+    read_again,
+    shortened,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -201,11 +209,15 @@ class _JsonFile:
         content = Path(self.path).read_bytes().removeprefix(_BOM)
         try:
             listed = msgspec.json.decode(content)
+            repeated = repeated_key(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(
                 f"not JSON: {shortened(content[:200])}", where=self.path, why=str(error)
             ) from error
+        raw = msgspec.json.decode(content, type=list[msgspec.Raw]) if repeated is not None else []
         for row, values in enumerate(listed):
+            if repeated is not None and (key := repeated_key(bytes(raw[row]))) is not None:
+                raise key_twice(row, key, self.path)
             # A list of texts is a column of them, as ``datasets`` has it.
             yield (
                 {"text": values}

@@ -384,6 +384,8 @@ def test_rows_of_json_are_chosen_as_those_of_other_formats(tmp_path: Path) -> No
         ('{"prompt": "x"}\n{"prompt"', "line 2: not JSON"),
         ('{"prompt": "x"}\n[1]', "line 2: expected an object"),
         ("[1, 2]", "row 0: expected an object"),
+        ('[{"prompt": "x"}, {"prompt": "a", "b": 1, "b": 2}]', "row 1 has the key 'b' twice"),
+        ('{"prompt": "x"}\n{"prompt": "a", "b": {"c": 1, "c": 2}}', "row 1 has the key 'c' twice"),
         ("[", "not JSON"),
         ("", "the file holds no rows"),
     ],
