@@ -10,13 +10,17 @@ function is written out, after all that it needs of its surroundings:
     a function           as its source, which is followed in the same way, where no new process
                          could import it
 
-Whatever else it needs is refused by name: a closure's variable, an object of another cell.
+Whatever else it needs is refused by name: a closure's variable, an object of another cell. So is a
+function that its source would not give again: one whose file was edited since, that was wrapped by
+a call, or whose decorator is another one by now. Its defaults travel as the values that they have.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
+import dis
 import inspect
 import re
 import subprocess
@@ -27,7 +31,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from gcore_core.contract.errors import ConfigError
@@ -76,9 +80,11 @@ def files_of(function: Callable[..., Any], where: str) -> tuple[str, dict[str, b
     plain = _plain_function(function, where)
     parts = _Parts(meant={plain.__name__: plain})
     if _is_importable(plain) and _is_reached(plain.__module__, parts):
+        if parts.beside:
+            _require_as_defined(_source_of(plain, where), plain, where)
         _import_from(plain.__name__, plain, parts)
     else:
-        _follow(plain, parts, where)
+        _follow(plain, function, parts, where)
     if parts.lacking:
         names = "\n".join(f"{name}: {reason}" for name, reason in parts.lacking.items())
         raise ConfigError(
@@ -122,14 +128,20 @@ def _is_importable(value: Any) -> bool:
     return getattr(module, name, None) is value
 
 
-def _follow(function: FunctionType, parts: _Parts, where: str) -> None:
-    """Adds a function's source, and before it what the source needs."""
+def _follow(function: FunctionType, wrapped: Any, parts: _Parts, where: str) -> None:
+    """Adds a function's source, and before it what the source needs.
+
+    wrapped: the function with its decorators.
+    """
     source = _source_of(function, where)
+    _require_as_defined(source, function, where)
+    _require_decorators(source, function, wrapped, where)
     name = function.__name__
     parts.sources[name] = ""  # known from here on, so that functions may call each other
     for captured in function.__code__.co_freevars:
         if captured != "__class__":
             parts.lacking[captured] = f"a variable of the function around {name}"
+    source = _with_defaults(source, function, parts, where)
     for needed in _names_in(source):
         if needed not in function.__code__.co_freevars:
             _add(needed, function, parts, where)
@@ -242,7 +254,205 @@ def _add_function(name: str, value: Any, parts: _Parts, where: str) -> None:
     if inner.__name__ != name:  # such as a lambda, or another name for a function
         parts.lacking[name] = f"a function whose own name is {inner.__name__}"
         return
-    _follow(inner, parts, where)
+    _follow(inner, value, parts, where)
+
+
+# -- whether the source is what was defined --------------------------------------------------------
+
+
+def _changed(function: FunctionType, why: str, where: str, todo: str) -> ConfigError:
+    return ConfigError(
+        f"the source of {function.__name__} does not give the function that this session has.",
+        where=where,
+        why=why,
+        todo=todo,
+    )
+
+
+def _require_as_defined(source: str, function: FunctionType, where: str) -> None:
+    """Raises ConfigError where a source is not what the function was made of.
+
+    A file may have been edited since, or the function been given other code. Of modules that an
+    import hook rewrites, such as pytest's, this is not known.
+    """
+    loader = getattr(sys.modules.get(function.__module__), "__loader__", None)
+    is_rewritten = loader is not None and not type(loader).__module__.lstrip("_").startswith(
+        ("importlib", "frozen_importlib")
+    )
+    if is_rewritten or function.__code__.co_freevars:
+        return
+    flags = function.__code__.co_flags & __future__.annotations.compiler_flag
+    made = compile(source, "<source>", "exec", flags, dont_inherit=True)
+    meant = _what_code_does(function.__code__)
+    is_other = _definition(source).name != function.__name__
+    if is_other or all(_what_code_does(code) != meant for code in _codes_in(made)):
+        file = function.__code__.co_filename
+        raise _changed(
+            function,
+            f"{file} was edited after it was defined, or it was given other code",
+            where,
+            "run again the cell or the script that defines it",
+        )
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yields the code of all functions and classes in one."""
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield const
+            yield from _codes_in(const)
+
+
+#: Instructions of calls, which differ with what else a file imports.
+_OF_CALLS = ("PUSH_NULL", "PRECALL", "CACHE", "NOP")
+_LOADS = {"LOAD_METHOD": "LOAD_ATTR"}
+
+
+def _what_code_does(code: CodeType) -> tuple[Any, ...]:
+    """Returns what two codes of the same source have in common, wherever the source stands."""
+    consts = [
+        _what_code_does(const) if isinstance(const, CodeType) else (type(const), repr(const))
+        for const in code.co_consts
+    ]
+    steps = [
+        (_LOADS.get(step.opname, step.opname), step.argval if isinstance(step.argval, str) else "")
+        for step in dis.get_instructions(code)
+        if step.opname not in _OF_CALLS
+    ]
+    arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    return (*arguments, code.co_name, code.co_varnames, consts, steps)
+
+
+def _definition(source: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    """Returns the function that a source defines, which may stand below ``if True:``."""
+    tree = ast.parse(source)
+    return next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def _require_decorators(source: str, function: FunctionType, wrapped: Any, where: str) -> None:
+    """Raises ConfigError where the lines above a function do not give what is around it."""
+    node = _definition(source)
+    layers = []
+    while wrapped is not function and hasattr(wrapped, "__wrapped__"):
+        layers.append(wrapped)
+        wrapped = wrapped.__wrapped__
+    if len(layers) > len(node.decorator_list):
+        raise _changed(
+            function,
+            "something was put around it by a call, which its source does not have",
+            where,
+            f"write it as a decorator, @..., above def {function.__name__}",
+        )
+    codes = {code for code in map(_code_of, layers) if code is not None}
+    for decorator in node.decorator_list:
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        value = _looked_up(target, function)
+        if isinstance(value, FunctionType) and not _is_importable(value):
+            codes -= set(_codes_in(value.__code__))
+        elif value is not _UNDEFINED:
+            codes.clear()  # of a module, which is not followed here
+        if isinstance(decorator, ast.Call) and (changing := _values_in(decorator, function)):
+            raise _changed(
+                function,
+                f"its decorator reads {', '.join(changing)}, which may have changed since",
+                where,
+                "write the value itself into the brackets of the decorator",
+            )
+    if codes:
+        raise _changed(
+            function,
+            "its decorator was defined again after it",
+            where,
+            f"run again the cell that defines {function.__name__}",
+        )
+    used = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    if given := sorted(used & (vars(function).keys() - {"__wrapped__"})):
+        raise _changed(
+            function,
+            f"it was given attributes that it reads: {', '.join(given)}",
+            where,
+            "keep the value in a variable of its own",
+        )
+
+
+def _code_of(value: Any) -> CodeType | None:
+    return value.__code__ if isinstance(value, FunctionType) else None
+
+
+def _looked_up(node: ast.expr, function: FunctionType) -> Any:
+    """Returns what a name, or a name of a module, stands for in a function's surroundings."""
+    if isinstance(node, ast.Name):
+        return function.__globals__.get(node.id, getattr(builtins, node.id, _UNDEFINED))
+    if isinstance(node, ast.Attribute):
+        return getattr(_looked_up(node.value, function), node.attr, _UNDEFINED)
+    return _UNDEFINED
+
+
+def _values_in(call: ast.Call, function: FunctionType) -> list[str]:
+    """Returns the names of plain values among the arguments of a decorator."""
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    names = [part.id for one in arguments for part in ast.walk(one) if isinstance(part, ast.Name)]
+    return [name for name in names if literal(function.__globals__.get(name, Ellipsis)) is not None]
+
+
+def _with_defaults(source: str, function: FunctionType, parts: _Parts, where: str) -> str:
+    """Returns a source with the defaults that a function has, as values.
+
+    An expression would be evaluated again, in which a name may mean another value by now. It stays
+    where its value cannot be written, and is the same now. Raises ConfigError where it is not.
+    """
+    given = _definition(source).args
+    plain = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+    values = list(function.__defaults__ or ())
+    keywords = dict(function.__kwdefaults__ or {})
+    asked = [
+        (argument.arg, node)
+        for argument, node in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        if node is not None
+    ]
+    if len(values) != len(given.defaults) or keywords.keys() != dict(asked).keys():
+        raise _changed(
+            function, "its defaults were set after it was defined", where, "write them into its def"
+        )
+    names = plain[len(plain) - len(values) :]
+    pairs = [*zip(names, given.defaults, values, strict=True)]
+    pairs += [(name, node, keywords[name]) for name, node in asked]
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
+    written = b"".join(lines)
+    in_reverse = sorted(pairs, key=lambda pair: (pair[1].lineno, pair[1].col_offset), reverse=True)
+    for name, node, value in in_reverse:
+        text = _default_text(node, value)
+        if text is not None:
+            start = starts[node.lineno - 1] + node.col_offset
+            end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+            written = written[:start] + text.encode() + written[end:]
+            if isinstance(value, re.Pattern):
+                parts.imports["re"] = "import re"
+        elif not _is_value_of(node, value, function):
+            raise _changed(
+                function,
+                f"the default of {name} is a value of type {type(value).__qualname__} that its "
+                "expression does not give again",
+                where,
+                "let the default be None, and make the value in the function",
+            )
+    return written.decode()
+
+
+def _default_text(node: ast.expr, value: Any) -> str | None:
+    """Returns what to write for a default; None where its expression may stay, or must be tried."""
+    text = literal(value)
+    return None if text is None or text == ast.unparse(node) else text
+
+
+def _is_value_of(node: ast.expr, value: Any, function: FunctionType) -> bool:
+    """Returns whether an expression gives a value again."""
+    if literal(value) is not None or isinstance(node, ast.Lambda):
+        return True
+    return _looked_up(node, function) is value
 
 
 def literal(value: Any) -> str | None:

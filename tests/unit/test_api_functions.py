@@ -257,3 +257,85 @@ def test_a_pattern_comes_back_with_its_flags() -> None:
     text = literal(pattern)
     assert text is not None
     assert eval(text) == pattern  # noqa: S307
+
+
+CHANGED = {
+    "a call that wraps it": ["def reward(r):\n    return 1", "reward = around(reward)"],
+    "a call under another name": ["def plain(r):\n    return 1", "reward = around(plain)"],
+    "a helper that a call wraps": [
+        "def helper(r):\n    return 1",
+        "helper = around(helper)",
+        "def reward(r):\n    return helper(r)",
+    ],
+    "a decorator that is defined again": [
+        "@around\ndef reward(r):\n    return 1",
+        "def around(f):\n    @functools.wraps(f)\n    def g(r):\n        return 2\n    return g",
+    ],
+    "a value that its decorator has read": [
+        "def times(n):\n    def outer(f):\n        @functools.wraps(f)\n        def g(r):\n"
+        "            return f(r) * n\n        return g\n    return outer\nN = 2",
+        "@times(N)\ndef reward(r):\n    return 1",
+        "N = 5",
+    ],
+    "attributes that it reads": ["def reward(r):\n    return reward.k\nreward.k = 5"],
+    "defaults that its def lacks": ["def reward(r):\n    return 1\nreward.__defaults__ = (7,)"],
+    "a default that cannot be written": ["def reward(r, s=object()):\n    return 1"],
+    "other code": [
+        "def reward(r):\n    return 1\ndef other(r):\n    return 2\n"
+        "reward.__code__ = other.__code__"
+    ],
+}
+
+
+@pytest.mark.parametrize("way", CHANGED)
+def test_a_function_that_its_source_does_not_give_again_is_refused(
+    way: str, session: Session
+) -> None:
+    session(
+        "import functools\ndef around(f):\n    @functools.wraps(f)\n    def g(r):\n"
+        "        return f(r) + 1\n    return g"
+    )
+    for cell in CHANGED[way]:
+        names = session(cell)
+    with pytest.raises(ConfigError, match="does not give the function that this session has"):
+        files_of(names["reward"], "reward")
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["LIMIT = 3", "def reward(r, s=LIMIT):\n    return s", "LIMIT = 5"],
+        ["import random\ndef reward(r, s=random.random()):\n    return s"],
+        [
+            "def reward(r, *, é='ä', s=1 +\n           2):\n    return s",
+            "reward.__kwdefaults__['s'] = 9",
+        ],
+        ["def reward(r, seen=[]):\n    seen.append(r)\n    return seen[:1]\nreward('first')"],
+        ["for i in range(3):\n    def reward(r, i=i):\n        return i"],
+        ["import re\ndef reward(r, s=re.compile('a+', re.I)):\n    return s.findall(r + 'aA')"],
+        ["def reward(r, s=sorted, key=lambda r: r):\n    return key(s(r))"],
+    ],
+)
+def test_a_default_travels_as_the_value_that_it_has(
+    cells: list[str], session: Session, tmp_path: Path
+) -> None:
+    for cell in cells:
+        names = session(cell)
+    written = imported(text_of(names["reward"], "reward"), tmp_path)
+    assert written.reward("x") == names["reward"]("x")
+
+
+@pytest.mark.parametrize("after", ["import os\n\n{}", "{}"])
+def test_a_function_whose_file_was_edited_since_is_refused(
+    after: str, session: Session, tmp_path: Path
+) -> None:
+    file = tmp_path / "script.py"
+    before = "def reward(r):\n    return r > 1\n"
+    file.write_text(before)
+    names = session("")
+    exec(compile(before, str(file), "exec"), names)
+    assert imported(text_of(names["reward"], "reward"), tmp_path).reward(2)
+    file.write_text(after.format(before.replace(">", "<")))
+    linecache.checkcache()
+    with pytest.raises(ConfigError, match=re.escape(f"{file} was edited after it was defined")):
+        text_of(names["reward"], "reward")
