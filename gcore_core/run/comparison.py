@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.config import yaml_source
+from gcore_core.config.yaml_source import flat
 from gcore_core.contract.errors import ConfigError, GcoreError
 from gcore_core.contract.run_files import (
     CONFIG,
@@ -29,7 +30,6 @@ from gcore_core.contract.run_files import (
     read_tensors,
     read_trace,
 )
-from gcore_core.run.environment import flat
 from gcore_core.run.summary import weights_sha256_in
 
 #: The stage before the first step: the weights that a run begins with.
@@ -230,7 +230,7 @@ def _read(directory: Path) -> _Run:
             ),
             todo="compare final weights: g-core hash RUN/weights",
         )
-    return _Run(directory, dict(flat(tree)), rows)
+    return _Run(directory, {key: value for key, value in flat(tree).items() if value != {}}, rows)
 
 
 def _parting(runs: tuple[_Run, _Run]) -> tuple[int, str] | None:

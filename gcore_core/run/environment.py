@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import xxhash
 from packaging.requirements import Requirement
 
 from gcore_core.config.interpreters import Interpreter, open_interpreter
 from gcore_core.config.plan import Plan
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.local_files import files_beside
 from gcore_core.contract.run_files import ENVIRONMENT, Environment, read_environment
 from gcore_core.run.directory import ends_with_newline
+from gcore_core.runtime.named_files import NamedFile
 
 log = logging.getLogger(__name__)
 #: Variables by which libraries of numbers choose threads and kernels.
@@ -38,17 +37,19 @@ _VARIABLES = (
     "NCCL_ALGO",
     "NCCL_PROTO",
 )
-_PIECE_BYTES = 1 << 20
-_WHOLE_BYTES = 1 << 30  # of a larger file, only so much from its beginning is hashed, and its size
 
 
-def write(run_dir: Path, plan: Plan, step: int) -> None:
+def write(run_dir: Path, plan: Plan, step: int, files: Mapping[str, NamedFile]) -> None:
     """Appends a line for a start of the run; a disk that is full is logged and ends nothing.
 
     step: how many steps are finished.
+    files: those that the job names.
     """
     line = Environment(
-        step=step, versions=versions(plan), machine=machine(), files=file_digests(plan.config)
+        step=step,
+        versions=versions(plan),
+        machine=machine(),
+        files={key: file.digest for key, file in files.items()},
     )
     path = run_dir / ENVIRONMENT
     try:
@@ -60,16 +61,20 @@ def write(run_dir: Path, plan: Plan, step: int) -> None:
         log.error("%s cannot be written: %s", path, error.strerror)
 
 
-def changed_files(run_dir: Path, plan: Plan, step: int) -> list[str]:
+def changed_files(run_dir: Path, step: int, files: Mapping[str, NamedFile]) -> list[str]:
     """Returns the keys of files that are not what they were when the run was last started.
 
     step: how many steps are finished.
+    files: those that the job names now.
     """
     before = read_environment(run_dir, step)
     if before is None:
         return []
-    files = file_digests(plan.config)
-    return sorted(key for key, digest in before.files.items() if files.get(key) != digest)
+    return sorted(
+        key
+        for key, digest in before.files.items()
+        if key not in files or files[key].digest != digest
+    )
 
 
 # -- versions --------------------------------------------------------------------------------------
@@ -147,46 +152,3 @@ def _accelerators() -> Iterator[str]:
         for line in file.read_text("utf-8", "replace").splitlines():
             if line.startswith("Model:"):
                 yield line.partition(":")[2].strip()
-
-
-# -- files -----------------------------------------------------------------------------------------
-
-
-def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the digest of each file that the configuration names, by the name of its key.
-
-    A value names a file when it has a slash and a file is there. A digest does not depend on the
-    path: the same file under another path is the same, and a changed one is not. Files beside one
-    of Python that it imports have its key and their own path from there.
-    """
-    digests = {}
-    for key, value in flat(config):
-        # Not Path's own method: it raises for a text that is longer than a path can be, such as the
-        # template of a judge.
-        if isinstance(value, str) and "/" in value and os.path.isfile(value):
-            try:
-                digests[key] = _digest(Path(value))
-                for file in files_beside(Path(value)):
-                    digests[f"{key}/{os.path.relpath(file, Path(value).parent)}"] = _digest(file)
-            except OSError as error:
-                log.warning("%s cannot be read: %s", value, error.strerror)
-    return digests
-
-
-def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) of each leaf of a tree of mappings; lists are leaves."""
-    if not isinstance(tree, Mapping):
-        yield prefix, tree
-        return
-    for name, value in tree.items():
-        yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
-
-
-def _digest(file: Path) -> str:
-    digest = xxhash.xxh3_64(str(file.stat().st_size).encode())
-    left = _WHOLE_BYTES
-    with file.open("rb") as stream:
-        while left > 0 and (piece := stream.read(min(_PIECE_BYTES, left))):
-            digest.update(piece)
-            left -= len(piece)
-    return digest.hexdigest()

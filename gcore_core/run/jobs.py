@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from gcore_core.config.plan import Plan, is_of_actions, learners
 from gcore_core.contract.abilities import (
@@ -38,6 +38,7 @@ from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.lost_nodes import expendable_nodes, keeping_nodes, stand_ins
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
+from gcore_core.runtime.named_files import NamedFile, texts
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.worker_settings import (
     DATASET_SECTIONS,
@@ -74,6 +75,7 @@ class Job:
     resumed: the checkpoint that the run goes on from; None for a new run.
     launcher: has found the nodes of ``placed``, and can find them again; None: one that cannot.
     missing: host -> why the run does without it.
+    files: config key -> the file or directory that it names, as it was when the run began.
     """
 
     plan: Plan
@@ -84,6 +86,7 @@ class Job:
     resumed: Resumed | None = None
     launcher: ElasticLauncher | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, NamedFile] = field(default_factory=dict)
 
     @property
     def shards(self) -> int:
@@ -224,7 +227,20 @@ def _spec(
         shared_memory=tuple(sorted({name for p in provided for name in p.spec.shared_memory})),
         preload=tuple(dict.fromkeys(module for p in provided for module in p.spec.preload)),
         meeting="" if isinstance(settings, JobFacts) else settings.context.rendezvous,
+        files=_opened(job, factories, settings),
     )
+
+
+def _opened(
+    job: Job, factories: Mapping[str, FactorySpec], settings: AnySettings
+) -> dict[str, NamedFile]:
+    """Returns those of the job's files that a worker opens, with those of Python beside them."""
+    context = PlainContext() if isinstance(settings, JobFacts) else settings.context
+    configs = [spec.config for spec in factories.values()]
+    opened = {text for _, text in texts(to_builtins([*configs, context.model, context.policy]))}
+    opened |= {spec.factory.rpartition(":")[0] for spec in factories.values()}
+    keys = {key for key, file in job.files.items() if file.path in opened}
+    return {key: file for key, file in job.files.items() if key.partition("/")[0] in keys}
 
 
 def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> WorkerSpec:

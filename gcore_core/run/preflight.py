@@ -5,7 +5,7 @@ check_parts: whether its parts can be made. ``g-core check`` and ``g-core run`` 
 check_files: whether the files, data and models that it names are there and in order; both call
     it, too.
 check_pushes: whether weights reach every generator.
-check_same: whether a resumed run is still the same run.
+check_same, check_same_files: whether a resumed run is still the same run.
 changed_settings: what else of it is set in another way.
 """
 
@@ -47,6 +47,8 @@ _FIXED = re.compile(
     r"run\.(seed|dir)|(data|advantage|rewards|evaluation\.data|roles\.[^.]+\.model)(\..+)?"
     r"|roles\..+[._]path"
 )
+#: Keys of what a role opens; one that makes its model has its path, not that of what makes it.
+_MODEL = re.compile(r"roles\.(?!.*\.make\.).+[._]path")
 #: How many of the other settings that differ are named.
 _NAMED = 6
 #: What it may change of each reward: a run that ends since scores take too long may get more time.
@@ -262,6 +264,28 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
     goes_on = isinstance(controller.spec, ControllerProvider) and controller.spec.goes_on_with_gaps
     if not goes_on:
         refuse_gaps(resumed.state, controller.reference, resumed.path)
+
+
+def check_same_files(config: Mapping[str, Any], changed: Sequence[str], *, by_itself: bool) -> None:
+    """Raises ConfigError where the run would go on with other models than it had.
+
+    changed: keys whose files are not what they were when the run was last started.
+    by_itself: nobody asked that the run goes on, so no other file may have changed either.
+    """
+    refused = [key for key in changed if by_itself or _MODEL.fullmatch(key)]
+    if refused:
+        paths = flat(config)
+        raise ConfigError(
+            "the run cannot go on with other files.",
+            where=refused[0],
+            why="\n".join(
+                f"{key}: {paths.get(key, 'the model that it makes')} is not what it was when the "
+                "run was last started"
+                for key in refused[:3]
+            ),
+            todo="put them back as they were, or begin a new run from the exported weights",
+            differences=refused,
+        )
 
 
 def changed_settings(resumed: Resumed, plan: Plan) -> list[str]:

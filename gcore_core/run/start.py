@@ -45,10 +45,12 @@ from gcore_core.run.preflight import (
     check_parts,
     check_pushes,
     check_same,
+    check_same_files,
 )
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervised import goes_on_already, hold_run
 from gcore_core.run.supervisor import Supervisor, ending
+from gcore_core.runtime.named_files import NamedFile, named_files
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.main_thread import MainThread
 
@@ -108,13 +110,14 @@ def prepare(
     directory = resume or _new_directory(plan, until_end)
     check_data(directory, datasets["data"], resumed=resume is not None)
     display = display or _displayed(plan, display_of)
-    for note in _resume_notes(directory, plan, resumed) if resumed else ():
-        display.note(note)
+    models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}
+    files = named_files(_with_models(plan.config, models), directory)
+    if resumed is not None:
+        _compare_files(directory, plan, resumed, files, display, by_itself=again)
     run_directory.write_config(directory, yaml_source.written(plan.config))
     run_directory.write_origins(directory, plan.provenance())
     run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
-    environment.write(directory, plan, resumed.step if resumed else 0)
-    models = {role: _model(role, node.model, display) for role, node in plan.settings.roles.items()}
+    environment.write(directory, plan, resumed.step if resumed else 0, files)
     if any("make" in node.model for node in plan.settings.roles.values()):
         # Those models are there only now.
         file_notes = check_files(plan, placed.nodes, display.phase, datasets)
@@ -136,6 +139,7 @@ def prepare(
         resumed=resumed,
         launcher=launcher if isinstance(launcher, ElasticLauncher) else None,
         missing=found.missing,
+        files=files,
     )
     return job, display
 
@@ -147,14 +151,33 @@ def _new_directory(plan: Plan, until_end: contextlib.ExitStack) -> Path:
     return directory
 
 
-def _resume_notes(directory: Path, plan: Plan, resumed: Resumed) -> Iterator[str]:
-    """Yields what is to be known of a run that goes on: bad checkpoints, settings and files that
-    changed.
+def _with_models(
+    config: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Returns the configuration with the path of each model, also of one that the job makes."""
+    roles = {role: {**node, "model": models[role]} for role, node in config["roles"].items()}
+    return {**config, "roles": roles}
+
+
+def _compare_files(
+    directory: Path,
+    plan: Plan,
+    resumed: Resumed,
+    files: Mapping[str, NamedFile],
+    display: Display,
+    *,
+    by_itself: bool,
+) -> None:
+    """Tells what is to be known of a run that goes on: bad checkpoints, what changed since.
+
+    by_itself: nobody asked for it. Raises ConfigError where a file is another one that must not be.
     """
-    yield from resumed.notes
-    yield from changed_settings(resumed, plan)
-    for key in environment.changed_files(directory, plan, resumed.step):
-        yield f"the file of {key} is not what it was when the run was last started"
+    changed = environment.changed_files(directory, resumed.step, files)
+    check_same_files(plan.config, changed, by_itself=by_itself)
+    for note in (*resumed.notes, *changed_settings(resumed, plan)):
+        display.note(note)
+    for key in changed:
+        display.note(f"the file of {key} is not what it was when the run was last started")
 
 
 def _take_over(run_dir: Path, guard: GuardLink | None, until_end: contextlib.ExitStack) -> None:

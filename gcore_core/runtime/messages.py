@@ -29,6 +29,7 @@ from gcore_core.contract.records import (
 )
 from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
+from gcore_core.runtime.named_files import NamedFile
 from gcore_core.runtime.rpc.service import RemoteFailure
 from gcore_core.runtime.worker_settings import AnySettings
 
@@ -814,6 +815,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory: how files are called that it may make in shared memory, see ``Provider``.
     preload: modules that a process may import before it becomes this worker, see ``Provider``.
     meeting: the directory in which the workers of its role meet, which its agent makes; "": none.
+    files: config key -> what the worker opens of it, as it was when the run began.
     """
 
     role: str
@@ -835,6 +837,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     meeting: str = ""
     identity: bytes = b""
     public: str = ""
+    files: dict[str, NamedFile] = {}
 
     @property
     def kind(self) -> str:

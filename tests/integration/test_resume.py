@@ -445,6 +445,42 @@ def test_a_run_that_goes_on_says_which_file_beside_a_reward_has_changed(tmp_path
     assert "the file of rewards.own.config.path/helpers.py is not what it was" in done.stdout
 
 
+def test_a_scorer_that_starts_again_refuses_a_reward_that_was_changed_meanwhile(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.py").write_text("from helpers import length")
+    (tmp_path / "helpers.py").write_text("def length(record): return len(record.text)")
+    own = {"use": "core/function", "config": {"path": f"{tmp_path}/own.py", "name": "length"}}
+    job = {**config(), "rewards": {"own": own}}
+    job["run"]["steps"] = 500
+    with runs.running(tmp_path, job) as run:
+        run.read_until(" 2/500 ")
+        (tmp_path / "helpers.py").write_text("def length(record): return 7.0")
+        scorer = next(pid for name, pid in run.pids().items() if name.startswith("scorer."))
+        os.kill(scorer, signal.SIGKILL)
+        assert run.wait() == 2, run.output
+    assert f"{tmp_path}/helpers.py was changed while the run goes on." in run.output
+    assert "rewards.own.config.path/helpers.py: " in run.output
+
+
+def test_a_run_does_not_go_on_with_another_model_at_the_same_path(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights.safetensors").write_bytes(bytes(64))
+    job = config()
+    job["roles"]["policy"]["model"] = {"path": str(model)}
+    with runs.running(tmp_path, job) as run:
+        run.read_until(f"step 2/{STEPS}")
+        run.process.kill()
+    (model / "weights.safetensors").write_bytes(b"1" + bytes(63))
+    done = resume(run)
+    assert done.returncode == 2, done.stdout
+    assert f"roles.policy.model.path: {model} is not what it was" in done.stderr
+    (model / "weights.safetensors").write_bytes(bytes(64))
+    done = resume(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_run_is_not_resumed_with_another_configuration(tmp_path: Path) -> None:
     run = killed_at(tmp_path, 2)
     done = resume(run, "run.seed=4")

@@ -15,7 +15,7 @@ from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.run.preflight import changed_settings, check_same
+from gcore_core.run.preflight import changed_settings, check_same, check_same_files
 from gcore_core.testing.installed import InstalledPlugins
 
 Job = Callable[..., Path]
@@ -195,6 +195,29 @@ def test_other_settings_that_differ_from_the_saved_ones_are_told_in_one_line(
     (tmp_path / CONFIG).write_bytes(msgspec.json.encode(config))
     (line,) = changed_settings(resumed, load_plan(job()))
     assert line.endswith("and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "by_itself"),
+    [
+        ("roles.policy.model.path", "refused", "refused"),
+        ("roles.policy.config.lora.path", "refused", "refused"),
+        ("roles.judge.config.reference_path", "refused", "refused"),
+        ("roles.policy.model.make.path", "goes on", "refused"),
+        ("rewards.own.config.path/helpers.py", "goes on", "refused"),
+        ("data.config.path", "goes on", "refused"),
+    ],
+)
+def test_only_who_asks_for_it_goes_on_with_other_files_and_nobody_with_other_models(
+    key: str, asked: str, by_itself: str
+) -> None:
+    for verdict, alone in ((asked, False), (by_itself, True)):
+        if verdict == "refused":
+            with pytest.raises(ConfigError, match="with other files") as error:
+                check_same_files({}, [key], by_itself=alone)
+            assert error.value.where == key
+        else:
+            check_same_files({}, [key], by_itself=alone)
 
 
 def _with(config: dict[str, Any], keys: list[str], value: object) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     WorkerSpec,
 )
+from gcore_core.runtime.named_files import refuse_changed
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.compute import Compute, ThreadCompute
 from gcore_core.runtime.process.devices import share_of_cores
@@ -112,6 +113,7 @@ class Worker:
             # Before anything of a plugin is imported: a wrong version would fail in ways that do
             # not say so.
             handshake.agree(spec.name, worker=self._versions, supervisor=spec.versions)
+            refuse_changed(spec.files)
             settings = spec.settings
             if isinstance(settings, JobFacts):
                 await self._controller(settings)
