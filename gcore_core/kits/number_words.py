@@ -2,8 +2,9 @@
 
 Of English, the words that change a number are listed, and every other word is harmless. Of other
 languages too little is known for that. There, a word before a number must be a harmless one that is
-listed; behind a number stands what is counted, which no list holds, so that a word is harmless
-unless it is listed, or is as short as the words for "or", "to", "times" and "per" are everywhere.
+listed, or a longer one of a sentence, such as its verb; behind a number stands what is counted,
+which no list holds. So a word there is harmless unless it is listed, or is as short as the words
+for "or", "to", "times" and "per" are everywhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ CHANGING_BEFORE = _words(
     # functions: "sqrt 16"
     "sqrt root cbrt log ln lg lb exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh",
     "abs floor ceil ceiling round gcd lcm hcf max min mod modulo",
+    "wurzel quadratwurzel racine raíz raiz radice корень hälfte halbe doppelte moitié double mitad",
+    "doble metà metade doppio dobro половина вдвое durch hoch",
     # operations: "minus 5"
     "minus negative plus times divided multiplied half twice thrice double doubled triple tripled",
     "quadruple squared cubed base point non sub",
@@ -32,7 +35,8 @@ CHANGING_BEFORE = _words(
     # bounds: "at least 5"
     "over under above below beyond than least most exceed exceeds exceeded exceeding almost nearly",
     "lt gt le ge leq geq ne neq between versus vs maximum minimum within until till past",
-    "mindestens höchstens maximal minimal bis hasta jusqu'à até fino",
+    "mindestens höchstens maximal minimal bis hasta jusqu'à até fino máximo mínimo massimo minimo",
+    "fast knapp beinahe casi presque quasi почти bijna nästan prawie",
     # denials: "not 5"
     "except without no not never neither nor cannot",
     "nicht kein keine keinen nein pas jamais sans não nunca sem ninguno nessun senza не нет без",
@@ -208,9 +212,13 @@ def is_harmless_before(left: str, word: str) -> bool:
     left: the text up to the number, which ends with the word. word: in small letters.
     """
     clause = _CLAUSE_END.split(left)[-1].casefold()
-    if any(one in _DENIALS for one in _CLAUSE_WORD.findall(clause)) or "n'est" in clause:
+    words = _CLAUSE_WORD.findall(clause)
+    if any(one in _DENIALS for one in words) or "n'est" in clause:
         return False
-    return word in _HARMLESS_BEFORE or bool(_TOTAL_OF.search(left))
+    # "Elle paie 12": in a sentence it is a verb, or says who. Short ones are as "de" and "von" are,
+    # and behind another number it may say what to do with both: "10 geteilt durch 5".
+    is_of_sentence = len(words) > 1 and len(word) > 3 and not any(map(str.isdigit, clause))
+    return is_of_sentence or word in _HARMLESS_BEFORE or bool(_TOTAL_OF.search(left))
 
 
 def is_label(word: str) -> bool:
