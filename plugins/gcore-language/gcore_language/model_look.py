@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gcore_core.contract.errors import DataError
 from gcore_language.model_files import read_model_files, tensors_in
 
 #: Weights of so many bytes or fewer are read whole, as they are when they are loaded.
@@ -49,9 +50,16 @@ def problems(arguments: Mapping[str, Any]) -> Iterator[str]:
         opening = pretrained.VALUES
     else:
         opening = pretrained.language_opening(config, images=bool(arguments["images"]))
-    pretrained.open_pretrained(
+    model, _ = pretrained.open_pretrained(
         directory, opening, config=config, trust_remote_code=trust, empty=True
     )
+    if arguments.get("generates") and getattr(model, "_is_stateful", False):
+        raise DataError(
+            "a state-space model cannot generate here: it has no cache of keys and values.",
+            where=str(directory),
+            why=f"model_type in config.json is {config.model_type!r}",
+            todo="take a model of another architecture, or use vllm or sglang for this role",
+        )
     if kind == "classifier":
         check_one_output(config, str(directory))
     files = {tensor.file for tensor in tensors_in(directory).values()}

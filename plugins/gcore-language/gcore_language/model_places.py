@@ -93,10 +93,22 @@ def problems(
         if model.get("path"):  # a model that the job makes has one when it has been made
             key = "make" if "make" in model else "path"
             where, path = f"roles.{name}.model.{key}", str(model["path"])
-            own_kind = kind or ("trainer" if "reference_path" in config else "language")
+            own_kind = kind or ("trainer" if "reference_path" in config else "generator")
             if kind == "engine" and role.get("follows"):
                 own_kind = "language"
-            yield from path_problems(where, path, model.get("revision"), here, own_kind, **opened)
+            followers = [r for r in plan["roles"].values() if r.get("follows") == name]
+            generates = own_kind == "generator" or any(
+                follower["use"].partition("/")[0] == plugin for follower in followers
+            )
+            yield from path_problems(
+                where,
+                path,
+                model.get("revision"),
+                here,
+                own_kind,
+                generates=generates and not kind,
+                **opened,
+            )
         reference = str(config.get("reference_path") or "")
         if reference:
             where = f"roles.{name}.config.reference_path"
@@ -160,6 +172,7 @@ def look_at(
     directory: Path,
     kind: str,
     *,
+    generates: bool = False,
     python: str | None = None,
     images: bool = True,
     trust_remote_code: bool = False,
@@ -167,9 +180,11 @@ def look_at(
     """Returns a look that compares a model's files with its architecture.
 
     where: path of the setting that names the model.
-    kind: as what it will be opened: "language", a language model; "trainer", that or a model of
-        values; "engine", what an engine can load, which nobody trains; "files", any whose
-        tokenizer alone is used; "classifier", a reward model; "clip", one for text and images.
+    kind: as what it will be opened: "language" and "generator", a language model; "trainer", that
+        or a model of values; "engine", what an engine can load, which nobody trains; "files", any
+        whose tokenizer alone is used; "classifier", a reward model; "clip", one for text and
+        images.
+    generates: whether the plugin itself generates with it, by a cache of keys and values.
     python: the interpreter that opens it.
     images: whether it may take images.
     trust_remote_code: whether Python code of the directory may run.
@@ -181,6 +196,7 @@ def look_at(
         arguments={
             "directory": str(directory),
             "kind": kind,
+            "generates": generates,
             "images": images,
             "trust_remote_code": trust_remote_code,
         },

@@ -101,7 +101,21 @@ def test_each_model_that_is_there_is_looked_at_as_it_will_be_opened(tmp_path: Pa
     assert (policy.where, policy.python) == ("roles.policy.model.path", "venv:mine")
     assert policy.files == (str(tmp_path),)
     assert policy.arguments["kind"] == "trainer" and policy.arguments["trust_remote_code"] is True
-    assert (judge.where, judge.arguments["kind"]) == ("roles.judge.model.make", "language")
+    assert (judge.where, judge.arguments["kind"]) == ("roles.judge.model.make", "generator")
+
+
+@pytest.mark.parametrize(
+    ("follower", "generates"), [("mine", True), ("mine/other", True), ("theirs", False)]
+)
+def test_a_trainers_model_is_looked_at_as_its_followers_of_the_same_plugin_open_it(
+    follower: str, generates: bool, tmp_path: Path
+) -> None:
+    written(tmp_path, "config.json", "model.safetensors", "tokenizer.json")
+    model = {"model": {"path": str(tmp_path)}, "config": {"reference_path": ""}}
+    roles = {"policy": {"use": "mine", **model}, "rollout": {"use": follower, "follows": "policy"}}
+    (look,) = problems({"roles": roles}, "mine", True)
+    assert isinstance(look, Look)
+    assert look.arguments["kind"] == "trainer" and look.arguments["generates"] is generates
 
 
 @pytest.mark.parametrize(

@@ -292,3 +292,21 @@ def test_headers_alone_are_read_of_a_model_without_weights(tmp_path: Path) -> No
         stream.seek(8 + size)
         stream.write(b"\xff" * 1000)  # NaN
     load_model(str(directory), dtype="float32", empty=True)
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_a_state_space_model_is_refused_where_it_would_generate(
+    generates: bool, tmp_path: Path
+) -> None:
+    from gcore_language.model_look import problems
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=22, hidden_size=8, num_hidden_layers=1, state_size=2)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    look = {"directory": str(tmp_path), "images": False, "trust_remote_code": False}
+    looked = problems({**look, "kind": "trainer", "generates": generates})
+    if generates:
+        with pytest.raises(DataError, match="a state-space model cannot generate here"):
+            list(looked)
+    else:
+        assert list(looked) == []

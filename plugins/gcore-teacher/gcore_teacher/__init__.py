@@ -103,4 +103,4 @@ def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str | Loo
     """Yields problems with the models of this plugin's roles, and looks at them."""
     from gcore_language.model_places import problems as model_problems
 
-    yield from model_problems(plan, "teacher", here)
+    yield from model_problems(plan, "teacher", here, kind="language")
