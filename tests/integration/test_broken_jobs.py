@@ -62,7 +62,6 @@ COMMANDS = {
     "config --why": "config {file} --why run",
     "run": "run {file}",
     "resume": "resume {folder}",
-    "export": "export {folder} --step 1 --to {folder}/exported",
     "shrink": "shrink {file} -o {folder}/small.yaml",
     "sim run": "sim run {file}",
     "nodes slurm": "nodes slurm {file} --nodes 1",

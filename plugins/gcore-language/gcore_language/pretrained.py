@@ -200,13 +200,15 @@ def refuse_not_finite(weights: Iterable[tuple[str, Tensor]], where: Path) -> Non
         if not wrong.any():
             continue
         first = wrong.flatten().nonzero()[0].item()
+        todo = "Make the model again: a merge or a training run that overflowed leaves such weights."
+        if weight.dtype == torch.float16 and not weight.detach().isnan().any():
+            todo = f"Set dtype: bfloat16 or float32: float16 ends at 65504. Or: {todo}"
         raise DataError(
             f"{name} is not finite.",
             where=str(where),
             why=f"{int(wrong.sum())} of its {weight.numel()} numbers are NaN or infinite in "
             f"{str(weight.dtype).removeprefix('torch.')}; the first is number {first}.",
-            todo="Make the model again: a merge or a training run that overflowed leaves such "
-            "weights.",
+            todo=todo,
         )
 
 

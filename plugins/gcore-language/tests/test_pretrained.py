@@ -254,6 +254,14 @@ def test_a_sum_that_overflows_is_no_nan() -> None:
         refuse_not_finite([("large", large.index_fill(0, torch.tensor([7]), torch.inf))], Path())
 
 
+def test_weights_too_large_for_float16_are_told_with_the_dtypes_that_hold_them() -> None:
+    large = torch.tensor([1e5, 1.0])
+    refuse_not_finite([("large", large.bfloat16())], Path())
+    with pytest.raises(DataError, match="float16") as caught:
+        refuse_not_finite([("large", large.half())], Path())
+    assert "dtype: bfloat16 or float32" in str(caught.value)
+
+
 # -- what it needs ---------------------------------------------------------------------------------
 
 _WITHOUT_ACCELERATE = """
