@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def hold_run(run_dir: Path, within_s: float = _ASKED_S) -> Iterator[None]:
     Raises ConfigError where another process supervises the run.
     """
     path = run_dir / LOGS / FILE
+    never_ran = not path.parent.exists()
     try:
         path.parent.mkdir(exist_ok=True)
         file = path.open("a+b", buffering=0)
@@ -52,7 +54,11 @@ def hold_run(run_dir: Path, within_s: float = _ASKED_S) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a full disk: nobody else is told who it is
             file.truncate(0)
             file.write(f"{os.getpid()} on {socket.gethostname()}".encode())
-        yield
+        try:
+            yield
+        finally:
+            if never_ran and [entry.name for entry in path.parent.iterdir()] == [FILE]:
+                shutil.rmtree(path.parent)  # what was refused at once leaves nothing
 
 
 def _has_lock(file: int) -> bool:

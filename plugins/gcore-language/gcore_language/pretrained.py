@@ -200,7 +200,9 @@ def refuse_not_finite(weights: Iterable[tuple[str, Tensor]], where: Path) -> Non
         if not wrong.any():
             continue
         first = wrong.flatten().nonzero()[0].item()
-        todo = "Make the model again: a merge or a training run that overflowed leaves such weights."
+        todo = (
+            "Make the model again: a merge or a training run that overflowed leaves such weights."
+        )
         if weight.dtype == torch.float16 and not weight.detach().isnan().any():
             todo = f"Set dtype: bfloat16 or float32: float16 ends at 65504. Or: {todo}"
         raise DataError(
