@@ -258,7 +258,7 @@ async def test_a_run_that_goes_on_sends_each_trainer_its_part(tmp_path: Path) ->
     roles = {"policy": None, "rollout": None, "critic": None}
     kinds = {"policy": "trainer", "rollout": "generator", "critic": "trainer"}
     plan: Any = SimpleNamespace(
-        settings=SimpleNamespace(roles=roles),
+        settings=SimpleNamespace(roles=roles, checkpoint=SimpleNamespace(best="")),
         provided={f"roles.{role}": SimpleNamespace(kind=kind) for role, kind in kinds.items()},
     )
     with disks(tmp_path, APART, where) as site:
@@ -288,7 +288,7 @@ async def test_parts_of_a_lost_attempt_stay_on_no_disk(tmp_path: Path) -> None:
     """It was lost in its first save. Where there is no checkpoint, the run begins anew."""
     plan: Any = SimpleNamespace(
         settings=SimpleNamespace(
-            roles={"policy": None}, checkpoint=SimpleNamespace(allow_unsigned=False)
+            roles={"policy": None}, checkpoint=SimpleNamespace(allow_unsigned=False, best="")
         ),
         provided={"roles.policy": SimpleNamespace(kind="trainer")},
     )
