@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,6 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
             }
         )
     )
-    job, _ = prepare(job_file, [], lambda steps: _Silent())
     has_started = asyncio.Event()
     failures = []
 
@@ -148,7 +147,11 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
     service = Service("supervisor")
     service.add(HELLO, hello)
     service.add(FAILED, failed)
-    async with LocalLauncher().site(job.where(), service, job.directory / "logs") as site:
+    async with AsyncExitStack() as closing:
+        until_end = closing.enter_context(ExitStack())
+        job, _ = prepare(job_file, [], lambda steps: _Silent(), until_end=until_end)
+        opening = LocalLauncher().site(job.where(), service, job.directory / "logs")
+        site = await closing.enter_async_context(opening)
         spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
         await site.home_node.agent.call(SPAWN, SpawnRequest([spec]))
         await has_started.wait()
