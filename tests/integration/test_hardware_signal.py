@@ -61,7 +61,7 @@ def job(directory: Path, worker: str) -> dict[str, Any]:
     base = runs.job(
         cluster={"devices": 4},
         rewards={"judged": {"use": "works/asks", "role": "judge"}},
-        placement={"use": "placement/utilisation", "config": {"signal": "hardware"}},
+        placement={"use": "placement/utilisation", "config": {"signal": "hardware", "share": 0.5}},
     )
     roles = {"policy": {"use": "fake"}, **roles}
     return {**base, "roles": roles, "local": [str(runs.FAKE), "works.py"]}

@@ -99,6 +99,9 @@ def _weights(trainer: TorchTrainer, rank: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
+    # Not of __main__: what the objective has learned stands under its module.
+    from tests.support import torch_ranks
+
     layout: Any = sys.argv[3]
-    run(int(sys.argv[1]), int(sys.argv[2]), layout, *map(Path, sys.argv[4:7]))
+    torch_ranks.run(int(sys.argv[1]), int(sys.argv[2]), layout, *map(Path, sys.argv[4:7]))
     os._exit(0)  # what is asked for is written; a thread of a library may abort a rank that unwinds
