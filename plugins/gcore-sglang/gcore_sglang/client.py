@@ -56,6 +56,7 @@ class Client:
         self._connections = connections
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._waiting: dict[str, Mapping[str, Any]] = {}  # not sent yet: rid -> body
+        self._names: dict[str, str] = {}  # of samples that were sent again: rid -> SGLang's id
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -92,6 +93,10 @@ class Client:
         bodies: rid -> body of ``/generate``; all bodies have the same keys.
         """
         self._loop.call_soon_threadsafe(self._begin, bodies)
+
+    def sent_as(self, rid: str) -> str:
+        """Returns the id by which SGLang knows a sample."""
+        return self._names.get(rid, rid)
 
     def withdraw(self, rids: Sequence[str]) -> None:
         """Ends the samples among these that were not sent yet, with an empty answer."""
@@ -145,6 +150,8 @@ class Client:
         # SGLang checks all samples of a request before it begins any, so a refusal after some have
         # ended is no reason to divide.
         if refusal and len(open_rids) == len(bodies) > 1:
+            # Two seconds after a refusal SGLang aborts all that came with it, by their ids.
+            self._names |= {rid: _renamed(self.sent_as(rid)) for rid in bodies}
             items = list(bodies.items())
             half = len(items) // 2
             await asyncio.gather(self._sample(dict(items[:half])), self._sample(dict(items[half:])))
@@ -157,6 +164,7 @@ class Client:
         lost: whether the connection broke off.
         """
         for rid in sorted(rids):
+            self._names.pop(rid, None)
             self._events.put(Event(rid, {}, error=error, lost=lost))
 
     async def _read_answers(
@@ -168,7 +176,8 @@ class Client:
         """
         first = next(iter(bodies.values()))
         columns = {name: [body[name] for body in bodies.values()] for name in first}
-        request = {**columns, "rid": list(bodies), "stream": True}
+        rid_of = {self.sent_as(rid): rid for rid in bodies}
+        request = {**columns, "rid": list(rid_of), "stream": True}
         async with self._samples.post("/generate", json=request) as response:
             if response.status != 200:
                 return await response.text()
@@ -180,9 +189,11 @@ class Client:
                     return json.dumps(answer["error"])
                 meta = answer["meta_info"]
                 ended = meta["finish_reason"] is not None
-                self._events.put(Event(meta["id"], answer, ended=ended))
+                rid = rid_of[meta["id"]]
+                self._events.put(Event(rid, answer, ended=ended))
                 if ended:
-                    open_rids.discard(meta["id"])
+                    open_rids.discard(rid)
+                    self._names.pop(rid, None)
         return ""
 
     # -- calls -------------------------------------------------------------------------------------
@@ -257,3 +268,11 @@ class Client:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._samples.close()
         await self._calls.close()
+
+
+def _renamed(name: str) -> str:
+    """Returns another id of the same length: SGLang aborts all whose ids begin with one.
+
+    name: begins with a digit where the sample was sent once, else with a letter.
+    """
+    return (chr(ord(name[0]) + 1) if name[0].isalpha() else "a") + name[1:]

@@ -364,9 +364,8 @@ class SglangGenerator:
             # Asked again each time, because SGLang ignores ids that have not reached it yet. The
             # last ids come first: they may not have begun, and are then aborted before they do.
             try:
-                self._client.call_each(
-                    "/abort_request", [{"rid": rid} for rid in sorted(pending, reverse=True)]
-                )
+                names = [self._client.sent_as(rid) for rid in sorted(pending, reverse=True)]
+                self._client.call_each("/abort_request", [{"rid": name} for name in names])
             except Unreachable as error:
                 raise self._no_answer(error) from error
             events = self._client.wait(_ABORT_AGAIN_S)

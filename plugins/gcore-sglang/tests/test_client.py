@@ -144,10 +144,14 @@ def test_waiting_samples_are_sent_together_and_can_be_withdrawn(
     assert bodies[2] == ["d", "e"]
 
 
-def test_a_refused_sample_fails_alone(serving: Any) -> None:
+def test_a_refused_sample_fails_alone_and_no_other_is_sent_again_by_its_id(serving: Any) -> None:
+    """SGLang aborts the ids of a refused request two seconds later."""
+    sent: list[str] = []
+
     async def handler(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if bad := sorted(set(body["rid"]) & set("cg")):
+        sent.extend(body["rid"])
+        if bad := sorted(rid[1:] for rid in body["rid"] if rid[1:] in "cg"):
             return web.Response(status=400, text=f"{bad[0]} is bad")
         response = web.StreamResponse()
         await response.prepare(request)
@@ -156,11 +160,13 @@ def test_a_refused_sample_fails_alone(serving: Any) -> None:
         return response
 
     client = serving(handler)
-    client.sample({name: {} for name in "abcdefgh"})
+    client.sample({f"0{name}": {} for name in "abcdefgh"})
     found = sorted(events(client, 8), key=lambda event: event.rid)
     assert [(e.rid, e.error, e.lost) for e in found] == [
-        (name, f"{name} is bad" if name in "cg" else "", False) for name in "abcdefgh"
+        (f"0{name}", f"{name} is bad" if name in "cg" else "", False) for name in "abcdefgh"
     ]
+    assert len(sent) == len(set(sent)) > 8
+    assert {len(rid) for rid in sent} == {2}
 
 
 def test_a_broken_connection_is_reported_as_lost(serving: Any) -> None:
