@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +147,15 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
     service = Service("supervisor")
     service.add(HELLO, hello)
     service.add(FAILED, failed)
-    async with AsyncExitStack() as closing:
-        until_end = closing.enter_context(ExitStack())
+    with ExitStack() as until_end:
         job, _ = prepare(job_file, [], lambda steps: _Silent(), until_end=until_end)
-        opening = LocalLauncher().site(job.where(), service, job.directory / "logs")
-        site = await closing.enter_async_context(opening)
-        spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
-        await site.home_node.agent.call(SPAWN, SpawnRequest([spec]))
-        await has_started.wait()
-        if failures:
-            raise RuntimeError(f"{engine}: {failures[0]}")
-        yield site.network.peer("rollout.0")
+        async with LocalLauncher().site(job.where(), service, job.directory / "logs") as site:
+            spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
+            await site.home_node.agent.call(SPAWN, SpawnRequest([spec]))
+            await has_started.wait()
+            if failures:
+                raise RuntimeError(f"{engine}: {failures[0]}")
+            yield site.network.peer("rollout.0")
 
 
 class _Silent:

@@ -1,10 +1,13 @@
 """Words next to a number, by what they do to it: the vocabulary of ``gcore_core.kits.answers``.
 
-Of English, the words that change a number are listed, and every other word is harmless. Of other
-languages too little is known for that. There, a word before a number must be a harmless one that is
-listed, or a longer one of a sentence, such as its verb; behind a number stands what is counted,
-which no list holds. So a word there is harmless unless it is listed, or is as short as the words
-for "or", "to", "times" and "per" are everywhere.
+A harmless word leaves a number what it is. Which words are harmless depends on the language:
+
+English, before and behind: every word but those that are listed as changing a number.
+Other languages, before: a word that is listed as harmless, or a longer one in a sentence, which is
+    its verb or says who.
+Other languages, behind: every word but those that are listed as changing a number, and short ones.
+    What is counted stands there, and no list holds that. The words for "or", "to", "times" and
+    "per" are short everywhere.
 """
 
 from __future__ import annotations

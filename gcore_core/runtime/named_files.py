@@ -86,28 +86,32 @@ def texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
 def digest_of(path: Path) -> str:
     """Returns a digest of the content of a file, or of all files in a directory.
 
-    It does not depend on the path, nor on times: a copy is the same. Of up to 1 GiB every byte is
-    read. Of more, the smallest files come first, so that settings and tokenizers are read whole;
-    behind the first GiB it is names, sizes and 4096 pieces of 4 KiB, evenly spread: of 100 GiB one
-    in 25 MiB. Weights that were trained on, merged or converted differ in each of them. A few
-    numbers that somebody has changed by hand may not be seen there.
+    A copy has the same digest: it depends on neither the path nor times. Files are read in the
+    order of their sizes, the smallest first, so that settings and tokenizers are read whole.
 
-    Hidden files and what Python compiles are left out.
+    The first GiB: every byte is read.
+    Behind it: 4096 pieces of 4 KiB are read, evenly spread. Of 100 GiB that is one in 25 MiB.
+    What is seen: weights that were trained, merged or converted, since they differ everywhere.
+    What may not be seen: a few numbers behind the first GiB that somebody changed by hand.
+    Left out: hidden files, and what Python compiles.
     """
     digest = xxhash.xxh3_64()
     files = sorted((file.stat().st_size, name, file) for name, file in _files(path))
     behind = sum(size for size, _, _ in files) - _WHOLE_BYTES
     stride = max(_SAMPLE_BYTES, behind // _SAMPLES)
-    begin = 0  # of the file, in all of them one behind the other
+    begin = 0  # of this file, where all files lie one behind the other
     for size, name, file in files:
         digest.update((f"{name}/{size}" if name else str(size)).encode())
+        whole = min(size, max(0, _WHOLE_BYTES - begin))
+        # Samples stand at the multiples of the stride behind the first GiB, whatever file has them.
+        read_behind = begin + whole - _WHOLE_BYTES
+        first = whole + -read_behind % stride
         with file.open("rb") as stream:
-            whole = min(size, max(0, _WHOLE_BYTES - begin))
             left = whole
             while left > 0 and (piece := stream.read(min(_PIECE_BYTES, left))):
                 digest.update(piece)
                 left -= len(piece)
-            for offset in range(whole + -(begin + whole - _WHOLE_BYTES) % stride, size, stride):
+            for offset in range(first, size, stride):
                 stream.seek(offset)
                 digest.update(stream.read(_SAMPLE_BYTES))
         begin += size

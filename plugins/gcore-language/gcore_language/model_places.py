@@ -93,12 +93,14 @@ def problems(
         if model.get("path"):  # a model that the job makes has one when it has been made
             key = "make" if "make" in model else "path"
             where, path = f"roles.{name}.model.{key}", str(model["path"])
-            own_kind = kind or ("trainer" if "reference_path" in config else "generator")
+            is_trainer = "reference_path" in config
+            own_kind = kind or ("trainer" if is_trainer else "language")
             if kind == "engine" and role.get("follows"):
                 own_kind = "language"
-            followers = [r for r in plan["roles"].values() if r.get("follows") == name]
-            generates = own_kind == "generator" or any(
-                follower["use"].partition("/")[0] == plugin for follower in followers
+            generates = not is_trainer or any(
+                other["use"].partition("/")[0] == plugin
+                for other in plan["roles"].values()
+                if other.get("follows") == name
             )
             yield from path_problems(
                 where,
@@ -180,10 +182,9 @@ def look_at(
     """Returns a look that compares a model's files with its architecture.
 
     where: path of the setting that names the model.
-    kind: as what it will be opened: "language" and "generator", a language model; "trainer", that
-        or a model of values; "engine", what an engine can load, which nobody trains; "files", any
-        whose tokenizer alone is used; "classifier", a reward model; "clip", one for text and
-        images.
+    kind: as what it will be opened: "language", a language model; "trainer", that or a model of
+        values; "engine", what an engine can load, which nobody trains; "files", any whose
+        tokenizer alone is used; "classifier", a reward model; "clip", one for text and images.
     generates: whether the plugin itself generates with it, by a cache of keys and values.
     python: the interpreter that opens it.
     images: whether it may take images.

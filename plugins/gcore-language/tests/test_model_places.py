@@ -101,7 +101,8 @@ def test_each_model_that_is_there_is_looked_at_as_it_will_be_opened(tmp_path: Pa
     assert (policy.where, policy.python) == ("roles.policy.model.path", "venv:mine")
     assert policy.files == (str(tmp_path),)
     assert policy.arguments["kind"] == "trainer" and policy.arguments["trust_remote_code"] is True
-    assert (judge.where, judge.arguments["kind"]) == ("roles.judge.model.make", "generator")
+    assert (judge.where, judge.arguments["kind"]) == ("roles.judge.model.make", "language")
+    assert judge.arguments["generates"] is True
 
 
 @pytest.mark.parametrize(
