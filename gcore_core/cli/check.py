@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         checks.interpreters(plan.settings, plan.provided, plan.source)
         placed = place(plan, find_nodes(plan))
         check_parts(plan)
-        file_notes = check_files(plan, placed.nodes, _say)
-        memory_notes = check_memory(plan, placed, placed.nodes, args.overrides)
+        seen = check_files(plan, placed.nodes, _say)
+        memory_notes = check_memory(plan, placed, placed.nodes, args.overrides, facts=seen.facts)
         push_note = check_pushes(plan, placed, build(plan.factory("launcher")))
     except ConfigError as error:
         problems = error.facts.get("problems", ())
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
     print_table(["at", "provider", "plugin", "distribution"], rows)
     placed_notes = filter(None, [placed.note, push_note])
-    for note in [*plan.notes, *file_notes, *placed_notes, *memory_notes]:
+    for note in [*plan.notes, *seen.notes, *placed_notes, *memory_notes]:
         print(f"note: {note}")
     print(f"{args.file}: nothing wrong found")
     return 0

@@ -6,7 +6,8 @@ Exit code: 0 it fits as far as anybody knows, 1 it does not, 2 bad input.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         overrides.append(f"cluster.device_gib={args.device_gib}")
     plan = load_plan(args.file, overrides)
     nodes = find_nodes(plan) if imagined is None else imagined
-    needs = memory_needs(plan, place(plan, nodes))
+    needs = memory_needs(plan, place(plan, nodes), _facts(plan, nodes))
     full = needs.too_full()
     changes = (
         [str(change) for change in changes_for(plan.source, overrides, nodes, needs, full[0])]
@@ -78,6 +79,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(plan, needs, changes, seconds)
     return 1 if full else 0
+
+
+def _facts(plan: Plan, nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
+    """Returns what looks count of the job's rows; nothing where ``g-core check`` would refuse it:
+    what it needs is planned before its data and models are there, too.
+    """
+    from gcore_core.contract.errors import GcoreError
+    from gcore_core.run.preflight import check_files
+
+    try:
+        return check_files(
+            plan, nodes, say=lambda text: print(f"{text} ...", file=sys.stderr)
+        ).facts
+    except GcoreError:
+        return {}
 
 
 def _imagined(args: argparse.Namespace) -> list[NodeFacts] | None:

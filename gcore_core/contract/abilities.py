@@ -307,6 +307,18 @@ class CountsGroups(Protocol):
 
 
 @runtime_checkable
+class CountsMinibatches(Protocol):
+    """Says into how many parts a controller cuts a step's groups for the policy's trainer."""
+
+    def minibatches_per_step(self) -> int:
+        """Returns how many optimizer updates see all of a step's groups once, at least 1.
+
+        ``WorkerShape.minibatches`` tells it to backends that say what they will need. Without the
+        method: 1.
+        """
+
+
+@runtime_checkable
 class LimitsGaps(Protocol):
     """Says that a controller's settings bound log-prob gaps in place of what the pair states."""
 
@@ -477,6 +489,11 @@ def groups_per_step(config: Any) -> int:
     return config.groups_per_step() if isinstance(config, CountsGroups) else 0
 
 
+def minibatches_per_step(config: Any) -> int:
+    """Returns into how many parts a step's groups are cut under a controller."""
+    return config.minibatches_per_step() if isinstance(config, CountsMinibatches) else 1
+
+
 def largest_gap(config: Any) -> float:
     """Returns the band that a controller's settings give, in nats; 0 where they give none."""
     return config.largest_gap() if isinstance(config, LimitsGaps) else 0.0
@@ -550,6 +567,7 @@ ABILITIES = (
     _ability(Downloads, "dataset"),
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
+    _ability(CountsMinibatches, "controller"),
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
     _ability(KeepsCaches, "controller"),

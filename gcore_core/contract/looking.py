@@ -3,8 +3,8 @@
 The process that reads the configuration imports no engine. So a plugin yields a ``Look``, and the
 core calls its function in a helper process of the interpreter that the role's workers will have.
 All looks of an interpreter share one process, so its libraries are imported once. Where nothing was
-found wrong, that answer is kept in the user's cache, with its notes, and the function is not called
-again until something that it depends on changes.
+found wrong, that answer is kept in the user's cache, with its notes and facts, and the function is
+not called again until something that it depends on changes.
 
     yield Look(
         where="roles.policy.model",
@@ -31,15 +31,28 @@ class Note(str):
     __slots__ = ()
 
 
+@dataclass(frozen=True)
+class Fact:
+    """A number that a look has counted, for what backends say of their memory
+    (``WorkerShape.facts``). A function yields it among its problems.
+
+    name: such as "prompt_tokens". Of several with one name the largest counts.
+    """
+
+    name: str
+    value: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Look:
     """Names a function that finds problems in a helper process, and what its answer depends on.
 
     where: config path that its problems begin with, such as "roles.policy.model". One that does not
         begin with it gets it in front.
-    function: ``"module:function"``, called as ``function(arguments) -> Iterable[str]``. It yields
-        problems as ``gcore_check_files`` does, and notes (``Note``). It may raise: a ``GcoreError``
-        becomes a problem in its own words. It must not download, and what it prints is not shown.
+    function: ``"module:function"``, called as ``function(arguments) -> Iterable[str | Fact]``. It
+        yields problems as ``gcore_check_files`` does, notes (``Note``) and facts (``Fact``). It may
+        raise: a ``GcoreError`` becomes a problem in its own words. It must not download, and what
+        it prints is not shown.
     python: the interpreter that calls it, as a job names one: a path or ``venv:NAME``; None or "":
         the one that reads the job.
     arguments: what the function is called with, plain JSON values; numbers may be NaN.

@@ -85,6 +85,12 @@ class WorkerShape:
     deterministic: whether the run is deterministic.
     push_bytes: shared memory that a weight push may go through, for all its buckets together. It
         takes less where the weights are smaller, and more where one tensor is larger.
+    records: most records that a step brings to all workers of the role together: those that a
+        trainer trains on, or the samples that a generator draws at a time. 0: not known.
+    group_size: how many of them have one prompt.
+    minibatches: parts of a step's records, each of which is one optimizer update.
+    facts: name -> what a look has counted of the job (``gcore_core.contract.looking``); a name that
+        is absent is not known.
     """
 
     role: str
@@ -96,3 +102,7 @@ class WorkerShape:
     given: frozenset[str] = frozenset()
     deterministic: bool = False
     push_bytes: int = PUSH_BYTES
+    records: int = 0
+    group_size: int = 1
+    minibatches: int = 1
+    facts: Mapping[str, int] = field(default_factory=dict)

@@ -181,7 +181,8 @@ class ControllerProvider(Provider):
     overlaps: it has generators draw while trainers work. Placement policies are told
         (``Window.overlaps``), and none may have roles take turns on a device.
 
-    Abilities of its config: ``updates_per_step``, ``groups_per_step``, ``largest_gap``,
+    Abilities of its config: ``updates_per_step``, ``groups_per_step``,
+        ``minibatches_per_step``, ``largest_gap``,
     ``cuts_samples``, ``keeps_caches``, ``repeats_cuts``, ``keeps_unfinished``, ``pushes_nearby``,
     ``push_bytes``.
     """

@@ -111,6 +111,10 @@ class SyncConfig:
         """Returns ``logprob_band``; 0 where it is not set."""
         return self.logprob_band or 0.0
 
+    def minibatches_per_step(self) -> int:
+        """Returns ``minibatches``; ``g-core plan`` counts the records of one."""
+        return self.minibatches
+
     def groups_per_step(self) -> int:
         """Returns how many groups a step trains on; a placement policy plans for them."""
         return self.prompts

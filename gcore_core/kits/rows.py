@@ -48,7 +48,9 @@ def rows_of_each_form(dataset: Dataset, most: int = 100) -> list[dict[str, Any]]
     return [_plain(prompt) for prompt in first_of.values()]
 
 
-def longest_rows(dataset: Dataset, over_bytes: int, most: int = 300) -> list[dict[str, Any]]:
+def longest_rows(
+    dataset: Dataset, over_bytes: int, most: int = 300, least: int = 0
+) -> list[dict[str, Any]]:
     """Returns the rows whose prompts have most bytes, longest first, of those that may be too long.
 
     A token has at least one byte, so a prompt of no more bytes than a limit in tokens has room, but
@@ -58,15 +60,18 @@ def longest_rows(dataset: Dataset, over_bytes: int, most: int = 300) -> list[dic
 
     over_bytes: prompts of so many bytes or fewer are left out.
     most: rows that are returned.
+    least: of the longest rows so many are returned, however short they are.
     """
     longest: list[tuple[int, int]] = []
     for row in spread(len(dataset), _READ_FOR_LENGTHS):
-        nbytes = _nbytes(dataset[row])
-        if nbytes > over_bytes:
-            # Of two that are equally long the first one counts.
-            push = heapq.heappush if len(longest) < most else heapq.heappushpop
-            push(longest, (nbytes, -row))
-    return [_plain(dataset[-row]) for _, row in sorted(longest, reverse=True)]
+        # Of two that are equally long the first one counts.
+        push = heapq.heappush if len(longest) < most else heapq.heappushpop
+        push(longest, (_nbytes(dataset[row]), -row))
+    return [
+        _plain(dataset[-row])
+        for place, (nbytes, row) in enumerate(sorted(longest, reverse=True))
+        if nbytes > over_bytes or place < least
+    ]
 
 
 def _form(prompt: Prompt) -> str:

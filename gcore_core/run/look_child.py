@@ -20,7 +20,7 @@ import msgspec
 
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.factories import import_attribute
-from gcore_core.contract.looking import Note
+from gcore_core.contract.looking import Fact, Note
 
 _LIBRARIES = ("site-packages", "dist-packages")
 
@@ -57,12 +57,14 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     look: its number in the request.
     problems: what was found; None: the look begins.
     notes: what is said besides.
+    facts: what was counted.
     imported: the Python files outside of libraries that the process has imported by then.
     """
 
     look: int
     problems: list[str] | None = None
     notes: list[str] = []
+    facts: dict[str, int] = {}
     imported: list[FileState] = []
 
 
@@ -74,20 +76,24 @@ def state_of(path: str) -> FileState:
     return FileState(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
-def _said(look: Asked) -> tuple[list[str], list[str]]:
-    """Calls the function of one look; returns its problems and notes. What it raises is one more
-    problem.
+def _said(look: Asked) -> tuple[list[str], list[str], dict[str, int]]:
+    """Calls the function of one look; returns its problems, notes and facts. What it raises is one
+    more problem.
     """
     problems: list[str] = []
     notes: list[str] = []
+    facts: dict[str, int] = {}
     try:
         for said in import_attribute(look.function)(look.arguments) or ():
-            (notes if isinstance(said, Note) else problems).append(str(said))
+            if isinstance(said, Fact):
+                facts[said.name] = max(said.value, facts.get(said.name, 0))
+            else:
+                (notes if isinstance(said, Note) else problems).append(str(said))
     except GcoreError as error:
         problems.append(f"{error.sentence()}.")
     except BaseException as error:  # isolation point: code of a plugin, and perhaps of a user
         problems.append(f"{look.function} raised {type(error).__name__}: {error}")
-    return list(map(_on_one_line, problems)), list(map(_on_one_line, notes))
+    return list(map(_on_one_line, problems)), list(map(_on_one_line, notes)), facts
 
 
 def _on_one_line(text: str) -> str:
@@ -119,8 +125,8 @@ def main() -> None:
 
         for number, look in enumerate(request.looks):
             write(Line(number))
-            problems, notes = _said(look)
-            write(Line(number, problems, notes, list(_imported())))
+            problems, notes, facts = _said(look)
+            write(Line(number, problems, notes, facts, list(_imported())))
     os._exit(0)  # what a function has left behind, such as threads, is not waited for
 
 

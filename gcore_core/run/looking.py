@@ -40,7 +40,7 @@ _LIMIT_S = 180.0
 _NOTICE_S = 1.0  # what takes longer is told
 _KEPT_DAYS = 30
 #: Is part of the name of what is kept; another one makes all that was kept void.
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,12 @@ class Seen:
     """What looks found, in their order, each with its plugin's name.
 
     notes: what keeps no job from running, each once.
+    facts: name -> the largest number that a look has counted.
     """
 
     problems: list[str]
     notes: list[str]
+    facts: dict[str, int]
 
 
 def look_at(
@@ -66,6 +68,7 @@ def look_at(
     notice = _Notice(say)
     problems: dict[int, list[str]] = {}
     notes: dict[int, list[str]] = {}
+    facts: dict[str, int] = {}
     for numbers in _by_interpreter(looks).values():
         try:
             interpreter = open_interpreter(looks[numbers[0]][1].python, where="")
@@ -75,17 +78,27 @@ def look_at(
         kept = _Kept(interpreter)
         known = {number: kept.answer(looks[number][1]) for number in numbers}
         notes |= {number: answer.notes for number, answer in known.items() if answer}
+        for answer in filter(None, known.values()):
+            _count(facts, answer.facts)
         unknown = [number for number in numbers if not known[number]]
         helper = _Helper(interpreter, [looks[number][1] for number in unknown], notice, limit_s)
         states = [_states(looks[number][1]) for number in unknown]
-        for place, answer in enumerate(helper.answers()):
+        for place, said in enumerate(helper.answers()):
             look = looks[unknown[place]][1]
-            problems[unknown[place]] = answer.problems
-            notes[unknown[place]] = answer.notes
-            if not answer.problems and states[place] == _states(look):
-                files = [*states[place], *answer.imported]
-                kept.keep(look, _Answer(files, answer.notes), helper.began_ns)
-    return Seen(problems=_named(problems, looks), notes=list(dict.fromkeys(_named(notes, looks))))
+            problems[unknown[place]] = said.problems
+            notes[unknown[place]] = said.notes
+            _count(facts, said.facts)
+            if not said.problems and states[place] == _states(look):
+                files = [*states[place], *said.imported]
+                kept.keep(look, _Answer(files, said.notes, said.facts), helper.began_ns)
+    said_once = list(dict.fromkeys(_named(notes, looks)))
+    return Seen(problems=_named(problems, looks), notes=said_once, facts=facts)
+
+
+def _count(facts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds facts; of two with one name the larger stays."""
+    for name, value in more.items():
+        facts[name] = max(value, facts.get(name, 0))
 
 
 def _named(said: Mapping[int, Sequence[str]], looks: Sequence[tuple[str, Look]]) -> list[str]:
@@ -142,10 +155,12 @@ class _Answer(msgspec.Struct, frozen=True):
 
     files: those that its answer depends on.
     notes: what it said besides.
+    facts: what it counted.
     """
 
     files: list[FileState]
     notes: list[str]
+    facts: dict[str, int]
 
 
 class _Kept:
@@ -222,6 +237,7 @@ class _Answered:
 
     problems: list[str]
     notes: list[str] = field(default_factory=list)
+    facts: dict[str, int] = field(default_factory=dict)
     imported: Iterable[FileState] = ()
 
 
@@ -334,7 +350,12 @@ def _read(results: Path) -> Iterator[_Answered]:
         with contextlib.suppress(msgspec.DecodeError):
             line = msgspec.json.decode(text, type=Line)
             if line.problems is not None:
-                yield _Answered(problems=line.problems, notes=line.notes, imported=line.imported)
+                yield _Answered(
+                    problems=line.problems,
+                    notes=line.notes,
+                    facts=line.facts,
+                    imported=line.imported,
+                )
 
 
 def _last_line(log: Path) -> str:

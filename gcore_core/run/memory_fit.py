@@ -21,8 +21,6 @@ from gcore_core.run.memory_needs import GIB, Held, MemoryNeeds, Pool, memory_nee
 _ROUNDS = 8
 _SHOWN_ROWS = 3
 
-Models = Mapping[str, Mapping[str, object]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -55,15 +53,16 @@ def check_memory(
     placed: Placed,
     nodes: Sequence[NodeFacts],
     overrides: Sequence[str] = (),
-    models: Models | None = None,
+    facts: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Returns a note for each pool of memory that a full step may be too large for.
 
     Raises PlacementError for a job that cannot fit.
 
     overrides: those that the plan was made with; what would make it fit is tried beside them.
+    facts: what looks counted, see ``WorkerShape.facts``.
     """
-    needs = memory_needs(plan, placed, models)
+    needs = memory_needs(plan, placed, facts or {})
     if impossible := needs.too_full(full=False):
         pool = impossible[0]
         changes = changes_for(plan.source, overrides, nodes, needs, pool, full=False)
@@ -132,7 +131,7 @@ def changes_for(
     single = [
         change
         for setting in _settings(needs, pool, full=full)
-        if (change := _tried(file, overrides, (setting,), nodes, pool, full=full))
+        if (change := _tried(file, overrides, (setting,), nodes, needs.facts, pool, full=full))
     ]
     if any(change.fits for change, _ in single):
         return [change for change, _ in single if change.fits]
@@ -160,7 +159,9 @@ def _together(
         best: tuple[Change, MemoryNeeds] | None = None
         for setting in _settings(needs, pool, full=full):
             tried = {**chosen, setting.partition("=")[0]: setting}
-            found = _tried(file, overrides, tuple(tried.values()), nodes, pool, full=full)
+            found = _tried(
+                file, overrides, tuple(tried.values()), nodes, needs.facts, pool, full=full
+            )
             if found and (best is None or found[0].nbytes < best[0].nbytes):
                 best = found
         if best is None:
@@ -189,6 +190,7 @@ def _tried(
     overrides: Sequence[str],
     more: tuple[str, ...],
     nodes: Sequence[NodeFacts],
+    facts: Mapping[str, int],
     pool: Pool,
     *,
     full: bool,
@@ -196,7 +198,7 @@ def _tried(
     """Returns what a job needs with other settings; None where they do not go with the job."""
     try:
         plan = load_plan(file, [*overrides, *more])
-        needs = memory_needs(plan, place(plan, nodes))
+        needs = memory_needs(plan, place(plan, nodes), facts)
     except GcoreError:
         return None
     nbytes = max(needs.total(pool, needs.fullest_phase(pool, full=full), full=full), 0)

@@ -12,13 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import push_bytes, required_by
+from gcore_core.contract.abilities import (
+    groups_per_step,
+    minibatches_per_step,
+    push_bytes,
+    required_by,
+)
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
-from gcore_core.contract.factories import import_attribute
-from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.factories import build, import_attribute
+from gcore_core.contract.job_settings import POLICY, ROLLOUT, Filter
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
+from gcore_core.contract.providers import ControllerProvider
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.make_model import find_made, models_cache
 
@@ -65,12 +71,14 @@ class MemoryNeeds:
     there: pool -> its bytes; a pool of unknown size is absent.
     silent: role -> why it is not known what it needs, or a part of that.
     placed: where the workers are.
+    facts: what looks counted, as given.
     """
 
     held: Mapping[Pool, Mapping[str, tuple[Held, ...]]]
     there: Mapping[Pool, int]
     silent: Mapping[str, str]
     placed: Placed
+    facts: Mapping[str, int]
 
     def total(self, pool: Pool, phase: str, *, full: bool = True) -> int:
         """Returns the bytes that are needed, as far as anybody knows.
@@ -98,12 +106,10 @@ class MemoryNeeds:
         return f"memory of {host}" if pool.device < 0 else f"device {pool.device} of {host}"
 
 
-def memory_needs(
-    plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, object]] | None = None
-) -> MemoryNeeds:
+def memory_needs(plan: Plan, placed: Placed, facts: Mapping[str, int]) -> MemoryNeeds:
     """Asks every chosen backend what it needs, and adds it up.
 
-    models: role -> its ``model:`` mapping, where it is known better than in the plan.
+    facts: what looks counted, see ``WorkerShape.facts``.
     Raises ContractError where a backend's function fails or returns what is not a valid need.
     """
     devices = {device.index: device for device in placed.window.devices}
@@ -112,7 +118,7 @@ def memory_needs(
     silent: dict[str, str] = {}
     answers: dict[str, Sequence[MemoryNeed]] = {}
     for role in plan.settings.roles:
-        answer = _answer(plan, role, kind, models or {})
+        answer = _answer(plan, _shape(plan, role, kind, facts))
         silent |= {role: answer} if isinstance(answer, str) else _unknown(role, answer)
         answers[role] = () if isinstance(answer, str) else answer
     for role in answers:
@@ -125,7 +131,9 @@ def memory_needs(
         pool: {phase: _sorted(phases.get(phase, [])) for phase in PHASES}
         for pool, phases in sorted(rows.items())
     }
-    return MemoryNeeds(held=held, there=_there(plan, placed), silent=silent, placed=placed)
+    return MemoryNeeds(
+        held=held, there=_there(plan, placed), silent=silent, placed=placed, facts=facts
+    )
 
 
 def _sorted(rows: Sequence[Held]) -> tuple[Held, ...]:
@@ -146,14 +154,12 @@ def _add(
     rows.setdefault(pool, {}).setdefault(need.phase, []).append(row)
 
 
-def _answer(
-    plan: Plan, role: str, kind: str, models: Mapping[str, Mapping[str, object]]
-) -> list[MemoryNeed] | str:
+def _answer(plan: Plan, shape: WorkerShape) -> list[MemoryNeed] | str:
     """Returns what a role's backend says one worker needs, or why it says nothing."""
+    role = shape.role
     item = plan.provided[f"roles.{role}"]
     if not item.spec.memory:
         return f"{item.reference} ({item.owner}) does not say"
-    shape = _shape(plan, role, kind, models)
     try:
         needs = list(import_attribute(item.spec.memory)(plan.objects[f"roles.{role}"], shape))
     except GcoreError:
@@ -176,9 +182,7 @@ def _answer(
     return needs
 
 
-def _shape(
-    plan: Plan, role: str, kind: str, models: Mapping[str, Mapping[str, object]]
-) -> WorkerShape:
+def _shape(plan: Plan, role: str, kind: str, facts: Mapping[str, int]) -> WorkerShape:
     node = plan.settings.roles[role]
     followed = plan.settings.roles.get(node.follows or "")
     model = node.model or (followed.model if followed else {})
@@ -188,13 +192,49 @@ def _shape(
         role=role,
         device=kind,
         slots=node.slots,
-        model=dict(models.get(role) or _with_path(model)),
+        model=dict(_with_path(model)),
         engine=dict(node.engine),
         requires=required_by(plan.objects.get(objective)),
         given=frozenset(column.name for columns in others for column in columns),
         deterministic=plan.settings.run.deterministic,
         push_bytes=push_bytes(plan.objects.get("controller")),
+        records=_records(plan, role),
+        group_size=_group_size(plan),
+        minibatches=_minibatches(plan, role),
+        facts=facts,
     )
+
+
+def _records(plan: Plan, role: str) -> int:
+    """Returns the most records that one step brings to all workers of a role; 0: not known.
+
+    Generators that draw ahead of the trainer, or for a filter, may draw more than a step trains on.
+    """
+    groups = groups_per_step(plan.objects.get("controller"))
+    if plan.provided[f"roles.{role}"].kind == "trainer":
+        return groups * _group_size(plan)
+    controller = plan.provided["controller"].spec
+    overlaps = isinstance(controller, ControllerProvider) and controller.overlaps
+    filters = plan.settings.filter.use != Filter().use  # the default one keeps all
+    if role != ROLLOUT or not groups or overlaps or filters:
+        return 0
+    evaluates = "evaluation.data" in plan.provided
+    evaluated = 2 * plan.settings.evaluation.prompts if evaluates else 0  # greedy and sampled
+    return max(groups * _group_size(plan), evaluated)
+
+
+def _group_size(plan: Plan) -> int:
+    """Returns how many records of a step have one prompt."""
+    if "advantage" not in plan.provided:
+        return 1
+    return int(getattr(build(plan.factory("advantage")), "group_size", 1))
+
+
+def _minibatches(plan: Plan, role: str) -> int:
+    """Returns into how many parts a role's trainer cuts the records of a step."""
+    if role == POLICY:
+        return minibatches_per_step(plan.objects.get("controller"))
+    return plan.settings.roles[role].minibatches
 
 
 def _with_path(model: Mapping[str, object]) -> Mapping[str, object]:

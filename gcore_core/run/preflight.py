@@ -16,6 +16,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from gcore_core.contract.providers import ControllerProvider
 from gcore_core.contract.sampling import GrowsAnswers
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.looking import look_at
+from gcore_core.run.looking import Seen, look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
 from gcore_core.run.opened_data import open_data
 from gcore_core.run.row_checks import row_problems
@@ -79,8 +80,8 @@ def check_files(
     nodes: Sequence[NodeFacts],
     say: Callable[[str], None],
     opened: Mapping[str, Dataset] | None = None,
-) -> list[str]:
-    """Returns what is to be known of the files that the job names.
+) -> Seen:
+    """Returns notes and facts of the files that the job names; there are no problems.
 
     Raises one ConfigError that lists datasets that cannot be read, and what plugins miss of the
     files; or for a file of known rewards that has none.
@@ -99,7 +100,7 @@ def check_files(
         of_rows, notes = row_problems(plan.settings, datasets)
     seen = look_at(checked.looks, say)
     checks.refuse([*problems, *of_rows, *checked.problems, *seen.problems], plan.source)
-    return [*notes, *seen.notes]
+    return replace(seen, notes=[*notes, *seen.notes])
 
 
 def _with_made(plan: Plan) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def prepare(
         display = display or _displayed(plan, display_of)
         display.phase(text)
 
-    file_notes = check_files(plan, placed.nodes, say, datasets)
-    memory_notes = check_memory(plan, placed, placed.nodes, overrides)
+    seen = check_files(plan, placed.nodes, say, datasets)
+    memory_notes = check_memory(plan, placed, placed.nodes, overrides, facts=seen.facts)
     push_note = check_pushes(plan, placed, launcher)
     resumed = None if resume is None else newest(resume)
     if resumed is not None:
@@ -120,12 +120,12 @@ def prepare(
     environment.write(directory, plan, resumed.step if resumed else 0, files)
     if any("make" in node.model for node in plan.settings.roles.values()):
         # Those models are there only now.
-        file_notes = check_files(plan, placed.nodes, display.phase, datasets)
+        seen = check_files(plan, placed.nodes, display.phase, datasets)
     for role, node in plan.settings.roles.items():
         if node.follows and not models[role]:
             models[role] = models[node.follows]
     _say_changes(plan, {}, found, display)
-    for note in filter(None, [placed.note, push_note, *file_notes, *memory_notes]):
+    for note in filter(None, [placed.note, push_note, *seen.notes, *memory_notes]):
         display.note(note)
     kept_weights = host_memory(plan, placed, models)
     if kept_weights:

@@ -52,7 +52,7 @@ def planned(
     found = tuple(Device(index=index, kind="cuda") for index in range(devices))
     nodes = [NodeFacts(name="agent.0", devices=found, host="large", device_bytes=DEVICE_GIB * GIB)]
     plan = load_plan(folder / "job.yaml")
-    return memory_needs(plan, place(plan, nodes))
+    return memory_needs(plan, place(plan, nodes), {})
 
 
 def of_fullest_rank(model: KnownModel, ranks: int) -> float:

@@ -23,7 +23,7 @@ import os, sys, time
 from pathlib import Path
 import beside_looks
 from gcore_core.contract.errors import DataError
-from gcore_core.contract.looking import Note
+from gcore_core.contract.looking import Fact, Note
 
 def find(arguments):
     with open(arguments["calls"], "a") as calls:
@@ -39,6 +39,7 @@ def note(arguments):
     with open(arguments["calls"], "a") as calls:
         calls.write("note" + chr(10))
     yield Note("three of" + chr(10) + "nine rows")
+    yield from [Fact("tokens", 7), Fact("tokens", 9), Fact("tokens", 8)]
     yield from beside_looks.FOUND
 
 def refuse(arguments):
@@ -102,12 +103,15 @@ def test_arguments_arrive_as_they_are_and_one_process_answers_all_looks_of_an_in
     assert two == f"roles.policy: 2 {sys.executable} {os.getpid()} [plugin made]"
 
 
-def test_a_note_is_no_problem_and_is_kept_with_what_was_not_found(folder: Path) -> None:
+def test_notes_and_the_largest_facts_are_no_problems_and_are_kept_with_what_was_not_found(
+    folder: Path,
+) -> None:
     noting = look("note", arguments={"calls": str(folder / "calls")})
     for _ in range(2):
         said = look_at([("made", noting)], lambda text: None)
         assert said.problems == []
         assert said.notes == ["roles.policy: three of nine rows [plugin made]"]
+        assert said.facts == {"tokens": 9}
     assert calls(folder) == ["note"]
 
 

@@ -21,7 +21,7 @@ from gcore_core.contract.run_files import Measured
 from gcore_core.run.initial_placement import place
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
-from gcore_core.run.memory_needs import GIB, MemoryNeeds, Pool, memory_needs
+from gcore_core.run.memory_needs import GIB, MemoryNeeds, Pool, _shape, memory_needs
 from gcore_core.run.step_seconds import expected_seconds
 from gcore_core.testing import fake
 from tests.support import sized
@@ -35,6 +35,10 @@ JOB = {
     "roles": {"policy": {"use": "sized"}, "rollout": {"use": "sized"}},
     "rewards": {"letters": {"use": "fake"}},
 }
+
+
+#: An evaluation on 20 prompts.
+EVALUATED = ["evaluation.every=1", "evaluation.prompts=20", "evaluation.data={use: fake}"]
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def machine(devices: int, gib: int, kind: str = "cuda", host: int = 0) -> list[N
 
 def counted(job: Path, nodes: list[NodeFacts], *overrides: str) -> MemoryNeeds:
     plan = load_plan(job, overrides)
-    return memory_needs(plan, place(plan, nodes))
+    return memory_needs(plan, place(plan, nodes), {})
 
 
 def gib(needs: MemoryNeeds, device: int) -> dict[str, float]:
@@ -109,6 +113,19 @@ def test_a_role_whose_backend_says_nothing_is_named_and_not_counted_as_nothing(j
 def test_a_part_that_a_backend_does_not_know_is_named_with_the_reason(job: Path) -> None:
     needs = counted(job, machine(1, 80), "roles.rollout.config.fault=unknown")
     assert needs.silent == {"rollout": "cache: takes what is free"}
+
+
+def test_backends_are_told_how_many_records_a_step_and_an_update_have(job: Path) -> None:
+    plan = load_plan(
+        job, ["controller.config.prompts=6", "controller.config.minibatches=3", *EVALUATED]
+    )
+    told = {role: _shape(plan, role, "cpu", {"prompt_tokens": 5}) for role in ("policy", "rollout")}
+    group = told["policy"].group_size
+    assert (told["policy"].records, told["policy"].minibatches) == (6 * group, 3)
+    assert told["rollout"].records == 40, "an evaluation draws two answers to each of 20 prompts"
+    assert told["policy"].facts == {"prompt_tokens": 5}
+    filtered = load_plan(job, ["filter.use=core/varied"])
+    assert _shape(filtered, "rollout", "cpu", {}).records == 0, "a filter may have more drawn"
 
 
 def test_a_backend_is_told_what_a_push_may_go_through(job: Path) -> None:

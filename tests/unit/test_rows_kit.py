@@ -75,6 +75,7 @@ def test_the_longest_prompts_come_first_and_short_ones_not_at_all() -> None:
     assert [row["row"] for row in longest_rows(rows, over_bytes=3)] == [4, 1, 3, 5]
     assert [row["row"] for row in longest_rows(rows, over_bytes=3, most=2)] == [4, 1]
     assert longest_rows(rows, over_bytes=20) == []
+    assert [row["row"] for row in longest_rows(rows, over_bytes=20, least=2)] == [4, 1]
 
 
 def test_bytes_of_all_turns_and_text_parts_count() -> None:

@@ -43,7 +43,8 @@ def trainer_memory(config: DeepSpeedTrainerConfig, worker: WorkerShape) -> Itera
     held = list(_held(model, config, worker))
     yield from held
     yield asleep_trainer(held, worker)
-    yield from of_passes(model, config, worker)
+    replicas = max(1, worker.slots // config.replica_slots())
+    yield from of_passes(model, config, worker, replicas=replicas)
     yield push_buckets(model, config.dtype, worker.push_bytes)
 
 

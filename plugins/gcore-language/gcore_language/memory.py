@@ -22,6 +22,9 @@ from gcore_language.architecture import (
 )
 from gcore_language.settings import GeneratorSettings, TrainerSettings
 
+#: Names of facts: tokens of the longest prompt, and the most that an answer may have.
+PROMPT_TOKENS = "prompt_tokens"
+ANSWER_TOKENS = "answer_tokens"
 #: dtype -> bytes of a number.
 NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Optimizer states of AdamW in float32: two moments for each number.
@@ -103,7 +106,7 @@ def _last_norm(model: Architecture, run: Pass) -> int:
 
 
 def at_work(
-    model: Architecture, run: Pass, *, checkpointing: bool, ranks: int = 1
+    model: Architecture, run: Pass, *, checkpointing: bool, ranks: int = 1, frozen: bool = False
 ) -> tuple[int, str]:
     """Returns the bytes of what comes and goes while a gradient is computed, beside activations,
     and the moment at which they are most.
@@ -115,8 +118,10 @@ def at_work(
              again; a tied output embedding's gradient, which waits for the input's. Ranks also
              gather the next layer, and hold this layer's gradient whole, as computed and as sent
     end      the gradients of both embeddings, when all activations are gone
+
+    frozen: embeddings get no gradient, since adapters are trained.
     """
-    embedding = 4 * model.vocabulary * model.hidden
+    embedding = 0 if frozen else 4 * model.vocabulary * model.hidden
     head = max(
         logits(model, run, gradient=True), 4 * _chunk(model, run) * model.vocabulary + embedding
     )
@@ -178,43 +183,65 @@ def largest_tensor(model: Architecture) -> int:
 # -- what every engine needs -----------------------------------------------------------------------
 
 
-def pass_of(model: Architecture, settings: TrainerSettings, worker: WorkerShape) -> Pass:
-    """Returns the fullest forward pass that a trainer's settings allow.
+def pass_of(settings: TrainerSettings, worker: WorkerShape, *, replicas: int, parts: int) -> Pass:
+    """Returns the fullest forward pass that a trainer can have.
 
-    Every token is taken to be an action, which the head computes in chunks anyway.
+    It has ``budget_tokens`` at most, and no more than its records have, where those are known; then
+    of a prompt and an answer each, as long as the longest. Where they are not known every token is
+    taken to be an action, which the head computes in chunks anyway.
+
+    replicas: that share the records of a step.
+    parts: into which a step's records are cut, one after the other.
     """
     shared = settings.packing == "shared_prompt"
-    row = min(settings.budget_tokens, _SHARED_ROW_TOKENS) if shared else 0
+    tokens = actions = settings.budget_tokens
+    prompt, answer = (worker.facts.get(name, 0) for name in (PROMPT_TOKENS, ANSWER_TOKENS))
+    if worker.records and prompt and answer:
+        records = -(-worker.records // (replicas * parts))
+        # Each layout but the padded one has a prompt once for all of its answers.
+        prompts = records if settings.packing == "padded" else -(-records // worker.group_size)
+        tokens = min(tokens, prompts * prompt + records * answer)
+        actions = min(tokens, records * answer)
     return Pass(
-        tokens=settings.budget_tokens,
-        actions=settings.budget_tokens,
+        tokens=tokens,
+        actions=actions,
         dtype=settings.dtype,
         repeats_keys=shared and worker.device != "cpu",
-        mask_row=row,
+        mask_row=min(tokens, _SHARED_ROW_TOKENS) if shared else 0,
     )
 
 
 def of_passes(
-    model: Architecture, settings: TrainerSettings, worker: WorkerShape
+    model: Architecture,
+    settings: TrainerSettings,
+    worker: WorkerShape,
+    *,
+    replicas: int,
+    frozen: bool = False,
 ) -> Iterator[MemoryNeed]:
-    """Yields what the fullest passes of a trainer need beside what a rank holds."""
-    run = pass_of(model, settings, worker)
+    """Yields what the fullest passes of a trainer need beside what a rank holds.
+
+    replicas: that share the records of a step.
+    frozen: as in ``at_work``.
+    """
+    prepared = pass_of(settings, worker, replicas=replicas, parts=1)
+    run = pass_of(settings, worker, replicas=replicas, parts=worker.minibatches)
     checkpointing = settings.gradient_checkpointing
-    fewer = f"config.budget_tokens={max(1, settings.budget_tokens // 2)}"
+    fewer = f"config.budget_tokens={max(1, min(settings.budget_tokens, run.tokens) // 2)}"
     kept = "" if checkpointing else "config.gradient_checkpointing=true"
     tokens = f"{run.tokens} tokens, {settings.dtype}"
     yield MemoryNeed(
         phase="preparation",
         what="activations",
-        nbytes=forward_only(model, run),
+        nbytes=forward_only(model, prepared),
         at_most=True,
         setting=fewer,
-        note=f"of one layer, {tokens}",
+        note=f"of one layer, {prepared.tokens} tokens, {settings.dtype}",
     )
     yield MemoryNeed(
         phase="preparation",
         what="logits",
-        nbytes=logits(model, run, gradient=False),
+        nbytes=logits(model, prepared, gradient=False),
         at_most=True,
         note="of a chunk of actions",
     )
@@ -226,7 +253,9 @@ def of_passes(
         setting=kept or fewer,
         note=tokens + (", layers' inputs alone" if checkpointing else ""),
     )
-    nbytes, moment = at_work(model, run, checkpointing=checkpointing, ranks=worker.slots)
+    nbytes, moment = at_work(
+        model, run, checkpointing=checkpointing, ranks=worker.slots, frozen=frozen
+    )
     yield MemoryNeed(
         phase="training",
         what="logits and gradients at work",

@@ -7,6 +7,7 @@ process of the interpreter that the role will have.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from gcore_core.contract.errors import DataError, did_you_mean
-from gcore_core.contract.looking import Note
+from gcore_core.contract.looking import Fact, Note
 from gcore_core.contract.records import Prompt
 from gcore_language.chats import Chats, Unreadable
 from gcore_language.end_ids import end_ids
+from gcore_language.memory import ANSWER_TOKENS, PROMPT_TOKENS
 from gcore_language.model_files import read_config
 from gcore_language.model_places import directory_here
 from gcore_language.prompt_places import first_of
@@ -127,8 +129,9 @@ def _variables(tokenizer: Any) -> set[str] | None:
         return None
 
 
-def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields problems with rows, or with questions about rows, that a generator could not answer.
+def row_problems(arguments: Mapping[str, Any]) -> Iterator[str | Fact]:
+    """Yields problems with rows, or with questions about rows, that a generator could not answer,
+    and how long they are.
 
     arguments: as ``tokenizer_problems`` has them, or ``path`` and ``revision`` of the model in
         place of its directory; and ``template_kwargs``;
@@ -137,10 +140,11 @@ def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
         what       how a row's number is introduced: "row", or "its question about row"
         rows       a row of each form, as ``gcore_core.kits.rows`` gives them
         limit      tokens of prompt and answer; left out or null: not known
-        long       the longest rows that may have more
+        long       the longest rows, with all that may have more
         all_long   whether no other row may
         count      rows of the dataset
         drops      whether prompts that are too long are left out
+        answer_tokens  the most that an answer may have; left out: not known
     """
     directory = arguments.get("directory") or directory_here(
         arguments["path"], arguments["revision"]
@@ -156,8 +160,8 @@ def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
         for row, why in _unreadable(encoder, arguments["rows"])
     ]
     yield from first_of(told, where)
-    if arguments.get("limit") is not None:
-        yield from _too_long(encoder, arguments)
+    if arguments.get("long"):
+        yield from _lengths(encoder, arguments)
 
 
 def written_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -183,16 +187,22 @@ def written_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
     yield from first_of(told, where)
 
 
-def _too_long(encoder: PromptEncoder, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is to be said of prompts that leave no room for an answer."""
-    limit, rows = arguments["limit"], arguments["long"]
-    if not rows:
-        return
-    lengths = {
+def _lengths(encoder: PromptEncoder, arguments: Mapping[str, Any]) -> Iterator[str | Fact]:
+    """Yields how long prompts are, and what is to be said of those that leave no room for an
+    answer.
+    """
+    rows = arguments["long"]
+    read = {
         row["row"]: len(ids)
         for row, ids in zip(rows, encoder.encode(_prompts(rows)), strict=True)
-        if isinstance(ids, np.ndarray) and len(ids) >= limit
+        if isinstance(ids, np.ndarray)
     }
+    limit = sys.maxsize if arguments.get("limit") is None else arguments["limit"]
+    has_images = any(row["images"] for row in rows)
+    if read and arguments["answer_tokens"] and not has_images:  # those take tokens of their own
+        yield Fact(PROMPT_TOKENS, min(max(read.values()), limit))
+        yield Fact(ANSWER_TOKENS, min(arguments["answer_tokens"], limit))
+    lengths = {row: tokens for row, tokens in read.items() if tokens >= limit}
     if not lengths:
         return
     where, count = arguments["where"], arguments["count"]

@@ -8,6 +8,7 @@ row's turns is said at once; what its tokenizer and its chat template make of it
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from gcore_language.turns import problem_of
 MOST_TOLD = 5
 #: So many of the longest rows are looked at.
 _LONGEST = 300
+#: So many of the longest rows have their tokens counted in any case.
+_COUNTED = 20
 #: What a template may add to a prompt, in tokens.
 _TEMPLATE_TOKENS = 256
 
@@ -80,6 +83,7 @@ def _of_generator(
             limit=limit,
             long=long,
             all_long=len(long) < _LONGEST,
+            answer_tokens=role["config"].get("max_new_tokens"),
             count=len(dataset),
             drops=(plan["controller"].get("config") or {}).get("too_long") != "error",
         )
@@ -163,11 +167,13 @@ class RowsOf:
         self.forms = whole
 
     def long(self, limit: int | None) -> list[dict[str, Any]]:
-        """Returns the longest rows that may have more tokens than a limit."""
-        if limit is None:
-            return []
+        """Returns the longest rows: all that may have more tokens than a limit, and a few others.
+
+        limit: None: no row is too long.
+        """
+        over = sys.maxsize if limit is None else max(0, limit - _TEMPLATE_TOKENS)
         try:
-            return longest_rows(self._dataset, max(0, limit - _TEMPLATE_TOKENS), _LONGEST)
+            return longest_rows(self._dataset, over, _LONGEST, _COUNTED)
         except GcoreError:
             return []  # of a row that is told, or that was not read for its form
 

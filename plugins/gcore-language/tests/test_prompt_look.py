@@ -20,7 +20,9 @@ from gcore_language.tiny import save_model
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.factories import build, import_attribute
-from gcore_core.contract.looking import Note
+from gcore_core.contract.launching import NodeFacts
+from gcore_core.contract.looking import Fact, Note
+from gcore_core.run.preflight import check_files
 from tests.support import broken_rows, broken_tokenizers
 from tests.support.broken_rows import CHAT, TEXT
 
@@ -82,6 +84,7 @@ def told(file: Path, *overrides: str, models: bool = True) -> tuple[list[str], l
             continue
         said = list(_said(look.function, dict(look.arguments)))
         notes += [text for text in said if isinstance(text, Note)]
+        said = [text for text in said if not isinstance(text, Fact)]
         problems += [
             text if text.startswith(look.where) else f"{look.where}: {text}"
             for text in said
@@ -156,6 +159,13 @@ def test_prompts_that_are_too_long_are_counted_and_one_is_named(
     assert said in problem and "controller.config.too_long: drop" in problem and not notes
     problems, notes = told(file, "roles.rollout.config.context_length=8", models=False)
     assert "3 of 3" not in f"{problems}{notes}", "7 tokens leave room for one"
+
+
+def test_the_longest_prompt_and_the_longest_answer_are_counted(whole: Path, tmp_path: Path) -> None:
+    plan = load_plan(job(tmp_path, whole, rows(tmp_path, TEXT, LONG)), [])
+    nodes = [NodeFacts(name="agent.0", devices=(), host="")]
+    seen = check_files(plan, nodes, say=lambda text: None)
+    assert seen.facts == {"prompt_tokens": 128, "answer_tokens": 128}, "no longer than the model"
 
 
 def test_a_job_all_of_whose_prompts_are_too_long_is_refused(whole: Path, tmp_path: Path) -> None:

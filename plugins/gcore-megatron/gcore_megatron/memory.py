@@ -50,7 +50,8 @@ def trainer_memory(config: MegatronTrainerConfig, worker: WorkerShape) -> Iterat
     run = replace(worker, slots=1)  # no weights are gathered
     shared = config.context_parallel
     shared *= config.tensor_parallel if config.sequence_parallel else 1
-    for need in of_passes(model, config, run):
+    replicas = max(1, worker.slots // config.replica_slots())
+    for need in of_passes(model, config, run, replicas=replicas):
         # A first stage keeps as many micro-batches as there are stages (1F1B), each of its layers
         # alone: together as much as one device would keep.
         note = f"{need.note}; {stages} micro-batches at a time" if stages > 1 else need.note

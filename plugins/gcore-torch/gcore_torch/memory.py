@@ -8,6 +8,7 @@ autocast it also holds copies of the matrices in bfloat16 while it computes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from gcore_language.architecture import Architecture, UnknownSizes, numbers, rea
 from gcore_language.memory import (
     MOMENTS_BYTES,
     NBYTES,
+    PROMPT_TOKENS,
     Pass,
     asleep_trainer,
     cast_weights,
@@ -35,6 +37,8 @@ from gcore_torch.sharding_settings import ShardingSettings
 _MASTER = 4  # bytes of a float32
 #: Most tokens of one forward pass over prompts, as in ``gcore_torch.decoder``.
 _PREFILL_TOKENS = 16384
+#: Resident bytes of a process that has imported torch and transformers, on Linux.
+_LIBRARIES = 480 << 20
 #: Phases in which the trainer runs its model.
 _COMPUTES = ("preparation", "training")
 
@@ -46,19 +50,17 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     except UnknownSizes as error:
         yield from unknown(str(error))
         return
-    if config.lora.on:
-        yield from unknown("of a trainer with adapters nobody has counted it yet")
-        return
     if "values" in worker.requires:
         yield from unknown("of a model with a value head nobody has counted it yet")
         return
+    yield from _libraries(worker)
     held = list(held_by_rank(model, config, worker))
     for need in held:
         yield replace(need, on="host") if config.offload.state else need
     yield asleep_trainer(held, worker)
     yield from _computing(_of_slot(model, config.sharding), config, worker)
     yield push_buckets(model, config.dtype, worker.push_bytes)
-    if worker.slots > 1:
+    if worker.slots > 1 or config.lora.on:
         yield MemoryNeed(
             phase="push",
             what="gathered tensor",
@@ -67,33 +69,63 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
         )
 
 
+def _libraries(worker: WorkerShape) -> Iterator[MemoryNeed]:
+    """Yields what a process takes before it holds a model; on a GPU, where nobody has measured it,
+    nothing.
+    """
+    if worker.device == "cpu":
+        yield from in_every_phase("libraries", _LIBRARIES, note="torch and transformers, imported")
+
+
 def held_by_rank(
     model: Architecture, config: TorchTrainerConfig, worker: WorkerShape
 ) -> Iterator[MemoryNeed]:
     """Yields what the fullest rank holds: weights, optimizer, reference, gradients, exact sums."""
     replicas = config.sharding.replicas
     own = _own_numbers(model, config, worker.slots)
+    trained = _adapter_numbers(model, config.lora.rank) if config.lora.on else own
     more = f"slots={worker.slots * 2}" if replicas == 1 else "config.sharding.replicas=1"
     apart = worker.device != "cpu" and not config.offload.state and not worker.deterministic
     elsewhere = "config.offload.state=true" if apart else more
     yield from in_every_phase(
         "weights", _MASTER * own, setting=more, note="float32, this rank's rows"
     )
+    if config.lora.on:
+        yield from in_every_phase("adapters", _MASTER * trained, note="float32, of all layers")
     yield from in_every_phase(
-        "optimizer", MOMENTS_BYTES * own, setting=elsewhere, note="AdamW's two moments in float32"
+        "optimizer",
+        MOMENTS_BYTES * trained,
+        setting=elsewhere,
+        note="AdamW's two moments in float32",
     )
     if keeps_reference(config, worker):
         yield from in_every_phase("reference", _MASTER * own, note="float32, this rank's rows")
     yield MemoryNeed(
-        phase="training", what="gradients", nbytes=_MASTER * own, setting=elsewhere, note="float32"
+        phase="training",
+        what="gradients",
+        nbytes=_MASTER * trained,
+        setting=elsewhere,
+        note="float32",
     )
     if worker.deterministic:
         yield MemoryNeed(
             phase="training",
             what="exact sums",
-            nbytes=16 * own + _MASTER * own,
+            nbytes=16 * trained + _MASTER * trained,
             note="two float64 for each gradient, and the gradients of one pass",
         )
+
+
+def _adapter_numbers(model: Architecture, rank: int) -> int:
+    """Returns how many numbers the adapters of all linear maps of the layers hold, on one rank or
+    on each: two matrices a map, [rank, inputs] and [outputs, rank].
+    """
+    return rank * sum(
+        item.count * sum(item.shape)
+        for layer in model.all_layers()
+        for item in layer
+        if len(item.shape) == 2
+    )
 
 
 def _own_numbers(model: Architecture, config: TorchTrainerConfig, slots: int) -> int:
@@ -138,6 +170,14 @@ def _computing(
                 setting="config.gradient_checkpointing=true" if kept else "",
                 note=f"matrices of {'all layers' if kept else 'a layer'} in {config.dtype}, whole",
             )
+        if config.lora.on and kept:
+            yield MemoryNeed(
+                phase=phase,
+                what="merged weights",
+                nbytes=_MASTER * model.matrices,
+                setting="config.gradient_checkpointing=true",
+                note="matrices of all layers with their adapters, kept for the backward pass",
+            )
         if worker.slots > 1 or config.offload.state:
             yield MemoryNeed(
                 phase=phase,
@@ -157,7 +197,8 @@ def _computing(
             )
     # a state in host memory goes through FSDP2 on one rank too
     shared = replace(worker, slots=max(2, worker.slots)) if config.offload.state else worker
-    for need in of_passes(model, config, shared):
+    replicas = max(1, worker.slots // config.replica_slots())
+    for need in of_passes(model, config, shared, replicas=replicas, frozen=config.lora.on):
         saved = (need.phase, need.what) == ("training", "activations")
         if saved and config.offload.activations:
             yield from _inputs_on_host(model, config.budget_tokens, need)
@@ -192,52 +233,67 @@ def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Itera
     except UnknownSizes as error:
         yield from unknown(str(error), (*PHASES, ASLEEP))
         return
+    yield from _libraries(worker)
     size = NBYTES[config.dtype]
     weights = size * model.parameters
     narrow = "" if size == 2 else "config.dtype=bfloat16"
     yield from in_every_phase("weights", weights, setting=narrow, note=config.dtype)
-    cache = _cache(model, config, on_gpu=worker.device != "cpu")
+    cache = _cache(model, config, worker)
     for phase in PHASES:  # the cache is kept for the next rollout
         yield replace(cache, phase=phase)
-    run = Pass(tokens=_PREFILL_TOKENS, actions=config.max_batch, dtype=config.dtype)
+    rows = _rows(config, worker)
+    prompt = worker.facts.get(PROMPT_TOKENS, 0)
+    read = min(_PREFILL_TOKENS, rows * prompt) if prompt else _PREFILL_TOKENS
+    run = Pass(tokens=read, actions=rows, dtype=config.dtype)
     yield MemoryNeed(
         phase="rollout",
         what="activations",
         nbytes=forward_only(model, run),
         at_most=True,
-        note=f"of one layer, {_PREFILL_TOKENS} tokens of prompts",
+        note=f"of one layer, {read} tokens of prompts",
     )
     yield MemoryNeed(
         phase="rollout",
         what="logits",
-        nbytes=config.max_batch * model.vocabulary * (size + 2 * 4),
+        nbytes=rows * model.vocabulary * (size + 2 * 4),
         at_most=True,
-        setting=f"config.max_batch={max(1, config.max_batch // 2)}",
-        note=f"{config.max_batch} samples",
+        setting=f"config.max_batch={max(1, rows // 2)}",
+        note=f"{rows} samples",
     )
     kept = weights if config.sleep == "keep" else 0
     yield MemoryNeed(phase=ASLEEP, what="weights", nbytes=kept, on="host", note=config.sleep)
 
 
-def _cache(model: Architecture, config: TorchGeneratorConfig, *, on_gpu: bool) -> MemoryNeed:
-    """Returns the key-value cache of ``max_batch`` rows.
+def _rows(config: TorchGeneratorConfig, worker: WorkerShape) -> int:
+    """Returns how many samples a replica draws at a time at most."""
+    known = -(-worker.records // max(1, worker.slots)) if worker.records else config.max_batch
+    return min(config.max_batch, known)
+
+
+def _cache(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape) -> MemoryNeed:
+    """Returns the key-value cache of all rows that are drawn at a time.
 
     On a CPU it grows by half when it is full; on a GPU it doubles, and the former one is there
     until it is copied.
     """
-    length = config.context_length or config.max_new_tokens
-    if on_gpu:
+    rows = _rows(config, worker)
+    prompt = worker.facts.get(PROMPT_TOKENS, 0)
+    limit = config.context_length or 0
+    length = limit or config.max_new_tokens
+    if prompt:
+        length = min(limit or sys.maxsize, prompt + config.max_new_tokens)
+    if worker.device != "cpu":
         columns = cache_columns(length) * 3 // 2
         grown = "a power of two, and the former cache while it grows"
     else:
         columns = -(-length * 3 // 2 // 16) * 16
         grown = "half as much to grow"
-    prompts = "" if config.context_length else "; prompts are not counted, set context_length"
+    prompts = "" if limit or prompt else "; prompts are not counted, set context_length"
     return MemoryNeed(
         phase="rollout",
         what="key-value cache",
-        nbytes=NBYTES[config.dtype] * model.cached_numbers * config.max_batch * columns,
+        nbytes=NBYTES[config.dtype] * model.cached_numbers * rows * columns,
         at_most=True,
-        setting=f"config.max_batch={max(1, config.max_batch // 2)}",
-        note=f"{config.max_batch} samples of {length} tokens and {grown}{prompts}",
+        setting=f"config.max_batch={max(1, rows // 2)}",
+        note=f"{rows} samples of {length} tokens and {grown}{prompts}",
     )

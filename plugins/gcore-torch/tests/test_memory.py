@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_language.architecture import read_architecture
 from gcore_language.lora_settings import LoraSettings
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.memory import generator_memory, trainer_memory
@@ -152,18 +153,55 @@ def test_a_state_on_the_host_is_gathered_on_one_rank_too(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (TorchTrainerConfig(lora=LoraSettings(rank=8)), {}),
-        (TorchTrainerConfig(), {"requires": frozenset({"values"})}),
-    ],
+    ("minibatches", "slots", "tokens"), [(1, 1, 4 * 50 + 32 * 40), (2, 1, 740), (2, 2, 370)]
 )
-def test_what_was_never_counted_is_unknown_and_not_zero(
-    path: str, config: TorchTrainerConfig, words: dict[str, Any]
+def test_a_pass_has_no_more_tokens_than_the_records_of_an_update_on_one_slot(
+    path: str, minibatches: int, slots: int, tokens: int
 ) -> None:
-    needs = list(trainer_memory(config, worker(path, **words)))
+    """Of 4 prompts with 8 answers each, which have their prompt once."""
+    facts = {"prompt_tokens": 50, "answer_tokens": 40}
+    words = {"records": 32, "group_size": 8, "minibatches": minibatches, "slots": slots}
+
+    def activations(config: TorchTrainerConfig, **more: Any) -> int | None:
+        needs = list(trainer_memory(config, worker(path, **words, **more)))
+        return of(needs, "activations", "training")
+
+    exact = TorchTrainerConfig(budget_tokens=tokens)
+    assert activations(TorchTrainerConfig(), facts=facts) == activations(exact)
+    smaller = TorchTrainerConfig(budget_tokens=tokens // 2)
+    assert activations(smaller, facts=facts) == activations(smaller)
+
+
+def test_adapters_leave_the_base_without_gradients_and_keep_merged_matrices(path: str) -> None:
+    needs = list(trainer_memory(TorchTrainerConfig(lora=LoraSettings(rank=8)), worker(path)))
+    adapters = of(needs, "adapters", "training") or 0
+    assert 0 < adapters < 0.05 * 4 * MODEL.parameters
+    assert of(needs, "gradients", "training") == adapters
+    assert of(needs, "optimizer", "rollout") == 2 * adapters
+    assert of(needs, "weights", "rollout") == 4 * MODEL.parameters
+    assert of(needs, "merged weights", "training") == 4 * read_architecture({"path": path}).matrices
+
+
+def test_what_was_never_counted_is_unknown_and_not_zero(path: str) -> None:
+    needs = list(trainer_memory(TorchTrainerConfig(), worker(path, requires=frozenset({"values"}))))
     assert {need.nbytes for need in needs} == {None}
     assert all(need.note for need in needs)
+
+
+def test_a_generator_s_cache_is_for_what_is_drawn_and_as_long_as_the_longest_record(
+    path: str,
+) -> None:
+    config = TorchGeneratorConfig(max_new_tokens=48)
+
+    def cache(config: TorchGeneratorConfig, **words: Any) -> int | None:
+        return of(
+            list(generator_memory(config, worker(path, **words))), "key-value cache", "rollout"
+        )
+
+    few = cache(config, records=64, slots=2, facts={"prompt_tokens": 56})
+    assert few == cache(TorchGeneratorConfig(max_batch=32, context_length=104))
+    many = cache(config, records=64_000, facts={"prompt_tokens": 56})
+    assert many == cache(TorchGeneratorConfig(context_length=104))
 
 
 def test_a_trainer_that_sleeps_keeps_its_state_on_the_host_and_on_a_cpu_nothing(
