@@ -123,7 +123,9 @@ def compare(case: Case, folder: Path) -> tuple[int, int]:
     config = config_of(case)
     shape = WorkerShape(role="policy", slots=case.ranks, model={"path": str(folder)})
     save(config, folder)
-    needs = [need for need in trainer_memory(settings, shape) if need.phase == PHASE]
+    said = trainer_memory(settings, shape)
+    # torch's tracker sees no library
+    needs = [need for need in said if need.phase == PHASE and need.what != "libraries"]
     if os.environ.get("SHOW"):
         for need in needs:
             print(f"   {need.what}: {(need.nbytes or 0) / 2**20:.2f}", file=sys.stderr)
