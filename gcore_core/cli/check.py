@@ -35,15 +35,19 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.run.initial_placement import find_nodes, place
     from gcore_core.run.memory_fit import check_memory
     from gcore_core.run.preflight import check_files, check_parts, check_pushes
+    from gcore_core.runtime.process.main_thread import exits_told
 
     try:
-        plan = load_plan(args.file, args.overrides)
-        checks.interpreters(plan.settings, plan.provided, plan.source)
-        placed = place(plan, find_nodes(plan))
-        check_parts(plan)
-        seen = check_files(plan, placed.nodes, _say)
-        memory_notes = check_memory(plan, placed, placed.nodes, args.overrides, facts=seen.facts)
-        push_note = check_pushes(plan, placed, build(plan.factory("launcher")))
+        with exits_told():
+            plan = load_plan(args.file, args.overrides)
+            checks.interpreters(plan.settings, plan.provided, plan.source)
+            placed = place(plan, find_nodes(plan))
+            check_parts(plan)
+            seen = check_files(plan, placed.nodes, _say)
+            memory_notes = check_memory(
+                plan, placed, placed.nodes, args.overrides, facts=seen.facts
+            )
+            push_note = check_pushes(plan, placed, build(plan.factory("launcher")))
     except ConfigError as error:
         problems = error.facts.get("problems", ())
         if len(problems) < 2:

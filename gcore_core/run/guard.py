@@ -28,6 +28,8 @@ from gcore_core.run.signals import PASSED_ON, SAVE_WITHIN_S, signal_name
 from gcore_core.runtime.process.spawn import signal_at_end
 
 _TOLD_BYTES = 1 << 16  # at most: it holds a path
+#: Comes last, when the supervisor's work has ended, well or not. JSON may have spaces behind it.
+_OVER = b"\n"
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -60,6 +62,10 @@ class GuardLink:
     def tell(self, begun: Begun) -> None:
         os.write(self._telling, msgspec.json.encode(begun))
 
+    def tell_over(self) -> None:
+        """Tells that the process ends because its work has ended, well or not."""
+        os.write(self._telling, _OVER)
+
     def remember(self, facts: bytes) -> None:
         os.ftruncate(self._memory, 0)
         os.pwrite(self._memory, facts, 0)
@@ -88,8 +94,8 @@ def guarded(supervise: Supervise) -> int:
     """Runs ``supervise`` in a child process and returns its exit code; in the child, its result.
 
     A child that is killed is replaced by one that goes on from the run's newest checkpoint, as
-    often as ``checkpoint.restarts`` says. Raises WorkerDied when that is not possible, and what
-    ``supervise`` raises in the child alone.
+    often as ``checkpoint.restarts`` says. Raises WorkerDied when that is not possible, or when the
+    child's process was ended before its work; and what ``supervise`` raises in the child alone.
     """
     resume: Path | None = None
     n_lost = 0
@@ -97,7 +103,7 @@ def guarded(supervise: Supervise) -> int:
     while True:
         link = guard.fork()
         if link is not None:
-            return supervise(resume, link)
+            return _supervised(supervise, resume, link)
         try:
             return guard.wait()
         except _Lost as lost:
@@ -107,6 +113,16 @@ def guarded(supervise: Supervise) -> int:
                 f"the supervisor ended with signal {signal_name(lost.number)}; it is started again",
                 flush=True,
             )
+
+
+def _supervised(supervise: Supervise, resume: Path | None, link: GuardLink) -> int:
+    """Runs ``supervise`` in the child, and tells the guard when that has ended."""
+    child = os.getpid()
+    try:
+        return supervise(resume, link)
+    finally:
+        if os.getpid() == child:  # else it is one that a function of the user has forked
+            link.tell_over()
 
 
 def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
@@ -125,6 +141,21 @@ def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
         todo=f"the run is in {begun.directory}" if begun is not None else "",
         process="supervisor",
     ) from None
+
+
+def _ended_by_a_call(code: int, begun: Begun | None) -> WorkerDied:
+    """Makes the error for a supervisor that was ended in the middle of its work."""
+    return WorkerDied(
+        f"its process was ended with exit code {code} before the run was over",
+        where="supervisor",
+        why="code of the job or of a plugin has called os._exit, or a library has ended the "
+        "process\nwith launcher core/inline rewards, roles and data all run in this process",
+        todo="have it raise an error instead; launcher: {use: core/local} gives rewards and roles "
+        "processes of their own, and its errors name them"
+        + (f"\nthe run is in {begun.directory}" if begun is not None else ""),
+        process="supervisor",
+        code=code,
+    )
 
 
 class _Guard:
@@ -180,7 +211,10 @@ class _Guard:
             os.kill(self._child, PASSED_ON + number)
 
     def wait(self) -> int:
-        """Returns the child's exit code. Raises _Lost when it was killed."""
+        """Returns the child's exit code.
+
+        Raises _Lost when it was killed, and WorkerDied when a call ended it before its work.
+        """
         os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
         with _blocked():  # no signal goes to the child's number when somebody else may have it
             _, status = os.waitpid(self._child, 0)
@@ -190,9 +224,12 @@ class _Guard:
         with os.fdopen(self._told, "rb", 0) as file:
             told = file.read(_TOLD_BYTES)
         os.close(self._lifeline)
-        if told:
+        if told.strip():
             self._begun = msgspec.json.decode(told, type=Begun)
         if code >= 0:
+            # One that hangs when a signal has asked it to end leaves by a call of its own.
+            if not told.endswith(_OVER) and code - 128 not in self._handlers:
+                raise _ended_by_a_call(code, self._begun)
             return code
         if self._stop:
             # One that was passed on before the child could handle it has killed it.

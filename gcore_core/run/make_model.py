@@ -55,10 +55,12 @@ class _Progress(msgspec.Struct, frozen=True):
     """Reports the child's progress, on one line.
 
     share: how much of the work is done, 0 to 1.
+    returned: the function has; this is the last report.
     """
 
     share: float
     message: str
+    returned: bool = False
 
 
 def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> Path:
@@ -200,7 +202,7 @@ def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
         )
     with child:
         try:
-            _talk(child, spec, progress)
+            has_returned = _talk(child, spec, progress)
             code = child.wait()
         finally:
             if child.poll() is None:
@@ -211,22 +213,30 @@ def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
             log,
             f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}",
         )
+    if not has_returned:  # else what it has saved by then would be taken for the model
+        raise _failure(spec, log, "has ended its process with exit code 0 before it returned")
     if not any(Path(spec.directory).iterdir()):
         raise _failure(spec, log, "saved nothing into the directory that it was given")
 
 
-def _talk(child: subprocess.Popen[bytes], spec: _Spec, progress: Progress) -> None:
-    """Sends the specification to the child and passes its progress on until it closes stdout."""
+def _talk(child: subprocess.Popen[bytes], spec: _Spec, progress: Progress) -> bool:
+    """Sends the specification to the child and passes its progress on until it closes stdout.
+
+    Returns whether the function has returned.
+    """
     if child.stdin is None or child.stdout is None:
         raise RuntimeError("the child has no pipes")
     try:
         with child.stdin as pipe:
             pipe.write(msgspec.json.encode(spec))
     except BrokenPipeError:  # it ended at once; its exit code and log say why
-        return
+        return False
     for line in child.stdout:
         report = msgspec.json.decode(line, type=_Progress)
+        if report.returned:
+            return True
         progress(report.share, report.message)
+    return False
 
 
 def _failure(spec: _Spec, log: Path, what: str) -> DataError:
@@ -252,14 +262,18 @@ def main() -> NoReturn:
     reports = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
 
+    def report(told: _Progress) -> None:
+        reports.write(msgspec.json.encode(told) + b"\n")
+
     def progress(share: float, message: str) -> None:
-        reports.write(msgspec.json.encode(_Progress(share=share, message=message)) + b"\n")
+        report(_Progress(share=share, message=message))
 
     try:
         function = load_function(Path(spec.path), spec.name)
     except GcoreError as error:  # the message is enough; a traceback of our code would not help
         sys.exit(str(error))
     function(Path(spec.directory), spec.config, progress)
+    report(_Progress(share=1.0, message="", returned=True))
     sys.exit(0)
 
 

@@ -52,7 +52,7 @@ from gcore_core.run.supervised import goes_on_already, hold_run
 from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.named_files import NamedFile, named_files
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
-from gcore_core.runtime.process.main_thread import MainThread
+from gcore_core.runtime.process.main_thread import MainThread, exits_told
 
 log = logging.getLogger(__name__)
 _ENDS_S = 3.0  # a supervisor that was just killed is gone within that
@@ -282,13 +282,14 @@ def run_file(
 
     with signals.handled(), contextlib.ExitStack() as until_end:
         try:
-            job, display = prepare(
-                file, overrides, displayed, resume, guard, again=again, until_end=until_end
-            )
-            if guard is not None:
-                restarts = job.plan.settings.checkpoint.restarts
-                guard.tell(Begun(str(job.directory.resolve()), restarts))
-            _supervise(job, display, signals, guard)
+            with exits_told():
+                job, display = prepare(
+                    file, overrides, displayed, resume, guard, again=again, until_end=until_end
+                )
+                if guard is not None:
+                    restarts = job.plan.settings.checkpoint.restarts
+                    guard.tell(Begun(str(job.directory.resolve()), restarts))
+                _supervise(job, display, signals, guard)
         except KeyboardInterrupt:
             if display is not None and job is not None:
                 lines = ["stopped; every process has ended", f"the run is in {job.directory}"]

@@ -983,8 +983,8 @@ class WorkerExit(Message):
     code: its exit code; a negative one is the number of the signal that ended it.
     restarted: whether it is started again.
     tail: last lines of its log.
-    running: for a process that its alarm ended, which reward ran; for one that was ended because it
-        stayed stopped, how long it was; else empty.
+    running: for a scorer that was ended at a reward's limit or ended by itself in a call, which
+        reward ran; for one that was ended because it stayed stopped, how long it was; else empty.
     """
 
     name: str

@@ -355,3 +355,64 @@ def test_everything_of_a_plugin_is_called_in_the_main_thread(launcher: str, tmp_
         *("hook run_start", "hook step_end", "hook run_end"),
     }
     assert json.loads((run.path / "samples" / "step_000001.jsonl").read_text().splitlines()[0])
+
+
+ENDS = """
+import os, sys
+
+def kept(record):
+    {end}
+"""
+
+
+@LAUNCHERS
+@pytest.mark.parametrize("end", ["os._exit(0)", "os._exit(4)"])
+def test_a_reward_that_ends_its_process_ends_the_run_as_a_failure_that_says_so(
+    end: str, launcher: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rewards.py").write_text(ENDS.format(end=end))
+    config = runs.job(launcher={"use": launcher})
+    config["rewards"] = {
+        "kept": {"use": "core/function", "config": {"path": "rewards.py", "name": "kept"}}
+    }
+    code, run = runs.finish(tmp_path, config)
+    assert code == 5, run.output
+    assert f"ended with exit code {end[-2]}" in run.output
+    cause = "has called os._exit" if launcher == "core/inline" else "rewards.kept was being called"
+    assert cause in run.output
+    assert str(run.path) in run.output
+
+
+LEAVES = """
+import sys
+
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+from gcore_core.testing import fake
+
+
+class Leaves(fake.FakeDataset):
+    def __getitem__(self, index):
+        sys.exit(0)
+
+
+@hookimpl
+def gcore_datasets():
+    yield p.DatasetProvider(
+        name="leaves", summary="-", factory="leaves:Leaves", config=fake.FakeDataConfig
+    )
+"""
+
+
+@pytest.mark.parametrize("launcher", ["core/local", "core/inline"])
+def test_data_that_ask_the_process_to_end_end_the_run_as_a_failure_that_names_the_line(
+    launcher: str, tmp_path: Path
+) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    config = runs.job(launcher={"use": launcher})
+    config["local"] = [*config["local"], "leaves.py"]
+    config["data"] = {"use": "leaves/leaves"}
+    code, run = runs.finish(tmp_path, config)
+    assert code == 3, run.output
+    assert "SystemExit(0)" in run.output and "leaves.py:11" in run.output
+    assert "SystemExit(0)" in runs.checked(tmp_path, config)

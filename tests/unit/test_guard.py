@@ -183,3 +183,26 @@ def supervise(resume, link):
         poll.register(child, select.POLLIN)
         assert poll.poll(30_000), "it lives on"
         os.close(child)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_supervisor_that_is_ended_before_its_work_is_a_failure_whatever_its_exit_code(
+    code: int,
+) -> None:
+    with guarded(f"def supervise(resume, link): link.tell(begun); os._exit({code})") as process:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 5
+    assert output == f"its process was ended with exit code {code} before the run was over\n"
+
+
+def test_a_child_that_a_function_has_forked_does_not_end_the_supervisors_work() -> None:
+    text = """
+def supervise(resume, link):
+    link.tell(begun)
+    if os.fork():
+        os.wait()
+        os._exit(0)
+    return 0
+"""
+    with guarded(text) as process:
+        assert process.wait(30) == 5

@@ -120,6 +120,15 @@ def test_a_failure_shows_the_last_lines_and_the_log_and_leaves_nothing(tmp_path:
     assert leftovers(tmp_path / "cache") == []
 
 
+@pytest.mark.parametrize("end", ["os._exit(0)", "raise SystemExit"])
+def test_what_is_saved_is_no_model_where_the_function_ends_its_process(
+    end: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="teach has ended its process with exit code 0 before"):
+        made(written(tmp_path, f"{TEACH}    {end}\n"), tmp_path / "cache")
+    assert leftovers(tmp_path / "cache") == []
+
+
 def test_making_is_tried_again_after_a_failure(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     source = (

@@ -66,7 +66,7 @@ from gcore_core.runtime.process.spares import Process, Spares, environment_of, s
 from gcore_core.runtime.process.spawn import read_spec, spawn_process
 from gcore_core.runtime.rpc.keepalive import noticed_within_s
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.overruns import Hold, describe_running, note_path
+from gcore_core.runtime.shells.overruns import Hold, describe_called, describe_running, note_path
 from gcore_core.runtime.store.mirrors import push_memory
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
@@ -307,7 +307,11 @@ class Agent:
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
             ending = self._endings.pop(process.pid, "")  # another process may get that number
             note = note_path(spec.store.directory, spec.name)
-            running = describe_running(note) if ending == ENDED_BY_LIMIT else ""
+            running = ""
+            if ending == ENDED_BY_LIMIT:
+                running = describe_running(note)
+            elif not may_help:
+                running = describe_called(note)
             if stopped.done() and not stopped.cancelled():
                 running = f"it was stopped for {stopped.result():g} s, twice run.patience_s"
             end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log), running)

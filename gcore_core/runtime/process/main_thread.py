@@ -171,6 +171,26 @@ def carried(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise _named(error) from error
 
 
+@contextlib.contextmanager
+def exits_told() -> Iterator[None]:
+    """Raises ContractError for a SystemExit inside the block.
+
+    Else a call of ``sys.exit`` in what a plugin or a user wrote would end the command, and with the
+    exit code 0, as if all were well.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        stack = traceback.extract_tb(error.__traceback__)
+        places = [f"{frame.filename}:{frame.lineno}" for frame in stack if _is_known(frame)]
+        raise ContractError(
+            f"code of the job or of a plugin asked this process to end, by SystemExit({error}).",
+            where=places[-1] if places else "",
+            why="the command was not over",
+            todo="raise an error in its place",
+        ) from error
+
+
 def _named(error: BaseException) -> RuntimeError:
     text = f"{type(error).__name__}: {error}".removesuffix(": ")
     return RuntimeError(text).with_traceback(error.__traceback__)

@@ -272,6 +272,15 @@ def describe_running(path: Path) -> str:
     )
 
 
+def describe_called(path: Path) -> str:
+    """Says which reward ran when a process that kept a note ended by itself; empty where none."""
+    note = _note_of_running(path)
+    if note is None:
+        return ""
+    reward = f"rewards.{note.running[0].reward}"
+    return f"{reward} was being called, with the records {_shown(note.running)}"
+
+
 def _note_of_running(path: Path) -> _Note | None:
     """Returns a note which says that a plain function runs; None where it does not."""
     try:
