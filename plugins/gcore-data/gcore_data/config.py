@@ -39,7 +39,9 @@ class HubConfig:
     subset: str = ""
     """Which of the data set's configurations, such as main. Empty: its only or default one."""
     split: str = "train"
-    """Which split, such as test, or a part of one, such as train[:1000]."""
+    """Which split, such as test, or a part of one, such as train[:1000]. Files of a folder whose
+    names begin with train_sft and train_gen are two splits of these names.
+    """
     revision: str = ""
     """Commit, branch or tag on the hub. Empty: its main branch, which may change between runs."""
     streaming: bool = False

@@ -5,7 +5,6 @@ No dataset is ever held in memory as a whole.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
@@ -22,16 +21,10 @@ from gcore_core.contract.floats import converted, converters
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import data_files_in, prompt_from, require_there
 from gcore_data.config import ParquetConfig
+from gcore_data.splits import split_of
 
 _GROUPS_HELD = 4
 _FILES_HELD = 64
-#: Words in the names of files -> the split that they mean, as on the hub.
-_SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
-_WORDS = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLITS)})(?![a-z])")
 
 
 class Parquet:
@@ -128,7 +121,7 @@ def _files(path: Path) -> list[Path]:
         raise DataError(
             "no Parquet files in this directory", where=str(path), why=data_files_in(path)
         )
-    splits = {_SPLITS[word] for file in files for word in _WORDS.findall(file.stem.lower())}
+    splits = {split_of(file) for file in files} - {""}
     if len(splits) > 1:
         raise DataError(
             f"its files are of several splits: {', '.join(sorted(splits))}",

@@ -20,6 +20,7 @@ from gcore_core.kits.cache import cache_root
 from gcore_data.config import FILE_SUFFIXES, HubConfig
 from gcore_data.exact_files import Rows, exact_rows
 from gcore_data.opening import unreadable, where_of
+from gcore_data.splits import finer_splits
 
 #: What ``datasets`` raises for what it cannot open: no such name, subset, split, file or format.
 _ERRORS = (DatasetsError, OSError, ValueError, KeyError)
@@ -88,6 +89,11 @@ def _loaded(config: HubConfig, path: str, **options: Any) -> Any:
     try:
         if config.is_local:
             builder = datasets.load_dataset_builder(path, **options)
+            finer = _finer_splits(path, builder)
+            if finer is not None:
+                path, options = builder.name, {"data_files": finer}
+                builder = datasets.load_dataset_builder(path, **options)
+                _require_split(config, list(finer))
             exact = exact_rows(builder, config.split, config.limit)
             if exact is not None:
                 return exact
@@ -98,6 +104,27 @@ def _loaded(config: HubConfig, path: str, **options: Any) -> Any:
         raise _unreadable(config, error) from error
     _refuse_guessed_times(found, config)
     return found
+
+
+def _finer_splits(path: str, builder: datasets.DatasetBuilder) -> dict[str, list[str]] | None:
+    """Returns split -> files of a folder in which ``datasets`` would take two splits for one.
+
+    None: it does not, or the folder's README says what the splits are.
+    """
+    folder = Path(path)
+    card = folder / "README.md"
+    if not folder.is_dir() or (card.is_file() and "data_files:" in card.read_text("utf-8")):
+        return None
+    files = builder.config.data_files or {}
+    return finer_splits(folder, {str(split): list(paths) for split, paths in files.items()})
+
+
+def _require_split(config: HubConfig, there: list[str]) -> None:
+    """Raises DataError where ``split`` names one that is not there, as in "train+test[:10]"."""
+    names = [part.partition("[")[0].strip() for part in config.split.split("+")]
+    missing = next((name for name in names if name not in there), None)
+    if missing is not None:
+        raise _no_split(config, there, missing)
 
 
 def _refuse_guessed_times(found: Any, config: HubConfig) -> None:
@@ -170,12 +197,13 @@ def _with_images_encoded(found: Any) -> Any:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def _no_split(config: HubConfig, there: list[str]) -> DataError:
+def _no_split(config: HubConfig, there: list[str], missing: str = "") -> DataError:
+    name = missing or config.split
     return DataError(
-        f"no split {config.split!r}{did_you_mean(config.split, there)}",
+        f"no split {name!r}{did_you_mean(name, there)}",
         where=config.path,
         why=f"there are: {', '.join(there)}",
-        todo="set data.config.split",
+        todo="set data.config.split to one of them",
     )
 
 

@@ -155,6 +155,52 @@ def test_a_missing_split_column_or_field_says_what_there_is(tmp_path: Path) -> N
     assert "it has: question, answer" in message(error)
 
 
+#: Names of files that ``datasets`` would take for one split "train", beside one of another.
+OF_SPLITS = {
+    "sharded": ["train_sft-00000-of-00002", "train_sft-00001-of-00002", "train_gen-00000-of-00001"],
+    "plain": ["train_sft", "train-gen", "test_sft"],
+    "folders": ["train_sft/0000", "train_sft/0001", "train_gen/0000"],
+    "deep": ["train_sft/en/0", "train_gen/en/0"],
+}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("names", OF_SPLITS.values(), ids=OF_SPLITS)
+def test_splits_whose_names_begin_alike_are_never_mixed(
+    names: list[str], suffix: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "test_of_training"  # words of splits, but not of these files
+    for name in names:
+        file = folder / f"{name}{suffix}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = datasets.Dataset.from_list([{"prompt": name}])
+        rows.to_json(str(file)) if suffix == ".jsonl" else rows.to_parquet(str(file))
+    with pytest.raises(DataError, match="no split 'train'") as error:
+        opened(folder)
+    assert "there are: train_" in message(error) and "train_gen" in message(error)
+    assert "set data.config.split" in message(error)
+    of_sft = [name for name in names if "train_sft" in name]
+    chosen = opened(folder, split="train_sft")
+    assert [chosen[row].text for row in range(len(chosen))] == of_sft
+    assert len(opened(folder, split="train_sft+train_gen[:1]")) == len(of_sft) + 1
+    with pytest.raises(DataError, match="no split 'train_gem'.*did you mean 'train_gen'"):
+        opened(folder, split="train_sft+train_gem")
+
+
+def test_a_readme_says_which_files_are_a_split_whatever_their_names(tmp_path: Path) -> None:
+    for name in ("train_sft", "train_gen"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": name}))
+    card = """---
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: [train_gen.jsonl, train_sft.jsonl]}
+---
+"""
+    (tmp_path / "README.md").write_text(card)
+    assert len(opened(tmp_path)) == 2
+
+
 def test_a_subset_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         opened(as_on_the_hub(tmp_path / "set"), subset="socratic")
