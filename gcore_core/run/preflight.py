@@ -97,7 +97,7 @@ def check_files(
     with ExitStack() as closing:
         datasets, problems = open_data(plan, opened or {}, closing)
         checked = plan.plugins.check_files(_with_made(plan), here=here, datasets=datasets)
-        of_rows, notes = row_problems(plan.settings, datasets)
+        of_rows, notes = row_problems(plan.settings, datasets, plan.origins)
     seen = look_at(checked.looks, say)
     checks.refuse([*problems, *of_rows, *checked.problems, *seen.problems], plan.source)
     return replace(seen, notes=[*notes, *seen.notes])

@@ -22,13 +22,14 @@ Fields = Mapping[str, Any]
 
 
 def row_problems(
-    settings: JobSettings, datasets: Mapping[str, Dataset]
+    settings: JobSettings, datasets: Mapping[str, Dataset], origins: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Returns what is wrong with what a job says of its rows, and what is to be known of it.
 
     datasets: config path -> a dataset of the job. Of one that is not here nothing is said.
+    origins: has each dotted key that the job sets.
     """
-    problems = list(_unevaluated(settings.evaluation))
+    problems = list(_unevaluated(settings.evaluation, origins))
     notes: list[str] = []
     training, held_out = datasets.get("data"), datasets.get("evaluation.data")
     if training is None or (held_out is None and settings.evaluation.data is not None):
@@ -108,10 +109,20 @@ def _digest(prompt: Prompt) -> int:
     return hash(repr((prompt.text, prompt.messages, prompt.images)))
 
 
-def _unevaluated(evaluation: Evaluation) -> Iterator[str]:
-    """Yields a problem where a job says how often to evaluate, and not on what."""
-    if evaluation.every and evaluation.data is None:
+def _unevaluated(evaluation: Evaluation, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yields a problem where a job says how to evaluate, and not on what.
+
+    A job that says that there are no data means it: its other settings may be of a file.
+    """
+    wanted = ["every"] if evaluation.every else []
+    if "evaluation.data" not in origins:
+        wanted += [
+            key
+            for key in ("prompts", "show")
+            if getattr(evaluation, key) and f"evaluation.{key}" in origins
+        ]
+    if wanted and evaluation.data is None:
         yield (
-            "evaluation.every: nothing is evaluated, since evaluation.data is not set; set it to "
-            "prompts that are not trained on."
+            f"evaluation.{wanted[0]}: nothing is evaluated, since evaluation.data is not set; set "
+            "it to prompts that are not trained on."
         )

@@ -110,3 +110,23 @@ def test_an_evaluation_without_prompts_is_refused(
         job, capsys, ROWS, "evaluation.every=5"
     )
     assert "evaluation" not in checked(job, capsys, ROWS, "evaluation.every=0")
+
+
+@pytest.mark.parametrize("words", [["prompts=8"], ["prompts=256"], ["show=1"], ["show=3"]])
+def test_settings_of_an_evaluation_without_prompts_are_refused(
+    words: list[str], job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [f"evaluation.{word}" for word in words]
+    key = words[0].partition("=")[0]
+    shown = checked(job, capsys, ROWS, *overrides)
+    assert f"evaluation.{key}: nothing is evaluated, since evaluation.data is not set" in shown
+    held_out = [{"prompt": "new"}]
+    assert "evaluation" not in checked(job, capsys, ROWS, *overrides, held_out=held_out)
+
+
+@pytest.mark.parametrize("words", [["show=0"], ["prompts=8", "data=null"], ["show=3", "data=null"]])
+def test_settings_of_an_evaluation_that_is_switched_off_are_accepted(
+    words: list[str], job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = checked(job, capsys, ROWS, *(f"evaluation.{word}" for word in words))
+    assert "evaluation" not in shown
