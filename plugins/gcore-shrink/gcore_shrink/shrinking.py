@@ -71,7 +71,9 @@ class Shrinking:
         if "evaluation" in self.job:
             evaluation = _section(self.job, "evaluation")
             evaluation["every"] = 1 if evaluation.get("every") else 0
-            evaluation["prompts"] = min(_EVALUATED, int(evaluation.get("prompts", _EVALUATED)))
+            if evaluation.get("data"):  # else a number of prompts would be refused
+                prompts = int(evaluation.get("prompts", _EVALUATED))
+                evaluation["prompts"] = min(_EVALUATED, prompts)
         if (self.job.get("checkpoint") or {}).get("every"):
             self.job["checkpoint"]["every"] = 1
 
