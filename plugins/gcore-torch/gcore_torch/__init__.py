@@ -109,6 +109,8 @@ def gcore_check_files(
 
     yield from model_problems(plan, "torch", here)
     yield from prompt_problems(plan, "torch", datasets)
+    if here:
+        yield from _narrow_dtypes(plan["roles"])
     for name, reward in plan.get("rewards", {}).items():
         if is_of(reward, "torch"):
             path = str(reward["config"]["path"])
@@ -121,6 +123,20 @@ def gcore_check_files(
                 trust_remote_code=bool(reward["config"]["trust_remote_code"]),
             )
             yield from reading_problems(plan, f"rewards.{name}", path, reward["config"], datasets)
+
+
+def _narrow_dtypes(roles: Mapping[str, Any]) -> Iterator[Look]:
+    """Yields a look at whether the devices here are faster in a role's 16-bit dtype."""
+    for name, role in roles.items():
+        dtype = (role.get("config") or {}).get("dtype", "float32")
+        if is_of(role, "torch") and dtype != "float32":
+            yield Look(
+                where=f"roles.{name}.config.dtype",
+                python=role.get("python"),
+                function="gcore_torch.narrow_dtypes:notes",
+                arguments={"dtype": dtype, "cpu": "/proc/cpuinfo"},
+                files=("/dev/nvidiactl",),  # there with a GPU
+            )
 
 
 def _other_dtypes(roles: Mapping[str, Any]) -> Iterator[str]:

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from gcore_context.settings import ContextSettings
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.twins import twin_of_role
-from gcore_torch import gcore_check
+from gcore_torch import gcore_check, gcore_check_files, narrow_dtypes
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.expert_parallel import spread_experts
 from gcore_torch.mesh import refuse_images
@@ -23,6 +24,7 @@ from gcore_torch.sharding_settings import ShardingSettings
 
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.looking import Look
 
 
 def plan(policy: dict[str, Any], rollout: dict[str, Any], use: str = "torch") -> dict[str, Any]:
@@ -277,3 +279,29 @@ def test_what_is_not_tested_with_replicas_is_refused() -> None:
         refuse_images(replicas, "policy")
     with pytest.raises(ConfigError, match="at least 1, is 0"):
         ShardingSettings(replicas=0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is faster in bfloat16")
+def test_bfloat16_is_noted_where_a_cpu_is_not_faster_in_it(tmp_path: Path) -> None:
+    cpu = tmp_path / "cpuinfo"
+    arguments = {"dtype": "bfloat16", "cpu": str(cpu)}
+    cpu.write_text("flags : fpu avx512_bf16 amx_tile\n")
+    (note,) = narrow_dtypes.notes(arguments)
+    assert "bfloat16 is not faster on this CPU" in note and "float32" in note
+    cpu.write_text("flags : fpu amx_bf16 amx_tile\n")
+    assert list(narrow_dtypes.notes(arguments)) == []
+    assert list(narrow_dtypes.notes({**arguments, "cpu": str(tmp_path / "none")})) == []
+
+
+def test_a_narrow_dtype_is_looked_at_where_workers_start_here() -> None:
+    job = {
+        "roles": {
+            "policy": {"use": "torch", "config": {"dtype": "bfloat16"}, "python": "venv:mine"},
+            "rollout": {"use": "torch", "config": {"dtype": "float32"}},
+            "judge": {"use": "vllm", "config": {"dtype": "bfloat16"}},
+        }
+    }
+    looks = [look for look in gcore_check_files(job, True, {}) if isinstance(look, Look)]
+    found = [(look.where, look.python) for look in looks if "narrow" in look.function]
+    assert found == [("roles.policy.config.dtype", "venv:mine")]
+    assert list(gcore_check_files(job, False, {})) == []

@@ -17,7 +17,7 @@ _EPILOG = """\
 commands (each has its own --help):
   create PLUGIN  make the venv that a plugin's engine needs, with the versions it was tested with
   list           every venv with its state
-  doctor         look at the machine and at every venv; each fault with what mends it
+  doctor [NAME]  look at the machine and at every venv, or at one; each fault with what mends it
 
 In a job, `python: venv:vllm` is the interpreter of the venv named vllm. Venvs are made in
 $G_CORE_VENVS, or in ~/.local/share/g-core/venvs. To remove one, remove its directory.
@@ -52,17 +52,31 @@ def default(words: list[str]) -> int:
 
 
 def list_venvs(words: list[str]) -> int:
-    """Runs ``g-core venv list`` with these command-line arguments; returns the exit code."""
-    return _list(_parse_without_name("list", "Lists every venv with its state.", words).json)
+    """Runs ``g-core venv list`` with these command-line arguments; returns the exit code.
+
+    Raises ConfigError when a name is given.
+    """
+    parser = _parser("list", "Lists every venv with its state.")
+    _add_json(parser)
+    parser.add_argument("name", nargs="?", help=argparse.SUPPRESS)  # refused below, in our words
+    args = parser.parse_args(words)
+    if args.name:
+        where = "g-core venv list"
+        raise ConfigError(f"takes no name, but {args.name!r} is given.", where=where, todo=where)
+    return _list(args.json)
 
 
 def doctor(words: list[str]) -> int:
     """Runs ``g-core venv doctor``; returns 0 when nothing is wrong, else 2."""
     description = "Looks at the machine and at every venv; exit code 0 when nothing is wrong."
-    as_json = _parse_without_name("doctor", description, words).json
-    from gcore_venv.doctor import examine, print_findings
+    parser = _parser("doctor", description)
+    _add_json(parser)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="look at this venv alone")
+    args = parser.parse_args(words)
+    from gcore_venv.doctor import examine, examine_one, print_findings
 
-    return print_findings(examine(), as_json=as_json)
+    findings = examine_one(args.name) if args.name else examine()
+    return print_findings(findings, as_json=args.json)
 
 
 def create(words: list[str]) -> int:
@@ -175,20 +189,6 @@ def _parser(command: str, description: str, epilog: str = "") -> argparse.Argume
 def _add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _parse_without_name(command: str, description: str, words: list[str]) -> argparse.Namespace:
-    """Returns the arguments of a command that takes no name. Raises ConfigError when one is
-    given.
-    """
-    parser = _parser(command, description)
-    _add_json(parser)
-    parser.add_argument("name", nargs="?", help=argparse.SUPPRESS)  # refused below, in our words
-    args = parser.parse_args(words)
-    if args.name:
-        where = f"g-core venv {command}"
-        raise ConfigError(f"takes no name, but {args.name!r} is given.", where=where, todo=where)
-    return args
 
 
 def _parser_of_create() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gcore_core import __version__
-from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.kits.commands import (
     SHARED_MEMORY,
     Plugins,
@@ -68,6 +68,19 @@ def examine() -> Iterator[Finding]:
         "disk for runs", Path.cwd(), RUN_BYTES, "start runs elsewhere: cd DIR, or run.dir=DIR"
     )
     yield _disk("disk for venvs", venvs.root(), VENV_BYTES, "export G_CORE_VENVS=DIR")
+
+
+def examine_one(name: str) -> Iterator[Finding]:
+    """Checks one venv alone. Raises ConfigError where none has this name."""
+    named = {item.name: item for item in listed()}
+    if name not in named:
+        choices = ", ".join(sorted(named)) or "none; g-core venv create PLUGIN makes one"
+        raise ConfigError(
+            f"no venv is named {name!r}{did_you_mean(name, sorted(named))}.",
+            where="g-core venv doctor",
+            todo=f"choices: {choices}",
+        )
+    yield _venv(named[name])
 
 
 def print_findings(findings: Iterator[Finding], *, as_json: bool) -> int:

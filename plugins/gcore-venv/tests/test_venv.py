@@ -384,6 +384,18 @@ def test_the_doctor_names_a_remedy_for_each_environment(
     )
 
 
+def test_the_doctor_looks_at_one_environment_alone_where_it_is_named(
+    toy: InstalledPlugins, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(root, "half", complete=False)
+    assert cli.main(["venv", "doctor", "half"]) == 2
+    assert capsys.readouterr().out == (
+        "FAULT  venv half: half made\n       g-core venv create toy --name half\n"
+    )
+    assert cli.main(["venv", "doctor", "halff"]) == 2
+    assert "no venv is named 'halff' (did you mean 'half'?)" in capsys.readouterr().err
+
+
 def test_an_environment_for_cuda_needs_a_driver(
     toy: InstalledPlugins,
     root: Path,
