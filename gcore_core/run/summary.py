@@ -235,9 +235,9 @@ def _pictures(run_dir: Path) -> list[Path]:
 
 
 def _files(run_dir: Path) -> str:
-    """Returns a list of the run's files that exist, with their meanings."""
+    """Returns a list of the run's files that exist, and their meanings; no path."""
     listed = [f"- `{name}`: {meaning}" for name, meaning in _FILES if (run_dir / name).exists()]
-    return "\n".join([f"In `{run_dir}`:\n", *listed]) + "\n"
+    return "\n".join(["Beside this one:\n", *listed]) + "\n"
 
 
 # -- Markdown --------------------------------------------------------------------------------------
