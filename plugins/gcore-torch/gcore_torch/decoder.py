@@ -28,6 +28,8 @@ from gcore_language.images import Images, takes_images
 from gcore_language.routing import Routers, small
 from torch import Tensor
 
+from gcore_torch.products import Products
+
 #: Most tokens, padding included, of one forward pass over prompts.
 _PREFILL_TOKENS = 16384
 #: Two tables of sines and cosines that differ by no more are the same one, computed twice. Rounding
@@ -106,19 +108,21 @@ class FusedDecoder:
 
     model: of transformers; see ``gcore_language.flat.family_supported``.
     capacity: most rows.
+    products: the form of products with weights.
     """
 
-    def __init__(self, model: Any, capacity: int) -> None:
+    def __init__(self, model: Any, capacity: int, products: Products) -> None:
         self.rows = 0
         self._model = model
         self._capacity = capacity
+        self._products = products
         config = model.config
         self._query_heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
         self._size = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self._layers = [_FusedLayer(layer) for layer in model.model.layers]
+        self._layers = [_FusedLayer(layer, self._products) for layer in model.model.layers]
         weight = model.lm_head.weight
         self._device = weight.device
         self._dtype = weight.dtype
@@ -282,18 +286,17 @@ class FusedDecoder:
             bias = bias[:, None, None]
         x = F.embedding(tokens, self._model.model.embed_tokens.weight)
         heads = self._query_heads
-        pairs = rows * self._kv_heads  # batch of the products: each row's key-value heads
-        for layer, cache in zip(self._layers, self._cache, strict=True):
+        fresh = self._cache[:, :, :rows, :, column]
+        seen = self._cache[:, :, :rows, :, : column + 1]
+        for layer, target, (keys, values) in zip(self._layers, fresh, seen, strict=True):
             turned = self._project(layer, x, cos, sin)
-            cache[:, :rows, :, column] = (
+            target.copy_(
                 turned[:, heads:].view(rows, 2, self._kv_heads, self._size).transpose(0, 1)
             )
-            keys, values = cache[:, :rows].flatten(1, 2)[:, :, : column + 1]
-            q = (turned[:, :heads] * self._size**-0.5).view(pairs, -1, self._size)
-            scores = torch.bmm(q, keys.mT)
-            if bias is not None:
-                scores.view(rows, self._kv_heads, -1, column + 1).add_(bias)
-            x = layer.finish(x, torch.bmm(scores.softmax(-1), values).view(rows, -1))
+            # the query heads of one key-value head are as many queries of it
+            queries = turned[:, :heads].unflatten(1, (self._kv_heads, -1))
+            attended = F.scaled_dot_product_attention(queries, keys, values, bias)
+            x = layer.finish(x, attended.reshape(rows, -1))
         self._column += 1
         return self._logits(x)
 
@@ -376,11 +379,13 @@ class FusedDecoder:
 
     def take_weights(self) -> None:
         if not self._layers:
-            self._layers = [_FusedLayer(layer) for layer in self._model.model.layers]
+            self._layers = [
+                _FusedLayer(layer, self._products) for layer in self._model.model.layers
+            ]
 
     def _project(self, layer: _FusedLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Projects x [n, D] to rotated queries, rotated keys and values, [n, H + 2K, E]."""
-        projected = F.linear(layer.norm_in(x), layer.qkv, layer.qkv_bias).view(
+        projected = self._products(layer.norm_in(x), layer.qkv, layer.qkv_bias).view(
             len(x), -1, self._size
         )
         turning = projected[:, : self._query_heads + self._kv_heads]
@@ -394,14 +399,26 @@ class FusedDecoder:
 
     def _logits(self, x: Tensor) -> Tensor:
         """Returns the logits [n, V] of hidden states x [n, D]."""
-        return F.linear(self._norm(x), self._model.lm_head.weight)
+        return self._products(self._norm(x), self._model.lm_head.weight)
 
 
 def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
     """Returns the RMS norm (Zhang and Sennrich, 2019) with the weight of a module of
     transformers.
     """
-    return lambda x: F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+    eps = module.variance_epsilon
+    eps_on_cpu = torch.tensor(eps)
+
+    def norm(x: Tensor) -> Tensor:
+        weight = module.weight
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return F.rms_norm(x, weight.shape, weight, eps)
+        # five calls, where torch's own form makes ten on a CPU
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        mean = torch.addcmul(eps_on_cpu, length, length, value=1 / x.shape[-1])
+        return (x * mean.rsqrt_()).mul_(weight)
+
+    return norm
 
 
 class LayerTensors(NamedTuple):
@@ -429,10 +446,12 @@ class _FusedLayer:
     """The weights of one layer, as ``FusedDecoder`` uses them.
 
     layer: a decoder layer of transformers, whose projections become views of the fused matrices.
+    products: the form of products with weights.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, products: Products) -> None:
         self._layer = layer
+        self._products = products
         attention = layer.self_attn
         mlp = layer.mlp
         self.qkv, self.qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -470,9 +489,10 @@ class _FusedLayer:
         x: [n, D], the layer's input.
         attended: [n, H E], outputs of the attention.
         """
-        x = x + self.output(attended)
-        gate, up = F.linear(self.norm_out(x), self.gate_up).chunk(2, -1)
-        return x + self.down(F.silu(gate).mul_(up))
+        product, output = self._products, self.output
+        x = x + product(attended, output.weight, output.bias)
+        gate, up = product(self.norm_out(x), self.gate_up).chunk(2, -1)
+        return x + product(F.silu(gate).mul_(up), self.down.weight)
 
 
 @torch.no_grad()
@@ -526,9 +546,13 @@ class TransformersDecoder:
     routers: of a mixture of experts, once the generator has set them.
     routed: of the latest call, for each row that it read uint8 or uint16 [T, L, k]: the experts of
         the T tokens that it read. Empty without routers.
+
+    products: the form of products with weights.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, products: Products) -> None:
+        products.install(model)
+        self._products = products
         self.rows = 0
         self.routers: Routers | None = None
         self.routed: list[np.ndarray] = []
@@ -557,7 +581,8 @@ class TransformersDecoder:
             torch.arange(len(prompts)), torch.tensor(list(repeats))
         ).to(device)
         self._begin()
-        logits, part = self._read(ids, images)
+        with self._products.decoding():
+            logits, part = self._read(ids, images)
         routed = self._routed(*ids.shape)
         self.routed = [routed[row] for row in expand.tolist()] if routed else []
         part.take(expand)
@@ -584,7 +609,8 @@ class TransformersDecoder:
         start = 0
         for part in self._parts:
             self._begin()
-            logits.append(self._feed(part, tokens[start : start + part.rows, None]))
+            with self._products.decoding():
+                logits.append(self._feed(part, tokens[start : start + part.rows, None]))
             routed += self._routed(part.rows, 1)
             start += part.rows
         self.routed = routed
@@ -668,7 +694,8 @@ def make_decoder(
     choice: str,
     capacity: int,
     tolerance: float,
-    make_fused: Callable[[Any, int], Decoder] = FusedDecoder,
+    products: Products,
+    make_fused: Callable[[Any, int, Products], Decoder] = FusedDecoder,
 ) -> Decoder:
     """Returns the decoder of a model.
 
@@ -677,21 +704,24 @@ def make_decoder(
         only one decoder.
     capacity: most rows.
     tolerance: largest difference of a logit that counts as agreement.
-    make_fused: (model, capacity) -> the fused decoder.
+    products: the form of products with weights.
+    make_fused: (model, capacity, products) -> the fused decoder.
     """
     if takes_images(model.config):
-        return ImageTextDecoder(model)
+        return ImageTextDecoder(model, products)
     if choice == "transformers" or not (choice == "fused" or family_supported(model.config)):
-        return TransformersDecoder(model)
+        return TransformersDecoder(model, products)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 12)
     expected = model(
         input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False
     ).logits[0, 8:]
-    fused = make_fused(model, max(capacity, 1))
+    fused = make_fused(model, max(capacity, 1), products)
     logits = [fused.prefill([ids[:9]], [1])[0]]
     for token in ids[9:]:
         # a copy, since some decoders write the next logits into the same memory
         logits.append(fused.advance(torch.tensor([token], device=model.device))[0].clone())
     fused.clear()
     agrees = bool((torch.stack(logits) - expected).abs().max() <= tolerance)
-    return fused if agrees or choice == "fused" else TransformersDecoder(model)
+    if agrees or choice == "fused":
+        return fused
+    return TransformersDecoder(model, products)

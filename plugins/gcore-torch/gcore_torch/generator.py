@@ -63,6 +63,7 @@ from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import Decoder, FusedDecoder, TransformersDecoder, make_decoder
 from gcore_torch.graph_decoder import GraphDecoder
 from gcore_torch.other_heads import changed_head, heads
+from gcore_torch.products import Products
 from gcore_torch.sampling import GraphSampler, choose, uniforms
 from gcore_torch.sleeping import SleepingWeights
 from gcore_torch.steady import NEAR, SteadyScorer, can_be_steady
@@ -228,7 +229,6 @@ class TorchGenerator:
         self._model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True).to(
             self._device
         )
-        text_config = self._model.config.get_text_config()
         self._reader: ImageReader | None = None
         if takes_images(self._model.config):
             if config.decoder == "fused":
@@ -248,7 +248,7 @@ class TorchGenerator:
         self._ends = np.zeros(self._model.get_output_embeddings().weight.shape[0], np.bool_)
         self._ends[end_ids(directory, len(self._ends), self._tokenizer)] = True
         self._allowed = self._tokens_to_sample(ends)
-        model_limit = position_limit(text_config.to_dict()) or 2**31
+        model_limit = position_limit(self._model.config.get_text_config().to_dict()) or 2**31
         self._context_length = min(config.context_length or model_limit, model_limit)
         self._steady: SteadyScorer | None = None
         if context.deterministic and can_be_steady(self._model, config, self._device.type):
@@ -257,6 +257,7 @@ class TorchGenerator:
         self._held: list[Finished] = []  # finished samples that are not scored yet
         # keys of samples that ended over kept caches, which no forward pass can score
         self._over_kept = set[tuple[int, int]]()
+        self._products = Products(may_pack=not context.deterministic)
         self._usual = self._make_decoder()  # decodes any sample
         self._sampler = self._make_sampler() if self._device.type == "cuda" else None
         self._exact = self._make_exact()  # decodes with the trainer's bits, short records alone
@@ -310,7 +311,7 @@ class TorchGenerator:
         in_graphs = partial(GraphDecoder, compile=config.compile == "auto")
         make_fused = in_graphs if self._device.type == "cuda" else FusedDecoder
         decoder: Decoder = make_decoder(
-            self._model, config.decoder, config.max_batch, tolerance, make_fused
+            self._model, config.decoder, config.max_batch, tolerance, self._products, make_fused
         )
         return decoder
 
@@ -779,6 +780,7 @@ class TorchGenerator:
         """
         self._inbox.complete()
         self._adapter.commit()
+        self._products.forget()
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
         # what an earlier push or a sleep has dropped cannot be kept
@@ -840,6 +842,7 @@ class TorchGenerator:
         self._score_all()
         for decoder in self._decoders():
             decoder.release(weights=self._weights.moves_tensors)
+        self._products.forget()
         if self._sampler is not None:
             self._sampler.release()
         self._stale = self._rows.count > 0
@@ -860,8 +863,9 @@ class TorchGenerator:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that weights and cache take on the device."""
-        return int(self._weights.nbytes) + sum(d.cache_bytes for d in self._decoders())
+        """Bytes that weights, packed copies of them, and cache take on the device."""
+        caches = sum(decoder.cache_bytes for decoder in self._decoders())
+        return int(self._weights.nbytes) + self._products.nbytes + caches
 
     def weight_specs(self) -> list[TensorSpec]:
         """Returns name, shape and dtype of every tensor of a push, as this generator holds it."""
@@ -873,6 +877,7 @@ class TorchGenerator:
         chosen = [record for record in records if record.version == self.version]
         decoder = self._usual
         derived = decoder.differing() if isinstance(decoder, FusedDecoder) else []
+        derived += self._products.differing()
         name = f"{self._context.role}.{self._context.rank}"
         model, score = self._model, self.logprobs
 

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gcore_torch.cache_columns import COLUMNS, cache_columns
 from gcore_torch.compiling import compiled
 from gcore_torch.decoder import FusedDecoder, LayerTensors
+from gcore_torch.products import Products
 from gcore_torch.replay import Pool, Replay, rows_of_graph
 
 #: A deterministic run leaves out attention whose gradients do not repeat; here are no gradients.
@@ -43,13 +44,15 @@ class GraphDecoder(FusedDecoder):
         takes some 20 seconds, when the first graph is made.
     """
 
-    def __init__(self, model: Any, capacity: int, *, compile: bool = False) -> None:
+    def __init__(
+        self, model: Any, capacity: int, products: Products, *, compile: bool = False
+    ) -> None:
         self._begin = compiled(begin_layer) if compile else begin_layer
         self._end = compiled(end_layer) if compile else end_layer
         self._graphs: dict[tuple[int, int], Replay[Tensor]] = {}
         self._longest = 0  # of the prompts that are being read
         self._logits_of_all: Tensor | None = None  # all graphs write here, [rows of the cache, V]
-        super().__init__(model, capacity)
+        super().__init__(model, capacity, products)
         self._pool = Pool(self._device)
 
     def _rows_for(self, rows: int) -> int:

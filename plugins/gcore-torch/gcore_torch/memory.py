@@ -12,7 +12,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gcore_language.architecture import Architecture, UnknownSizes, numbers, read_architecture
+from gcore_language.architecture import (
+    Architecture,
+    Tensors,
+    UnknownSizes,
+    numbers,
+    read_architecture,
+)
 from gcore_language.memory import (
     MOMENTS_BYTES,
     NBYTES,
@@ -39,6 +45,9 @@ _MASTER = 4  # bytes of a float32
 _PREFILL_TOKENS = 16384
 #: Resident bytes of a process that has imported torch and transformers, on Linux.
 _LIBRARIES = 480 << 20
+#: Numbers of the smallest matrix of which a generator keeps a packed copy, as in
+#: ``gcore_torch.products``.
+_PACKED_LEAST = 2**18
 #: Phases in which the trainer runs its model.
 _COMPUTES = ("preparation", "training")
 
@@ -238,6 +247,9 @@ def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Itera
     weights = size * model.parameters
     narrow = "" if size == 2 else "config.dtype=bfloat16"
     yield from in_every_phase("weights", weights, setting=narrow, note=config.dtype)
+    if packed := _packed_numbers(model, config, worker):
+        note = "copies of large matrices, in the order in which a CPU multiplies few rows fastest"
+        yield from in_every_phase("packed weights", size * packed, note=note)
     cache = _cache(model, config, worker)
     for phase in PHASES:  # the cache is kept for the next rollout
         yield replace(cache, phase=phase)
@@ -268,6 +280,19 @@ def _rows(config: TorchGeneratorConfig, worker: WorkerShape) -> int:
     """Returns how many samples a replica draws at a time at most."""
     known = -(-worker.records // max(1, worker.slots)) if worker.records else config.max_batch
     return min(config.max_batch, known)
+
+
+def _packed_numbers(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape) -> int:
+    """Returns how many numbers are held a second time; see ``gcore_torch.products``."""
+    if worker.device != "cpu" or worker.deterministic or config.dtype != "float32":
+        return 0
+    head = Tensors(shape=(model.vocabulary, model.hidden))
+    of_layers = (item for layer in model.all_layers() for item in layer)
+    return sum(
+        item.numbers
+        for item in (head, *of_layers)
+        if len(item.shape) == 2 and item.numbers >= _PACKED_LEAST
+    )
 
 
 def _cache(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape) -> MemoryNeed:

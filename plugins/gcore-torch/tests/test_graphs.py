@@ -12,10 +12,12 @@ from gcore_language.models import load_model
 from gcore_torch import compiling
 from gcore_torch.decoder import FusedDecoder, make_decoder
 from gcore_torch.graph_decoder import GraphDecoder
+from gcore_torch.products import Products
 from gcore_torch.replay import rows_of_graph
 from gcore_torch.sampling import GraphSampler, choose
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+PLAIN = Products(may_pack=False)
 
 
 def prompts_of(*lengths: int) -> list[np.ndarray]:
@@ -33,7 +35,7 @@ def test_its_logits_are_those_of_the_fused_decoder_while_rows_come_and_go(
     """
     model = load_model(str(model_dirs[family]), dtype="float32")
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # others need a C++ compiler on a CPU
-    decoders = [FusedDecoder(model, 40), GraphDecoder(model, 40, compile=compile)]
+    decoders = [FusedDecoder(model, 40, PLAIN), GraphDecoder(model, 40, PLAIN, compile=compile)]
     tokens = torch.arange(3, 40)
 
     def alike(logits: list[torch.Tensor]) -> None:
@@ -58,7 +60,7 @@ def test_its_logits_are_those_of_the_fused_decoder_while_rows_come_and_go(
 def test_a_full_cache_gives_up_unused_columns_before_it_grows(model_dirs: dict[str, Path]) -> None:
     """Rows of at most 120 tokens come and go for ever in a cache of 128 columns."""
     model = load_model(str(model_dirs["llama"]), dtype="float32")
-    decoders = [FusedDecoder(model, 4), GraphDecoder(model, 4)]
+    decoders = [FusedDecoder(model, 4, PLAIN), GraphDecoder(model, 4, PLAIN)]
     for decoder in decoders:
         decoder.prefill(prompts_of(20), [1])
     for turn in range(8):
@@ -75,7 +77,7 @@ def test_a_full_cache_gives_up_unused_columns_before_it_grows(model_dirs: dict[s
 
 def test_it_goes_on_after_it_was_released(model_dirs: dict[str, Path]) -> None:
     model = load_model(str(model_dirs["qwen3"]), dtype="float32")
-    decoder = make_decoder(model, "auto", 4, 1e-3, GraphDecoder)
+    decoder = make_decoder(model, "auto", 4, 1e-3, PLAIN, GraphDecoder)
     assert isinstance(decoder, GraphDecoder)
     first = decoder.prefill(prompts_of(7), [2]).clone()
     decoder.clear()

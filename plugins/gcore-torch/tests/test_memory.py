@@ -227,6 +227,22 @@ def test_a_generator_that_sleeps_keeps_on_the_host_what_its_setting_says(
     assert (asleep.on, asleep.nbytes) == ("host", kept)
 
 
+def test_packed_copies_are_foreseen_where_a_generator_packs_its_weights(path: str) -> None:
+    config = TorchGeneratorConfig()
+    # matrices of 24 layers and the head; the second figure are biases and norms
+    small = 24 * (896 + 2 * 128 + 2 * 896) + 896
+    # keys and values of a layer are too few numbers
+    keys = 24 * 2 * 128 * 896
+    needs = list(generator_memory(config, worker(path, device="cpu")))
+    assert of(needs, "packed weights", "training") == 4 * (MODEL.parameters - small - keys)
+    for others in (
+        generator_memory(config, worker(path, device="cuda")),
+        generator_memory(config, worker(path, device="cpu", deterministic=True)),
+        generator_memory(replace(config, dtype="bfloat16"), worker(path, device="cpu")),
+    ):
+        assert of(list(others), "packed weights", "rollout") is None
+
+
 def test_the_cache_has_keys_and_values_of_each_layer_for_each_token_of_each_sample(
     path: str,
 ) -> None:
