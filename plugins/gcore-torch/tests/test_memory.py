@@ -229,9 +229,9 @@ def test_a_generator_that_sleeps_keeps_on_the_host_what_its_setting_says(
 
 def test_packed_copies_are_foreseen_where_a_generator_packs_its_weights(path: str) -> None:
     config = TorchGeneratorConfig()
-    # matrices of 24 layers and the head; the second figure are biases and norms
+    # biases and norms of 24 layers, and the last norm
     small = 24 * (896 + 2 * 128 + 2 * 896) + 896
-    # keys and values of a layer are too few numbers
+    # the matrices of keys and of values have too few numbers
     keys = 24 * 2 * 128 * 896
     needs = list(generator_memory(config, worker(path, device="cpu")))
     assert of(needs, "packed weights", "training") == 4 * (MODEL.parameters - small - keys)
