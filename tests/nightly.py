@@ -28,6 +28,7 @@ RECIPES = {
     "judge": ("algorithms", "balance", "genrm", "placement", "queueing", "sentinel", "torch"),
     "digits": ("algorithms", "diffusion", "rewards"),
     "smollm2/notes": ("algorithms", "report", "sentinel", "torch"),
+    "smollm2/length": ("algorithms", "report", "sentinel", "torch"),
 }
 SEEDS = (0, 1, 2)
 FAULTS = (
@@ -42,21 +43,21 @@ STOPS = "tests/integration/test_resume.py::test_a_run_stopped_repeatedly_gives_t
 INTEGRATION = (*code_of("algorithms", "sentinel", "torch"), "tests/integration")
 MEASURED = {benchmark.name: benchmark.paths for benchmark in BENCHMARKS}
 
+
+def learning(recipe: str, names: tuple[str, ...], seed: int) -> Part:
+    """Returns the training of a recipe to its end. names: of the distributions of its run."""
+    real = "/" in recipe  # in folders are real models, which share code
+    files = ("recipes/smollm2",) if real else (f"recipes/{recipe}*", "recipes/quickstart")
+    return Part(
+        name=f"learns-{recipe.replace('/', '-')}-{seed}",
+        budget_min=15 if real else 5,
+        command=f"{{python}} tests/learning.py {recipe} --seed {seed}",
+        runs=(*code_of(*names, recipes=files), "tests/learning.py"),
+    )
+
+
 PARTS = (
-    *(
-        Part(
-            name=f"learns-{recipe.replace('/', '-')}-{seed}",
-            budget_min=15 if "/" in recipe else 5,  # in folders are real models
-            command=f"{{python}} tests/learning.py {recipe} --seed {seed}",
-            runs=(
-                *code_of(*names, recipes=(f"recipes/{recipe}*",)),
-                "recipes/quickstart",
-                "tests/learning.py",
-            ),
-        )
-        for recipe, names in RECIPES.items()
-        for seed in SEEDS
-    ),
+    *(learning(recipe, names, seed) for recipe, names in RECIPES.items() for seed in SEEDS),
     Part(
         name="kills-fakes",
         budget_min=10,

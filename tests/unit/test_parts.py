@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import learning, nightly, parts
+from tests import learning, nightly, parts, real
 from tests import recipes as recipes_of_real_models
 from tests.engines import every_test
 from tests.parts import Part
@@ -100,7 +101,11 @@ def test_a_part_that_takes_twice_its_budget_is_ended(checkout: Parts) -> None:
 
 @pytest.mark.parametrize(
     ("script", "listed"),
-    [("tests/nightly.py", nightly.PARTS), ("tests/engines/every_test.py", every_test.PARTS)],
+    [
+        ("tests/nightly.py", nightly.PARTS),
+        ("tests/real.py", real.PARTS),
+        ("tests/engines/every_test.py", every_test.PARTS),
+    ],
 )
 def test_the_list_has_every_part_and_runs_none(
     script: str, listed: tuple[Part, ...], tmp_path: Path
@@ -126,7 +131,7 @@ def test_each_file_with_tests_of_an_engine_is_a_part() -> None:
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
-@pytest.mark.parametrize("long", [nightly.PARTS, every_test.PARTS])
+@pytest.mark.parametrize("long", [nightly.PARTS, real.PARTS, every_test.PARTS])
 def test_what_a_part_runs_is_in_the_checkout(long: tuple[Part, ...]) -> None:
     for pattern in {pattern for p in long for pattern in p.runs}:
         found = subprocess.run(
@@ -148,13 +153,15 @@ def test_all_pairs_all_recipes_and_all_files_of_commands_are_there(
     import engine_pairs
 
     assert {part.command.split()[-1] for part in every_test.PAIRS} == set(engine_pairs.ALL)
-    for long in (nightly.PARTS, every_test.PARTS, recipes_of_real_models.PARTS):
+    for long in (nightly.PARTS, every_test.PARTS, real.PARTS, recipes_of_real_models.PARTS):
         assert len(long) == len({p.name for p in long})
     recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
-    assert set(nightly.RECIPES) == set(learning.BARS)
+    assert {*nightly.RECIPES, *real.RECIPES} == set(learning.BARS)
+    known = {p.name: p for p in nightly.PARTS}
+    assert all(known.get(p.name, p) == p for p in real.PARTS), "one name, two parts"
     assert {n for n in learning.BARS if "/" not in n} == set(recipes_of_real_models.TOYS)
     assert recipes == {*recipes_of_real_models.TOYS, *recipes_of_real_models.NAMES}
-    for p in (*nightly.PARTS, *every_test.PARTS):
+    for p in (*nightly.PARTS, *real.PARTS, *every_test.PARTS):
         for word in p.words():
             if word.startswith(("tests/", "benchmarks/")):
                 file, _, test = word.partition("::")
@@ -162,7 +169,7 @@ def test_all_pairs_all_recipes_and_all_files_of_commands_are_there(
                 assert test.partition("[")[0] in (ROOT / file).read_text() if test else True
 
 
-@pytest.mark.parametrize("recipe", nightly.RECIPES)
+@pytest.mark.parametrize("recipe", learning.BARS)
 def test_a_seed_is_written_to_keys_that_a_recipe_has(recipe: str) -> None:
     job = yaml.safe_load((ROOT / "recipes" / f"{recipe}.yaml").read_text())
     for key in learning.BARS[recipe].seeds:
@@ -179,3 +186,27 @@ def test_learning_is_told_apart_from_holding_still() -> None:
     assert "nothing was learned" in learning.shortfall(
         {"greedy/exact": 0.95}, {"greedy/exact": 0.95}, bar
     )
+
+
+def test_a_stage_is_trained_after_those_that_it_begins_with_and_says_what_was_learned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+
+    def run(recipe: str, seed: int, folder: Path, *overrides: str) -> int:
+        assert (folder / "recipes" / f"{recipe}.yaml").exists()
+        ran.append(recipe.removeprefix("smollm2/feedback_"))
+        return 0
+
+    rows = [
+        {"evaluation": evaluation}
+        for evaluation in ({"greedy/kept": 0.2}, {}, {"greedy/kept": 0.7})
+    ]
+    monkeypatch.setattr(learning, "run_recipe", run)
+    monkeypatch.setattr(learning, "read_metrics", lambda directory: rows)
+    monkeypatch.setattr(sys, "argv", ["learning.py", "smollm2/feedback_ppo", "--seed", "2"])
+    assert learning.main() == 0
+    assert ran == ["sft", "reward_model", "ppo"]
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (said["recipe"], said["seed"]) == ("smollm2/feedback_ppo", 2)
+    assert said["evaluations"] == [0.2, 0.7]
