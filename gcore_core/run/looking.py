@@ -91,8 +91,9 @@ def look_at(
             if not said.problems and states[place] == _states(look):
                 files = [*states[place], *said.imported]
                 kept.keep(look, _Answer(files, said.notes, said.facts), helper.began_ns)
-    said_once = list(dict.fromkeys(_named(notes, looks)))
-    return Seen(problems=_named(problems, looks), notes=said_once, facts=facts)
+    # Two looks may meet the same file.
+    once, noted_once = (list(dict.fromkeys(_named(said, looks))) for said in (problems, notes))
+    return Seen(problems=once, notes=noted_once, facts=facts)
 
 
 def _count(facts: dict[str, int], more: Mapping[str, int]) -> None:

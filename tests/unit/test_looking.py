@@ -140,6 +140,13 @@ def test_nothing_found_is_kept_until_a_named_file_or_an_imported_one_changes(fol
         assert len(calls(folder)) == count
 
 
+def test_a_problem_that_two_looks_find_is_told_once(folder: Path) -> None:
+    (folder / "beside_looks.py").write_text("FOUND = ['the file is broken.']\n")
+    found = seen(finder(folder, "one"), finder(folder, "two"))
+    assert calls(folder) == ["one", "two"]
+    assert found == ["roles.policy: the file is broken. [plugin made]"]
+
+
 def test_another_look_is_answered_by_itself(folder: Path) -> None:
     assert seen(finder(folder, "one"), finder(folder, "two")) == []
     assert seen(finder(folder, "two"), finder(folder, "three")) == []

@@ -56,6 +56,16 @@ def _ids_in(file: Path, size: int | None) -> Iterator[int]:
                 yield _required_id(one, size, f"{where}: {_END}")
 
 
+def refuse_unreadable(directory: Path) -> None:
+    """Raises what ``end_ids`` raises for files of a model that are no mapping.
+
+    Libraries that meet such a file later blame others for it.
+    """
+    for file in FILES:
+        for _ in _sections(directory / file):
+            pass
+
+
 def _sections(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields a file's name and its settings; those of a text model within another, too."""
     if not file.is_file():

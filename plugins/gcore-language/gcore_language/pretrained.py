@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gcore_core.contract.errors import DataError
+from gcore_language.end_ids import refuse_unreadable
 from gcore_language.image_requests import name_in_checkpoint
 from gcore_language.images import takes_images
 from gcore_language.model_files import (
@@ -129,6 +130,7 @@ def open_pretrained(
     """
     if config is None:
         config = read_hf_config(directory, trust_remote_code=trust_remote_code, what=opening.what)
+    refuse_unreadable(directory)
     tensors = tensors_in(directory)
     _refuse_too_many_layers(config, tensors, directory)
     arguments = {

@@ -126,6 +126,20 @@ def test_a_broken_tokenizer_is_a_problem_with_its_key(
     assert not any("Traceback" in problem or "raised" in problem for problem in problems)
 
 
+@pytest.mark.parametrize("content", ["{broken", "[1]", '{"eos_token_id": "x"}'])
+def test_a_broken_generation_config_is_one_problem_that_names_the_file(
+    whole: Path, tmp_path: Path, content: str
+) -> None:
+    """The look at the model and that at its tokenizer both meet it; ``look_at`` tells it once."""
+    model = shutil.copytree(whole, tmp_path / "model")
+    (model / "generation_config.json").write_text(content)
+    problems, _ = told(job(tmp_path, model, rows(tmp_path, CHAT)))
+    (problem,) = set(problems)
+    assert problem.startswith("roles.policy.model.path: ")
+    assert str(model / "generation_config.json") in problem
+    assert "transformers cannot load" not in problem
+
+
 @pytest.mark.parametrize("name", broken_rows.BROKEN)
 @pytest.mark.parametrize("key", ["data", "evaluation.data"])
 def test_a_broken_row_is_a_problem_with_its_key(
