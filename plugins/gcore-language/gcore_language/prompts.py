@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ _GO_ALONG = frozenset({".json", ".jinja", ".model", ".txt", ".tiktoken", ".bpe"}
 #: Those of them that say what the weights are, or what trained them.
 _STAY = ("config.json", "*.index.json", "adapter_*", "*_state.json", "*_results.json")
 
+#: So begin the names of files with a tokenizer's vocabulary.
+_VOCABULARIES = ("tokenizer.", "vocab", "merges", "tekken")
+#: So begins a model of SentencePiece, which is a protocol buffer.
+_SENTENCEPIECE = b"\n"
 #: Where transformers keeps the chat templates that have other names than "default".
 _TEMPLATES = "additional_chat_templates"
 
@@ -52,7 +57,7 @@ def load_tokenizer(path: str, embedded: int | None, *, trust_remote_code: bool =
     except ImportError:  # of a package that its code needs
         raise
     except Exception as error:  # isolation point: the library of tokenizers raises Exception itself
-        raise unreadable("tokenizer", path, error) from error
+        raise _unreadable_tokenizer(path, error) from error
     count = max(tokenizer.get_vocab().values(), default=-1) + 1
     if embedded is not None and count > embedded:
         raise DataError(
@@ -64,6 +69,32 @@ def load_tokenizer(path: str, embedded: int | None, *, trust_remote_code: bool =
             ),
         )
     return tokenizer
+
+
+def _unreadable_tokenizer(path: str, error: Exception) -> DataError:
+    """Makes the DataError for a tokenizer that transformers could not load.
+
+    transformers guesses what the files are, and its last guess is what its error is about: to
+    install sentencepiece or tiktoken, or a line that tiktoken cannot read. So the files are looked
+    at here.
+    """
+    told = unreadable("tokenizer", path, error)
+    directory = Path(path)
+    if not directory.is_dir() or (directory / "tokenizer.json").is_file():
+        return told
+    names = sorted(file.name for file in directory.iterdir())
+    models = [name for name in names if name.endswith(".model")]
+    if not models:
+        if not any(name.startswith(_VOCABULARIES) or name.endswith(".tiktoken") for name in names):
+            told.why = "no file there has its vocabulary, such as tokenizer.json"
+            told.todo = "Copy tokenizer.json from where the model comes from."
+    elif (directory / models[0]).read_bytes()[:1] != _SENTENCEPIECE:
+        told.why = f"{models[0]} is no model of SentencePiece; it may be a pointer of git-lfs"
+        told.todo = "Copy that file again, or put tokenizer.json beside it."
+    elif find_spec("sentencepiece") is None:
+        told.why = f"{models[0]} is read by the package sentencepiece, which is not installed"
+        told.todo = "Install sentencepiece, or put tokenizer.json beside that file."
+    return told
 
 
 def padding_id(path: str, *, trust_remote_code: bool = False) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gcore_language.chats import Unreadable
 from gcore_language.prompts import PromptEncoder, added_tokens, ids_without_token, load_tokenizer
-from gcore_language.tiny import VOCABULARY, save_tokenizer
+from gcore_language.tiny import VOCABULARY, save_model, save_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from gcore_core.contract.errors import DataError
@@ -177,3 +177,31 @@ def test_a_text_that_the_tokenizer_refuses_fails_alone(directory: Path) -> None:
     encoded = PromptEncoder(tokenizer, [END]).encode(list(map(of_text, texts)))
     assert [isinstance(ids, Unreadable) for ids in encoded] == [False, True, False]
     assert str(encoded[1]).startswith("the tokenizer refuses it: ")
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "no file there has its vocabulary.*Copy tokenizer.json"),
+        ({"tokenizer.model": b"version https://git-lfs"}, "no model of SentencePiece.*Copy that"),
+        ({"spiece.model": b"garbage"}, "spiece.model is no model of SentencePiece.*Copy that"),
+        (
+            {"tokenizer.model": b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02"},
+            "read by the package sentencepiece, which is not installed.*Install sentencepiece",
+        ),
+    ],
+    ids=["none", "pointer", "garbage", "whole"],
+)
+def test_sentencepiece_is_asked_for_only_where_it_would_help(
+    files: dict[str, bytes], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcore_language.prompts.find_spec", lambda name: None)
+    save_model(tmp_path, "llama")
+    (tmp_path / "tokenizer.json").unlink()
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"(?s)cannot load the tokenizer.*{says}") as error:
+        load_tokenizer(str(tmp_path), None)
+    text = str(error.value).lower()
+    assert ("install sentencepiece" in text) == ("Install sentencepiece" in says)
+    assert "tiktoken" not in text
