@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gcore_core.contract.errors import TrainingError
+from gcore_language.flat import GROWING_ROPES
 from gcore_language.packing import Batch, counts_of
 from gcore_language.ranks import Ranks
 
@@ -68,6 +69,7 @@ def check_same(
     where: str,
     *,
     ignored: float = 0.0,
+    config: Mapping[str, Any] | None = None,
 ) -> float:
     """Returns how far apart two gradients are: the norm of the difference over that of the first.
 
@@ -77,6 +79,7 @@ def check_same(
 
     first, second: this rank's parts, in one order of names on all ranks.
     ignored: nothing is raised where neither the first gradient nor the difference is longer.
+    config: of the language model, for the error's advice; None: not known.
     """
     apart, size = _squares(first, second), _squares(first, {})
     sums = np.array(ranks.sum_parts([*apart.values(), *size.values()]), np.float64).reshape(2, -1)
@@ -102,10 +105,35 @@ def check_same(
         f"{tolerance:g} is rounding",
         where=where,
         why=f"most in {worst}; the same records were computed twice, in other micro-batches",
-        todo="look for a loss that divides by what its micro-batch holds, records that see their "
+        todo=growing_angles(config or {})
+        or "look for a loss that divides by what its micro-batch holds, records that see their "
         "neighbours, dropout",
         tensor=worst,
         gap=gap,
+    )
+
+
+def growing_angles(config: Mapping[str, Any]) -> str:
+    """Returns what to do where a model's angles depend on the texts beside; "" where they do not.
+
+    transformers takes the angles of all tokens of a micro-batch by its longest record: longrope has
+    two sets, for texts up to ``original_max_position_embeddings`` and for longer ones; those of
+    dynamic change with each length beyond ``max_position_embeddings``.
+
+    config: of the language model, as config.json has it.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind not in GROWING_ROPES:
+        return ""
+    name = "max_position_embeddings"
+    if kind == "longrope":
+        name = f"original_{name}"
+    limit = rope.get(name) or config.get(name) or name
+    return (
+        f"rope_type is {kind}: transformers takes the angles of a whole micro-batch by its longest "
+        f"record. Keep prompt and answer of all records within {limit} tokens ({name})"
+        + (", or let every prompt be longer" if kind == "longrope" else "")
     )
 
 

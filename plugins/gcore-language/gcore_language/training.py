@@ -72,6 +72,8 @@ from gcore_language.exported import NamesExports, diagnose_export
 from gcore_language.images import GRID, Images
 from gcore_language.lineage import check_terms
 from gcore_language.lockstep import sizes_in_lockstep
+from gcore_language.model_files import read_config
+from gcore_language.model_places import directory_here
 from gcore_language.packing import (
     FLAT_ROW_TOKENS,
     Batch,
@@ -1028,7 +1030,17 @@ class LanguageTrainer:
             TOLERANCES[self._settings.dtype],
             where,
             ignored=0.0 if largest > 0 else PENALTY_NORM,
+            config=self._model_config(),
         )
+
+    def _model_config(self) -> dict[str, Any] | None:
+        """Returns the language model's config; None where its directory is not known."""
+        model = self._context.model
+        directory = directory_here(str(model.get("path") or ""), model.get("revision"))
+        if directory is None or not (directory / "config.json").is_file():
+            return None
+        config = read_config(directory)
+        return dict(config.get("text_config", config))
 
     def _resplit(self, prepared: _Prepared, part: Sequence[Batch | None]) -> list[Batch | None]:
         """Returns a minibatch's records in reverse order, in at least two micro-batches."""

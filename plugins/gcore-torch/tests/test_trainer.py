@@ -505,6 +505,44 @@ def test_a_gradient_that_is_not_finite_in_one_cut_alone_is_told_so(number: float
     assert caught.value.facts["tensor"] == "layer"
 
 
+@pytest.mark.parametrize(
+    ("config", "says", "not_said"),
+    [
+        (
+            {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64}},
+            "within 64 tokens (original_max_position_embeddings), or let every prompt be longer",
+            "dropout",
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "longrope"},
+                "original_max_position_embeddings": 32,
+                "max_position_embeddings": 128,
+            },
+            "within 32 tokens",
+            "dropout",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic"}, "max_position_embeddings": 128},
+            "within 128 tokens (max_position_embeddings)",
+            "longer",
+        ),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "dropout", "rope_type"),
+        (None, "dropout", "rope_type"),
+    ],
+    ids=["longrope", "longrope outside", "dynamic", "llama3", "unknown"],
+)
+def test_angles_that_the_longest_record_decides_are_named_where_a_gradient_depends_on_the_cut(
+    config: dict[str, Any] | None, says: str, not_said: str
+) -> None:
+    first, second = ({"head": torch.full((2,), number)} for number in (1.0, 1.1))
+    ranks = Ranks(tiny.make_context(Path()), torch.device("cpu"))
+    with pytest.raises(TrainingError, match="depends on how its minibatch is cut") as caught:
+        check_same(first, second, ranks, 1e-3, "step 0, update 0", config=config)
+    assert says in caught.value.todo
+    assert not_said not in caught.value.todo
+
+
 def test_an_unmet_requirement_of_the_objective_is_named(open_trainer: Any) -> None:
     class Critic(tiny.Reinforce):
         requires = frozenset({"values", "old_logp"})
