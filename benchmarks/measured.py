@@ -345,6 +345,24 @@ BENCHMARKS = (
         minutes=10,
     ),
     Benchmark(
+        name="real_model",
+        measures=(
+            *CORE,
+            *TORCH,
+            ALGORITHMS,
+            "plugins/gcore-offline/gcore_offline",
+            "recipes/smollm2",
+            QUICKSTART_RUNS,
+            "benchmarks/trl_real_model.py",
+            "benchmarks/plain_real_model.py",
+        ),
+        commands=(
+            "{python} -m tox run -e bench-trl --notest",
+            f"{SCRIPT} --trl-python .tox/bench-trl/bin/python",
+        ),
+        minutes=40,
+    ),
+    Benchmark(
         name="checkpoint_convergence", measures=(*CORE, *QUICKSTART, QUICKSTART_RUNS), minutes=6
     ),
     Benchmark(

@@ -511,6 +511,7 @@ ELSEWHERE = {
     "machines_ray": "plugins/gcore-ray/tests/test_benchmark.py",
     "placement_real": "tests/integration/test_placement_real.py",
     "placement_real_vllm": "tests/integration/test_placement_real.py",
+    "real_model": "tests/integration/test_real_model_benchmark.py",
 }
 
 
