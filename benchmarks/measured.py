@@ -353,6 +353,7 @@ BENCHMARKS = (
             "plugins/gcore-offline/gcore_offline",
             "recipes/smollm2",
             QUICKSTART_RUNS,
+            "benchmarks/decode_real.py",
             "benchmarks/trl_real_model.py",
             "benchmarks/plain_real_model.py",
         ),
