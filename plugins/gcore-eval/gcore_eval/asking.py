@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_eval.models import Model
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
 
 RESULTS = "evals.jsonl"
-#: Shows a model that has no chat template the text of the question alone, as base models know it.
-_TEXT_ALONE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +63,37 @@ def ask(task: str, model: Model, settings: Settings, to: Path) -> list[Score]:
     """
     from inspect_ai import eval as run_task
     from inspect_ai._util.error import PrerequisiteError
-    from inspect_ai.model import get_model
+    from inspect_ai.model import GenerateConfig, get_model
+
+    from gcore_eval.answering import PROVIDER  # registers it
 
     file = Path(task.partition("@")[0])
     if file.suffix == ".py" and not file.is_file():
         raise ConfigError(f"{file}: no such file.", where="--task", todo="name a file of tasks")
     to.mkdir(parents=True, exist_ok=True)
+    config = GenerateConfig(
+        max_tokens=settings.max_tokens,
+        max_connections=settings.batch,
+        seed=settings.seed,
+        temperature=settings.temperature or None,
+    )
+    answers = get_model(
+        f"{PROVIDER}/{model.name}",
+        config=config,
+        memoize=False,
+        path=model.path,
+        chats=_has_chat_template(model.path),
+        device=settings.device,
+        batch=settings.batch,
+    )
     try:
         logs = run_task(
             task,
-            model=get_model(f"hf/{model.name}", **_arguments(model, settings)),
+            model=answers,
             limit=settings.limit,
             log_dir=str(to),
             display="none",
             log_level="error",
-            max_tokens=settings.max_tokens,
-            max_connections=settings.batch,
-            seed=settings.seed,
-            temperature=settings.temperature or None,
         )
     except PrerequisiteError as error:
         raise ConfigError(
@@ -108,27 +119,11 @@ def ask(task: str, model: Model, settings: Settings, to: Path) -> list[Score]:
     return scores
 
 
-def _arguments(model: Model, settings: Settings) -> dict[str, Any]:
-    """Returns what Inspect hands to transformers; code of a model's repository is never run."""
-    arguments: dict[str, Any] = {
-        "model_path": model.path,
-        "tokenizer_path": model.path,
-        "batch_size": settings.batch,
-        "do_sample": settings.temperature > 0,
-        "memoize": False,
-    }
-    if settings.device:
-        arguments["device"] = settings.device
-    if _has_chat_template(model.path):
-        # A template writes the special tokens itself; the tokenizer would add a second BOS.
-        arguments["tokenizer_call_args"] = {"add_special_tokens": False}
-    else:
-        arguments["chat_template"] = _TEXT_ALONE
-    return arguments
-
-
 def _has_chat_template(path: str) -> bool:
-    """Whether a tokenizer in a directory says how a chat is written; of the hub's it is assumed."""
+    """Whether a tokenizer in a directory says how a chat is written; of the hub's it is assumed.
+
+    Base models, which have no template, are shown the text of the question alone.
+    """
     folder = Path(path)
     if not folder.is_dir() or (folder / "chat_template.jinja").is_file():
         return True

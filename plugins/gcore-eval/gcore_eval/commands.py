@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -75,13 +76,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """Returns how models are asked. Raises ConfigError for numbers that mean nothing."""
+    """Returns how models are asked. Raises ConfigError for values that mean nothing."""
     for name, least in (("limit", 1), ("max_tokens", 1), ("temperature", 0), ("batch", 1)):
         value = getattr(args, name)
         if value is not None and not least <= value < float("inf"):
             raise ConfigError(
                 f"must be at least {least}, is {value}.", where=f"--{name.replace('_', '-')}"
             )
+    if not re.fullmatch(r"(cpu|cuda(:[0-9]+)?)?", args.device):
+        raise ConfigError(f"must be cpu, cuda or cuda:N, is {args.device!r}.", where="--device")
     return Settings(
         limit=args.limit,
         max_tokens=args.max_tokens,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from gcore_eval.commands import evaluate
+from inspect_ai.log import read_eval_log
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gcore_core.contract.errors import ConfigError, DataError
@@ -18,8 +19,9 @@ MAX_TOKENS = 6
 TASKS = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, accuracy, scorer
-from inspect_ai.solver import generate
+from inspect_ai.scorer import Score, accuracy, mean, scorer
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import bash
 
 @scorer(metrics=[accuracy()])
 def same():
@@ -31,6 +33,26 @@ def same():
 def known():
     pairs = {pairs!r}
     return Task(dataset=[Sample(input=q, target=a) for q, a in pairs], solver=generate(),
+                scorer=same())
+
+@scorer(metrics=[mean()])
+def ended():
+    async def score(state, target):
+        output = state.output
+        assert output.usage.total_tokens == output.usage.input_tokens + output.usage.output_tokens
+        rest = output.choices[0].stop_reason == "stop" or output.usage.output_tokens == {most}
+        return Score(value=float(rest and output.usage.output_tokens > 0))
+    return score
+
+@task
+def lengths():
+    pairs = {pairs!r}
+    return Task(dataset=[Sample(input=q, target=a) for q, a in pairs], solver=generate(),
+                scorer=ended())
+
+@task
+def tooled():
+    return Task(dataset=[Sample(input="?")], solver=[use_tools([bash()]), generate()],
                 scorer=same())
 
 @task
@@ -61,7 +83,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.yaml").write_text("run: {name: small}\n")
     pairs = [(question, greedy(run / "weights", question)) for question in QUESTIONS]
     pairs[-1] = (pairs[-1][0], "something else")
-    (run / "tasks.py").write_text(TASKS.format(pairs=pairs))
+    (run / "tasks.py").write_text(TASKS.format(pairs=pairs, most=MAX_TOKENS))
     return run
 
 
@@ -76,6 +98,25 @@ def test_answers_are_those_that_the_policy_gives_by_transformers_alone(
     assert (line["task"], line["samples"], line["path"]) == ("known", 3, str(run / "weights"))
     assert line["value"] == pytest.approx(2 / 3)
     assert list((run / "evals").glob("*.eval"))
+
+
+def test_each_answer_says_why_it_ended_and_how_many_tokens_it_has(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run), "--task", f"{run}/tasks.py@lengths", "--max-tokens", str(MAX_TOKENS)]
+    assert evaluate([*words, "--batch", "2"]) == 0
+    assert "ended/mean" in (printed := capsys.readouterr().out) and "1.000" in printed
+
+
+def test_drawn_answers_are_those_of_the_seed_alone(run: Path, tmp_path: Path) -> None:
+    def drawn(seed: str, place: str) -> list[str]:
+        words = [str(run), "--task", f"{run}/tasks.py@known", "--max-tokens", "6"]
+        more = ["--temperature", "1.5", "--seed", seed, "--to", str(tmp_path / place)]
+        assert evaluate([*words, *more]) == 0
+        (log,) = (tmp_path / place).glob("*.eval")
+        return [str(sample.output.completion) for sample in read_eval_log(str(log)).samples or ()]
+
+    assert drawn("3", "a") == drawn("3", "b") != drawn("4", "c")
 
 
 def test_models_stand_beside_each_other_and_a_limit_takes_the_first_samples(
@@ -99,7 +140,9 @@ def test_models_stand_beside_each_other_and_a_limit_takes_the_first_samples(
         (["{run}", "--task", "{run}/tasks.py@lost"], ConfigError, "Task named 'lost' not found"),
         (["{run}", "--task", "nobody/gsm8k"], ConfigError, "nobody/gsm8k"),
         (["{run}", "--task", "{run}/tasks.py@broken"], DataError, "missing"),
+        (["{run}", "--task", "{run}/tasks.py@tooled"], DataError, "calls no tools"),
         (["{run}", "--task", "a", "--limit", "0"], ConfigError, "--limit"),
+        (["{run}", "--task", "a", "--device", "gpu0"], ConfigError, "--device"),
         (["{run}", "--task", "a", "--temperature", "-1"], ConfigError, "--temperature"),
         (["{run}", "--task", "a", "--step", "3"], ConfigError, "step 3 cannot be had"),
         (["{run}/weights", "--task", "a"], ConfigError, "no place for results"),
