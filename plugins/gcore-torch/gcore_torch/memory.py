@@ -31,6 +31,7 @@ from gcore_language.memory import (
     keeps_reference,
     largest_tensor,
     of_passes,
+    pass_of,
     push_buckets,
     unknown,
 )
@@ -210,7 +211,8 @@ def _computing(
     for need in of_passes(model, config, shared, replicas=replicas, frozen=config.lora.on):
         saved = (need.phase, need.what) == ("training", "activations")
         if saved and config.offload.activations:
-            yield from _inputs_on_host(model, config.budget_tokens, need)
+            run = pass_of(config, shared, replicas=replicas, parts=worker.minibatches)
+            yield from _inputs_on_host(model, run.tokens, need)
         elif saved and config.gradient_checkpointing and worker.device != "cpu":
             yield replace(need, setting="config.offload.activations=true")
         else:

@@ -172,6 +172,19 @@ def test_a_pass_has_no_more_tokens_than_the_records_of_an_update_on_one_slot(
     assert activations(smaller, facts=facts) == activations(smaller)
 
 
+def test_inputs_of_layers_on_the_host_are_those_of_a_pass_that_the_job_can_have(path: str) -> None:
+    config = TorchTrainerConfig(
+        gradient_checkpointing=True, offload=OffloadSettings(state=True, activations=True)
+    )
+    few = {"records": 8, "group_size": 8, "facts": {"prompt_tokens": 50, "answer_tokens": 40}}
+    needs = list(trainer_memory(config, worker(path, device="cuda", **few)))
+    exact = replace(config, budget_tokens=370)
+    assert all((need.nbytes or 0) >= 0 for need in needs)
+    assert of(needs, "layers' inputs", "training") == of(
+        list(trainer_memory(exact, worker(path, device="cuda"))), "layers' inputs", "training"
+    )
+
+
 def test_adapters_leave_the_base_without_gradients_and_keep_merged_matrices(path: str) -> None:
     needs = list(trainer_memory(TorchTrainerConfig(lora=LoraSettings(rank=8)), worker(path)))
     adapters = of(needs, "adapters", "training") or 0
