@@ -56,15 +56,20 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.run.initial_placement import find_nodes, place
     from gcore_core.run.memory_fit import changes_for
     from gcore_core.run.memory_needs import memory_needs
+    from gcore_core.run.preflight import check_parts
     from gcore_core.run.step_seconds import expected_seconds
+    from gcore_core.runtime.process.main_thread import exits_told
 
     imagined = _imagined(args)
     overrides = list(args.overrides)
     if args.device_gib is not None:  # of what the job itself says, the option wins
         overrides.append(f"cluster.device_gib={args.device_gib}")
-    plan = load_plan(args.file, overrides)
-    nodes = find_nodes(plan) if imagined is None else imagined
-    needs = memory_needs(plan, place(plan, nodes), _facts(plan, nodes))
+    with exits_told():
+        plan = load_plan(args.file, overrides)
+        nodes = find_nodes(plan) if imagined is None else imagined
+        placed = place(plan, nodes)
+        check_parts(plan)
+        needs = memory_needs(plan, placed, _facts(plan, nodes))
     full = needs.too_full()
     changes = (
         [str(change) for change in changes_for(plan.source, overrides, nodes, needs, full[0])]
@@ -88,10 +93,11 @@ def _facts(plan: Plan, nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
     from gcore_core.contract.errors import GcoreError
     from gcore_core.run.preflight import check_files
 
+    def say(text: str) -> None:
+        print(f"{text} ...", file=sys.stderr, flush=True)
+
     try:
-        return check_files(
-            plan, nodes, say=lambda text: print(f"{text} ...", file=sys.stderr)
-        ).facts
+        return check_files(plan, nodes, say).facts
     except GcoreError:
         return {}
 

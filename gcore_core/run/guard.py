@@ -222,7 +222,7 @@ class _Guard:
         code = os.waitstatus_to_exitcode(status)
         os.set_blocking(self._told, False)  # what the child has left behind may have its end open
         with os.fdopen(self._told, "rb", 0) as file:
-            told = file.read(_TOLD_BYTES)
+            told = file.read(_TOLD_BYTES) or b""  # None: nothing, and somebody may still write
         os.close(self._lifeline)
         if told.strip():
             self._begun = msgspec.json.decode(told, type=Begun)

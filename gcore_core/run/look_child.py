@@ -86,7 +86,7 @@ def _said(look: Asked) -> tuple[list[str], list[str], dict[str, int]]:
     try:
         for said in import_attribute(look.function)(look.arguments) or ():
             if isinstance(said, Fact):
-                facts[said.name] = max(said.value, facts.get(said.name, 0))
+                facts[said.name] = max(int(said.value), facts.get(said.name, 0))
             else:
                 (notes if isinstance(said, Note) else problems).append(str(said))
     except GcoreError as error:

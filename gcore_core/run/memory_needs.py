@@ -20,7 +20,7 @@ from gcore_core.contract.abilities import (
 )
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
 from gcore_core.contract.factories import build, import_attribute
-from gcore_core.contract.job_settings import POLICY, ROLLOUT, Filter
+from gcore_core.contract.job_settings import POLICY, ROLLOUT, Filter, Sampling
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
@@ -201,8 +201,16 @@ def _shape(plan: Plan, role: str, kind: str, facts: Mapping[str, int]) -> Worker
         records=_records(plan, role),
         group_size=_group_size(plan),
         minibatches=_minibatches(plan, role),
-        facts=facts,
+        facts=facts if _tells_of(plan, role) else {},
     )
+
+
+def _tells_of(plan: Plan, role: str) -> bool:
+    """Returns whether a role's records are those of the rows that were counted: judges and programs
+    that ask again of a draft have prompts of their own.
+    """
+    is_trainer = plan.provided[f"roles.{role}"].kind == "trainer"
+    return (role == ROLLOUT or is_trainer) and plan.settings.sampling.use == Sampling().use
 
 
 def _records(plan: Plan, role: str) -> int:
@@ -219,7 +227,7 @@ def _records(plan: Plan, role: str) -> int:
     if role != ROLLOUT or not groups or overlaps or filters:
         return 0
     evaluates = "evaluation.data" in plan.provided
-    evaluated = 2 * plan.settings.evaluation.prompts if evaluates else 0  # greedy and sampled
+    evaluated = plan.settings.evaluation.prompts if evaluates else 0
     return max(groups * _group_size(plan), evaluated)
 
 

@@ -104,7 +104,10 @@ class Overruns:
         running = note.running + (note.waiting if ending == ENDED_HUNG else [])
         note.running = []
         note.waiting = []
-        if not running or ending not in (ENDED_BY_LIMIT, ENDED_HUNG):
+        if not running:
+            return
+        if ending not in (ENDED_BY_LIMIT, ENDED_HUNG):
+            self._write()  # should this process end, nothing of the former one is to blame
             return
         is_alone = len({key.ordinal for key in running}) == 1
         # The limit is of this work alone, so it is proof. A process that hung may have been stopped

@@ -19,6 +19,8 @@ _SPLITS = {
 _SUFFIXES = re.compile(r"(\.(parquet|arrow|jsonl?|csv|tsv|txt|gz|bz2|xz|zst|zip|snappy))+$")
 #: What numbers the files of one split: 00000-of-00003, part-2, a hash, one letter.
 _NUMBERS = re.compile(r"[a-z]?\d*|of|(part|shard|chunk|file)\d*|(?=.*\d)[0-9a-f]{8,}")
+#: A file's number and how many there are.
+_NUMBERED = re.compile(r"\b\d+-of-\d+\b")
 
 
 def split_of(file: str | Path) -> str:
@@ -31,7 +33,9 @@ def split_of(file: str | Path) -> str:
     for first, word in enumerate(words):
         split = _SPLITS.get(word.rstrip("0123456789"))
         if split is not None:
-            more = (word for word in words[first + 1 :] if not _NUMBERS.fullmatch(word))
+            behind = "-".join(words[first + 1 :])
+            names = _NUMBERED.split(behind)[0].split("-")  # a hash may follow
+            more = (word for word in names if not _NUMBERS.fullmatch(word))
             return "_".join([split, *more])
     return ""
 

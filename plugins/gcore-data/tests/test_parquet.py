@@ -199,6 +199,7 @@ def test_a_narrow_float_is_its_shortest_decimal_wherever_it_stands(tmp_path: Pat
         (["train-00000-of-00001", "test-00000-of-00001"], "test, train"),
         (["train_sft", "test_sft"], "test_sft, train_sft"),
         (["train_sft-00000-of-00001-a3e", "train_gen-00000-of-00001"], "train_gen, train_sft"),
+        (["train-00000-of-00002-deadbeef", "train-00001-of-00002-feedface"], ""),
         (["train", "train-extra"], "train, train_extra"),
         (["a-train-part-1", "b-train-part2", "train0", "train_00000_9f1b2c3d"], ""),
         (["gsm8k-validation", "gsm8k.train"], "train, validation"),

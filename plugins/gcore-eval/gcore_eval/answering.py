@@ -35,6 +35,8 @@ PROVIDER = "gcore"
 _NO_CONFIG = GenerateConfig()
 #: The plugin whose generator answers.
 _PLUGIN = "torch"
+#: Settings that the generator does not take for one question.
+_UNHEARD = ("best_of", "frequency_penalty", "logit_bias", "presence_penalty", "top_k", "top_p")
 #: A question waits so long for others, whose prompts are read together with its own.
 _GATHER_S = 0.05
 
@@ -84,6 +86,8 @@ class Answers(ModelAPI):  # type: ignore[misc]
         self._generator: Any = import_attribute(spec.factory)(settings, context)
         self._tokenizer = load_tokenizer(path, None)
         self._chats = chats
+        self._temperature = config.temperature or 0
+        self._max_tokens = config.max_tokens or 1
         self._numbers = count()
         self._ended: dict[int, Finished] = {}
 
@@ -99,6 +103,7 @@ class Answers(ModelAPI):  # type: ignore[misc]
             raise DataError(
                 "this model calls no tools.", where="g-core eval", todo="take tasks without tools"
             )
+        self._refuse_settings(config)
         number = next(self._numbers)
         request = SampleRequest(
             ordinal=number,
@@ -120,8 +125,24 @@ class Answers(ModelAPI):  # type: ignore[misc]
         return self._output(self._ended.pop(number), config)
 
     async def aclose(self) -> None:
-        """Frees the model."""
+        """Ends what is being answered."""
         self._generator.close()
+
+    def _refuse_settings(self, config: GenerateConfig) -> None:
+        """Raises DataError for settings of a task that would be ignored."""
+        asked = {name: getattr(config, name) for name in _UNHEARD}
+        asked["num_choices"] = None if config.num_choices == 1 else config.num_choices
+        unheard = sorted(name for name, value in asked.items() if value is not None)
+        if config.temperature not in (None, 0, self._temperature):
+            unheard.append(f"temperature={config.temperature}")
+        if (config.max_tokens or 0) > self._max_tokens:
+            unheard.append(f"max_tokens={config.max_tokens}")
+        if unheard:
+            raise DataError(
+                f"the task sets {', '.join(unheard)}, which this model does not follow.",
+                where="g-core eval",
+                todo="leave them out; --temperature and --max-tokens set these of all tasks",
+            )
 
     def _prompt(self, number: int, messages: list[ChatMessage]) -> Prompt:
         for message in messages:

@@ -94,6 +94,11 @@ def ask(task: str, model: Model, settings: Settings, to: Path) -> list[Score]:
             log_dir=str(to),
             display="none",
             log_level="error",
+            # Of the command's and of a task's own settings the command's count.
+            max_tokens=settings.max_tokens,
+            max_connections=settings.batch,
+            seed=settings.seed,
+            temperature=settings.temperature,
         )
     except PrerequisiteError as error:
         raise ConfigError(

@@ -19,6 +19,7 @@ MAX_TOKENS = 6
 TASKS = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
+from inspect_ai.model import GenerateConfig
 from inspect_ai.scorer import Score, accuracy, mean, scorer
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import bash
@@ -54,6 +55,20 @@ def lengths():
 def tooled():
     return Task(dataset=[Sample(input="?")], solver=[use_tools([bash()]), generate()],
                 scorer=same())
+
+@task
+def own_settings():
+    return Task(dataset=[Sample(input="1+1=")], solver=generate(), scorer=same(),
+                config=GenerateConfig(temperature=0.7, max_tokens=4096, seed=5))
+
+@task
+def unheard():
+    return Task(dataset=[Sample(input="1+1=")], solver=generate(), scorer=same(),
+                config=GenerateConfig(top_p=0.5))
+
+@task
+def hotter():
+    return Task(dataset=[Sample(input="1+1=")], solver=generate(temperature=3.0), scorer=same())
 
 @task
 def broken():
@@ -108,6 +123,14 @@ def test_each_answer_says_why_it_ended_and_how_many_tokens_it_has(
     assert "ended/mean" in (printed := capsys.readouterr().out) and "1.000" in printed
 
 
+def test_the_command_s_settings_count_where_a_task_has_its_own(run: Path, tmp_path: Path) -> None:
+    words = [str(run), "--task", f"{run}/tasks.py@own_settings", "--max-tokens", "6"]
+    assert evaluate([*words, "--to", str(tmp_path)]) == 0
+    (log,) = tmp_path.glob("*.eval")
+    (sample,) = read_eval_log(str(log)).samples or ()
+    assert sample.output.completion == greedy(run / "weights", "1+1=")
+
+
 def test_drawn_answers_are_those_of_the_seed_alone(run: Path, tmp_path: Path) -> None:
     def drawn(seed: str, place: str) -> list[str]:
         words = [str(run), "--task", f"{run}/tasks.py@known", "--max-tokens", "6"]
@@ -141,6 +164,8 @@ def test_models_stand_beside_each_other_and_a_limit_takes_the_first_samples(
         (["{run}", "--task", "nobody/gsm8k"], ConfigError, "nobody/gsm8k"),
         (["{run}", "--task", "{run}/tasks.py@broken"], DataError, "missing"),
         (["{run}", "--task", "{run}/tasks.py@tooled"], DataError, "calls no tools"),
+        (["{run}", "--task", "{run}/tasks.py@unheard"], DataError, "the task sets top_p"),
+        (["{run}", "--task", "{run}/tasks.py@hotter"], DataError, "temperature=3.0"),
         (["{run}", "--task", "a", "--limit", "0"], ConfigError, "--limit"),
         (["{run}", "--task", "a", "--device", "gpu0"], ConfigError, "--device"),
         (["{run}", "--task", "a", "--temperature", "-1"], ConfigError, "--temperature"),

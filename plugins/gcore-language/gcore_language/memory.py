@@ -197,9 +197,11 @@ def pass_of(settings: TrainerSettings, worker: WorkerShape, *, replicas: int, pa
     tokens = actions = settings.budget_tokens
     prompt, answer = (worker.facts.get(name, 0) for name in (PROMPT_TOKENS, ANSWER_TOKENS))
     if worker.records and prompt and answer:
-        records = -(-worker.records // (replicas * parts))
+        # Whole groups are in a part; a replica has some of their records.
+        groups = -(-worker.records // (worker.group_size * parts))
+        records = -(-groups * worker.group_size // replicas)
         # Each layout but the padded one has a prompt once for all of its answers.
-        prompts = records if settings.packing == "padded" else -(-records // worker.group_size)
+        prompts = records if settings.packing == "padded" else min(groups, records)
         tokens = min(tokens, prompts * prompt + records * answer)
         actions = min(tokens, records * answer)
     return Pass(

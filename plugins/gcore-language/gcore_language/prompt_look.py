@@ -199,9 +199,10 @@ def _lengths(encoder: PromptEncoder, arguments: Mapping[str, Any]) -> Iterator[s
     }
     limit = sys.maxsize if arguments.get("limit") is None else arguments["limit"]
     has_images = any(row["images"] for row in rows)
-    if read and arguments["answer_tokens"] and not has_images:  # those take tokens of their own
+    answer = arguments.get("answer_tokens")
+    if read and answer and not has_images:  # those take tokens of their own
         yield Fact(PROMPT_TOKENS, min(max(read.values()), limit))
-        yield Fact(ANSWER_TOKENS, min(arguments["answer_tokens"], limit))
+        yield Fact(ANSWER_TOKENS, min(answer, limit))
     lengths = {row: tokens for row, tokens in read.items() if tokens >= limit}
     if not lengths:
         return

@@ -63,6 +63,9 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     if "values" in worker.requires:
         yield from unknown("of a model with a value head nobody has counted it yet")
         return
+    if config.lora.path:
+        yield from unknown("of a trainer that goes on from an adapter nobody has counted it yet")
+        return
     yield from _libraries(worker)
     held = list(held_by_rank(model, config, worker))
     for need in held:
@@ -290,10 +293,18 @@ def _packed_numbers(model: Architecture, config: TorchGeneratorConfig, worker: W
         return 0
     head = Tensors(shape=(model.vocabulary, model.hidden))
     of_layers = (item for layer in model.all_layers() for item in layer)
+    matrices = [item for item in (head, *of_layers) if len(item.shape) == 2]
+    # The fused decoder multiplies with these as one matrix, and with gates and ups.
+    joined: dict[tuple[int, ...], int] = {}
+    if config.decoder != "transformers" and not model.experts:
+        attention = model.query_size + 2 * model.key_size
+        joined[model.query_size, model.hidden] = attention
+        joined[model.key_size, model.hidden] = attention
+        joined[model.intermediate, model.hidden] = 2 * model.intermediate
     return sum(
         item.numbers
-        for item in (head, *of_layers)
-        if len(item.shape) == 2 and item.numbers >= _PACKED_LEAST
+        for item in matrices
+        if joined.get(item.shape, item.shape[0]) * item.shape[1] >= _PACKED_LEAST
     )
 
 

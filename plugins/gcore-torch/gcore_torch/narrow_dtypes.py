@@ -10,12 +10,15 @@ import torch
 
 from gcore_core.contract.looking import Note
 
-#: Flag of a CPU that multiplies matrices of this dtype faster than those of float32.
-_FLAGS = {"bfloat16": "amx_bf16", "float16": "amx_fp16"}
+#: Flags of CPUs that have instructions for products of this dtype, of x86 and of Arm.
+_FLAGS = {
+    "bfloat16": {"amx_bf16", "avx512_bf16", "bf16"},
+    "float16": {"amx_fp16", "avx512_fp16", "asimdhp"},
+}
 
 
 def notes(arguments: Mapping[str, Any]) -> Iterator[Note]:
-    """Yields a note where only a CPU is here, and it is not faster in that dtype.
+    """Yields a note where only a CPU is here, and it has no instructions for that dtype.
 
     arguments: ``dtype``; ``cpu``, the file in which the system describes its processors.
     """
@@ -23,7 +26,7 @@ def notes(arguments: Mapping[str, Any]) -> Iterator[Note]:
     if torch.cuda.is_available() or not cpu.is_file():
         return
     flags = cpu.read_text(encoding="utf-8", errors="replace").split()
-    if _FLAGS[dtype] not in flags:
+    if not _FLAGS[dtype] & set(flags):
         yield Note(
             f"{dtype} is not faster on this CPU, takes more memory in training, and makes "
             "log-probs of generator and trainer differ by more; leave it out for float32."

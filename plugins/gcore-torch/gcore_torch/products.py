@@ -43,7 +43,9 @@ class Products:
         # them. A build without oneDNN does not have them.
         has_form = hasattr(torch.ops.mkldnn, "_linear_pointwise")
         self._may_pack = may_pack and has_form and torch.backends.mkldnn.is_available()
-        self._packed: dict[int, tuple[Tensor, Tensor]] = {}  # address -> the weight, and packed
+        # (address, shape) -> the weight, and packed. A matrix that joins others begins where the
+        # first of them does.
+        self._packed: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
         self._decodes = False
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -67,12 +69,12 @@ class Products:
         )
 
     def _of(self, weight: Tensor) -> Tensor:
-        address = weight.data_ptr()
-        if address not in self._packed:
+        key = weight.data_ptr(), weight.shape
+        if key not in self._packed:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _USUAL_ROWS)
-            self._packed[address] = weight, packed
+            self._packed[key] = weight, packed
             self.nbytes += weight.nbytes
-        return self._packed[address][1]
+        return self._packed[key][1]
 
     def forget(self) -> None:
         """Drops the packed copies; called whenever weights change, move or are dropped."""

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gcore_language.lora_settings import LoraSettings
+from gcore_language.models import load_model
 from gcore_torch import memory, products
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
+from gcore_torch.decoder import TransformersDecoder, make_decoder
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.products import Products
 from gcore_torch.trainer import TorchTrainer
@@ -169,3 +171,22 @@ def test_a_deterministic_generator_packs_nothing(
 
 def test_what_is_foreseen_and_what_is_packed_go_by_the_same_size() -> None:
     assert memory._PACKED_LEAST == products.LEAST_NUMBERS
+
+
+def test_a_matrix_and_the_joined_one_that_begins_with_it_are_packed_apart(pack_all: None) -> None:
+    joined = torch.randn(12, 8)
+    first = joined[:4]
+    product = Products(may_pack=True)
+    x = torch.randn(8, 8)
+    for weight in (joined, first):
+        torch.testing.assert_close(product(x, weight), F.linear(x, weight), rtol=0, atol=ROUNDING)
+
+
+def test_a_fused_decoder_that_is_not_taken_leaves_nothing_packed(
+    pack_all: None, tmp_path: Path
+) -> None:
+    tiny.save_model(tmp_path, "llama")
+    model = load_model(str(tmp_path), dtype="float32", trust_remote_code=False, images=True)
+    product = Products(may_pack=True)
+    decoder = make_decoder(model, "auto", 4, -1.0, product)  # nothing agrees so well
+    assert isinstance(decoder, TransformersDecoder) and not product.nbytes
