@@ -498,7 +498,7 @@ LONG = 200_000
     ids=lambda text: repr(text[:12]),
 )
 def test_the_time_to_parse_is_linear_in_the_text(text: str) -> None:
-    """Quadratic time would be minutes; linear time is some tens of milliseconds."""
+    """Quadratic time would be minutes; linear time is less than a second."""
     readers = [
         SCORE,
         BETTER,
@@ -509,4 +509,4 @@ def test_the_time_to_parse_is_linear_in_the_text(text: str) -> None:
     for reader in readers:
         began_s = time.process_time()
         reader(text)
-        assert time.process_time() - began_s < 2
+        assert time.process_time() - began_s < 20
