@@ -12,7 +12,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,12 @@ def state_of(path: str) -> FileState:
     return FileState(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
+def add_facts(facts: dict[str, int], more: Mapping[str, int]) -> None:
+    """Adds facts; of two with one name the larger stays."""
+    for name, value in more.items():
+        facts[name] = max(value, facts.get(name, 0))
+
+
 def _said(look: Asked) -> tuple[list[str], list[str], dict[str, int]]:
     """Calls the function of one look; returns its problems, notes and facts. What it raises is one
     more problem.
@@ -86,7 +92,7 @@ def _said(look: Asked) -> tuple[list[str], list[str], dict[str, int]]:
     try:
         for said in import_attribute(look.function)(look.arguments) or ():
             if isinstance(said, Fact):
-                facts[said.name] = max(int(said.value), facts.get(said.name, 0))
+                add_facts(facts, {said.name: int(said.value)})
             else:
                 (notes if isinstance(said, Note) else problems).append(str(said))
     except GcoreError as error:

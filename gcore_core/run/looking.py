@@ -28,7 +28,7 @@ import msgspec
 from gcore_core.config.interpreters import Interpreter, open_interpreter, without_paths_of_this
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.looking import Look
-from gcore_core.run.look_child import FileState, Line, state_of
+from gcore_core.run.look_child import FileState, Line, add_facts, state_of
 from gcore_core.runtime.cache import cache_root
 from gcore_core.runtime.process.spawn import signal_at_end
 from gcore_core.runtime.replacing import replacing
@@ -79,7 +79,7 @@ def look_at(
         known = {number: kept.answer(looks[number][1]) for number in numbers}
         notes |= {number: answer.notes for number, answer in known.items() if answer}
         for answer in filter(None, known.values()):
-            _count(facts, answer.facts)
+            add_facts(facts, answer.facts)
         unknown = [number for number in numbers if not known[number]]
         helper = _Helper(interpreter, [looks[number][1] for number in unknown], notice, limit_s)
         states = [_states(looks[number][1]) for number in unknown]
@@ -87,19 +87,13 @@ def look_at(
             look = looks[unknown[place]][1]
             problems[unknown[place]] = said.problems
             notes[unknown[place]] = said.notes
-            _count(facts, said.facts)
+            add_facts(facts, said.facts)
             if not said.problems and states[place] == _states(look):
                 files = [*states[place], *said.imported]
                 kept.keep(look, _Answer(files, said.notes, said.facts), helper.began_ns)
     # Two looks may meet the same file.
     once, noted_once = (list(dict.fromkeys(_named(said, looks))) for said in (problems, notes))
     return Seen(problems=once, notes=noted_once, facts=facts)
-
-
-def _count(facts: dict[str, int], more: Mapping[str, int]) -> None:
-    """Adds facts; of two with one name the larger stays."""
-    for name, value in more.items():
-        facts[name] = max(value, facts.get(name, 0))
 
 
 def _named(said: Mapping[int, Sequence[str]], looks: Sequence[tuple[str, Look]]) -> list[str]:
