@@ -186,9 +186,9 @@ def largest_tensor(model: Architecture) -> int:
 def pass_of(settings: TrainerSettings, worker: WorkerShape, *, replicas: int, parts: int) -> Pass:
     """Returns the fullest forward pass that a trainer can have.
 
-    It has ``budget_tokens`` at most, and no more than its records have, where those are known; then
-    of a prompt and an answer each, as long as the longest. Where they are not known every token is
-    taken to be an action, which the head computes in chunks anyway.
+    A pass has at most ``budget_tokens`` tokens. Where the job's records are known, it also has no
+    more tokens than they have: each prompt and each answer counts as long as the longest one.
+    Where they are not known, every token counts as an action; the head computes these in chunks.
 
     replicas: that share the records of a step.
     parts: into which a step's records are cut, one after the other.
