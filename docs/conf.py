@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "mermaid_svg",
     "house_docstrings",
+    "made_pages",
     "repository_links",
 ]
 exclude_patterns = ["_build", "_ext", "**/runs"]  # the notebook's run writes Markdown, too

@@ -59,9 +59,9 @@ from gcore_core.contract.job_settings import (
     MISSING,
     POLICY,
     ROLLOUT,
-    Choice,
     Data,
     JobSettings,
+    Objective,
     Observer,
     Reward,
     Role,
@@ -423,7 +423,7 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
             tree[section][str(name)] = OmegaConf.structured(cls)
     for name in user.get("roles") or ():
         if _get(user, f"roles.{name}.objective") is not None:
-            tree.roles[str(name)].objective = OmegaConf.structured(Choice)
+            tree.roles[str(name)].objective = OmegaConf.structured(Objective)
     if _get(user, "evaluation.data") is not None:
         tree.evaluation.data = OmegaConf.structured(Data)
     return tree
@@ -510,7 +510,7 @@ def _take_objectives(
         written = _get(user, f"roles.{name}.objective") or {}
         node["objective"] = {"config": {}, **(node["objective"] or {}), "use": use}
         user["roles"][name]["objective"] = {**written, "use": use}
-        tree.roles[name].objective = OmegaConf.structured(Choice)
+        tree.roles[name].objective = OmegaConf.structured(Objective)
         origins[f"roles.{name}.objective.use"] = f"default of role {name} ({item.owner})"
     return origins
 

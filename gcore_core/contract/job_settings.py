@@ -2,9 +2,10 @@
 
 That is every key of the YAML but those of plugins.
 
-A key is one line here, with its default and what it may be, and a row of docs/reference/config.md,
-which explains it. Every process of a run reads the same classes: that is why they stand in the
-contract, which the configuration, the workers and the controllers may all import.
+A key is declared here alone: its default, what it may be, and under it the text that explains it,
+of which docs/reference/config.md is made. Every process of a run reads the same classes: that is
+why they stand in the contract, which the configuration, the workers and the controllers may all
+import.
 
 ``config`` holds what the chosen provider's own dataclass describes, as plain values. No value is
 changed once a configuration has been resolved; the classes are not frozen, because OmegaConf
@@ -86,17 +87,27 @@ def _open() -> Any:
 class Run:
     """The run as a whole."""
 
-    name: str | None = None  # None: stem of the file
+    name: str | None = None
+    """Names the run's directory. ``null``: the file's name without its suffix."""
     steps: int = _at_least(1, default=100)
-    # The run ends when this many passes over the data are consumed; None: by steps alone.
+    """Steps to train, at least 1."""
     epochs: float | None = _positive(default=None)
+    """The run also ends with the step that has consumed this many passes over the data."""
     seed: int = 0
-    dir: str | None = None  # None: runs/<name>/<NNN>
+    """Of everything random: order of prompts, samples, mini-batches."""
+    dir: str | None = None
+    """The run's directory. ``null``: ``runs/<name>/<NNN>``, the next free number. One that holds a
+    run is an error.
+    """
     deterministic: bool = False
-    # How long one process waits for another that shows no progress.
+    """The run repeats bit for bit, as far as its backends claim ``determinism``; slower."""
     patience_s: float = _positive(default=600.0)
-    # Processes that are kept ready to take the place of lost workers.
+    """Seconds that one process waits for another that shows no progress."""
     spares: str = _one_of("auto", "always", "never")
+    """Processes that are kept ready to take the place of lost workers, with what they need
+    imported. ``always``: one for each kind of worker. ``auto``: after a minute, where memory allows
+    it. ``never``: none.
+    """
 
 
 @dataclass
@@ -105,6 +116,7 @@ class Choice:
 
     use: str = MISSING
     config: Any = _open()
+    """Its settings."""
 
 
 @dataclass
@@ -112,7 +124,14 @@ class Launcher(Choice):
     """What starts the node agents, and what is done about files that a node does not have."""
 
     use: str = "core/local"
+    """What starts the node agents. ``core/inline`` keeps everything in one process, for a debugger:
+    its event loop waits while a function of yours runs.
+    """
     files: str = _one_of("copy", "check")
+    """What is done about files that the job names and a node does not have: ``copy`` them there
+    from the machine that ``g-core run`` is called on, or only ``check`` and refuse the run. A file
+    that differs is never replaced.
+    """
 
 
 @dataclass
@@ -120,10 +139,15 @@ class Cluster:
     """What the run may occupy."""
 
     devices: int | str = "auto"
-    # Memory of each accelerator in GiB, where the launcher does not tell; None: not known.
+    """How many devices the run may use. ``auto``: all GPUs, or all cores on a machine without."""
     device_gib: float | None = _positive(default=None)
-    # A run that has lost machines, and does not fit on the others, waits so long for them.
+    """Memory of each GPU in GiB, above 0; a job that needs more is refused. Empty: it is not known,
+    and nothing is refused for it. A CPU device has the memory of its machine.
+    """
     wait_s: float = _positive(default=600.0)
+    """A run that has lost machines, and does not fit on the others, waits so many seconds for
+    them.
+    """
 
 
 @dataclass
@@ -131,8 +155,21 @@ class Controller(Choice):
     """The step program."""
 
     use: str = "core/sync"
+    """The step program."""
+    config: Any = _open()
+    """Its settings: prompts per step, mini-batches, epochs and others, which ``g-core plugins show
+    core`` lists.
+    """
     shards: int = _at_least(1, default=1)
+    """Controllers that run in parallel, each over its share of the prompts."""
     replicas: str = _one_of("shared", "owned")
+    """Which of the policy's generators a controller asks. ``shared``: all of them. ``owned``: its
+    own, as many as every other, to within one. Controllers then have fewer messages, but replicas
+    of one help no other, so a controller with longer answers holds up the step. It needs at least
+    as many replicas as controllers; where a placement policy leaves fewer awake, controllers share
+    what there is. A deterministic run refuses it, since there each replica hears every
+    controller.
+    """
 
 
 @dataclass
@@ -140,6 +177,9 @@ class Data(Choice):
     """A dataset of prompts."""
 
     use: str = "core/jsonl"
+    """The dataset of prompts; a section ``data`` must be given."""
+    config: Any = _open()
+    """Its settings, such as ``path``."""
 
 
 @dataclass
@@ -147,9 +187,36 @@ class Evaluation:
     """When and on what the policy is evaluated."""
 
     every: int = _at_least(0, default=0)
+    """Steps between evaluations. 0: only before the first and after the last step."""
     prompts: int = _at_least(1, default=256)
+    """Prompts of one evaluation, the first ones; fewer where there are fewer rows."""
     show: int = _at_least(0, default=3)
+    """Prompts, the first ones, whose answers are shown with each evaluation: one greedy, one
+    drawn.
+    """
     data: Data | None = field(default=None, metadata={KIND: "dataset"})
+    """A dataset of its own, of prompts that are not trained on. ``null``: nothing is evaluated, and
+    ``evaluation.every`` is refused; so are ``evaluation.prompts`` and ``evaluation.show`` where
+    this key is not set at all.
+    """
+
+
+@dataclass
+class Advantage(Choice):
+    """Turns rewards into advantages."""
+
+    use: str = MISSING
+    """Turns rewards into advantages."""
+    config: Any = _open()
+    """Its settings, such as ``group_size``."""
+
+
+@dataclass
+class Objective(Choice):
+    """A loss."""
+
+    use: str = MISSING
+    """The loss."""
 
 
 @dataclass
@@ -157,6 +224,9 @@ class Filter(Choice):
     """Says which groups teach."""
 
     use: str = "core/keep-all"
+    """Says which groups teach. ``core/varied`` drops those whose rewards are all equal: the sum, or
+    the one that ``filter.config.reward`` names.
+    """
 
 
 @dataclass
@@ -164,25 +234,32 @@ class Sampling(Choice):
     """Says how the records of a group are drawn."""
 
     use: str = "core/plain"
+    """Says how the records of a group are drawn: all at once, or some of them from earlier ones."""
 
 
 @dataclass
 class Balance(Choice):
     """Splits records over data-parallel ranks."""
 
-    # "auto": the plugin balance where the policy has several slots, else core/in-order.
     use: str = AUTO
+    """Splits records over data-parallel ranks. ``auto``: ``balance`` where the policy has several
+    slots and gcore-balance is installed, else ``core/in-order``; ``g-core check`` says which.
+    """
 
 
 @dataclass
 class Sentinel(Choice):
     """Watches whether generators compute what the trainer computes."""
 
-    # "auto": the plugin sentinel where it is installed, else core/band.
     use: str = AUTO
-    # Records that both sides score again after a push, where a step's own cannot be compared; 0:
-    # none.
+    """Watches whether generators compute what the trainer computes. ``auto``: ``sentinel`` where
+    gcore-sentinel is installed and the policy has no interpreter of its own, else ``core/band``.
+    """
     canaries: int = _at_least(0, default=16)
+    """Records that generators and trainer score again after a push, where none of a step's records
+    could be compared since older weights sampled them; only where both have the capability
+    ``logprobs``. 0: none.
+    """
 
 
 @dataclass
@@ -190,23 +267,37 @@ class Placement(Choice):
     """Decides which devices each role has."""
 
     use: str = "core/even"
-    # When generators sleep; only those whose backend can sleep ever do.
+    """Decides which devices each role has."""
     sleep_in_training: str = _one_of("auto", "always", "never")
-    # When trainers sleep between a push and the next preparation.
+    """Generators sleep while the trainer works, so that their memory is its: ``always``, ``never``,
+    or ``auto``: those that share an accelerator with it and can.
+    """
     sleep_in_rollout: str = _one_of("never", "always")
+    """Trainers give their memory back between a push and the next preparation: ``always`` or
+    ``never``.
+    """
 
 
 @dataclass
 class Checkpoint:
     """When the run's state is saved and which states stay."""
 
-    # Steps; 0: saved only when a signal ends the run, or somebody asks for it (``run_files.SAVE``).
     every: int = _at_least(0, default=0)
+    """Steps between two. 0: one is saved only when SIGTERM or Ctrl-C ends the run, or somebody asks
+    for it.
+    """
     last: int = _at_least(1, default=3)
+    """How many of the newest stay."""
     keep_every: int = _at_least(0, default=0)
-    best: str | None = None  # a metric
+    """Those of every so many steps stay, too. 0: none."""
+    best: str | None = None
+    """A metric of a step or of its evaluation, such as ``reward`` or ``greedy/exact``; the best
+    checkpoint by it stays, too.
+    """
     best_is: str = _one_of("higher", "lower")
+    """Which value of ``best`` is the best: the ``higher`` or the ``lower``."""
     restarts: int = _at_least(0, default=3)
+    """How often a run goes on by itself."""
 
 
 @dataclass
@@ -231,49 +322,95 @@ class Model:
 class Role(Choice):
     """One of ``roles``: a backend and where it runs."""
 
+    use: str = MISSING
+    """The backend."""
     slots: int = _at_least(1, default=1)
-    # Replicas that stay awake where a placement policy moves devices, and that a run which has lost
-    # machines goes on with. None: 1 of a generator, all of others.
+    """Devices the role may occupy."""
     least: int | None = field(default=None, metadata={LIMIT: Limit(at_least=1)})
-    # Of rollout: how many of its replicas, the last ones, sleep on the trainer's devices and wake
-    # while the trainer waits. They are among ``slots``. Only under a step program that lends.
+    """Replicas that stay awake where a placement policy moves devices between generators, and with
+    which a run that has lost machines goes on. ``null``: 1 of a generator, all of another role.
+    """
     lent: int = _at_least(0, default=0)
+    """Of ``rollout``: how many of its replicas, the last ones, sleep on the trainer's devices, and
+    wake while the trainer waits. ``slots`` counts them too. Only under a step program that lends,
+    such as ``async``.
+    """
     follows: str | None = None
+    """The role whose weights it follows; for ``rollout``, ``null`` means ``policy``."""
     python: str | None = None
+    """Interpreter of its workers: a path, a command such as ``python3.12``, or ``venv:NAME``.
+    ``null``: the one that runs ``g-core``.
+    """
     model: dict[str, Any] = field(default_factory=dict, metadata={KEYS: Model})
+    """The model: ``path``, with ``revision`` of one on a hub, or ``make`` for one that is made
+    once, before the run; not both. Of the two, the one that the command line says wins over the
+    file's.
+    """
     engine: dict[str, Any] = _open()
-    # Of a trainer besides the policy: what it trains, how, and for how many steps before the policy
-    # trains too. None: what the role's plugin says.
-    objective: Choice | None = None
+    """Passed to the engine as it is; a plugin that has no engine, or whose engine has other keys
+    for it, refuses it at check.
+    """
+    objective: Objective | None = None
+    """What a trainer besides the policy trains. ``null``: what the role's plugin says."""
     minibatches: int = _at_least(1, default=1)
+    """Of a trainer besides the policy: updates of one pass over a step's records."""
     epochs: int = _at_least(1, default=1)
+    """The same: passes over a step's records."""
     head_start: int = _at_least(0, default=0)
+    """The same: steps of the run that it trains before the policy does; the policy's weights stay
+    as they are meanwhile.
+    """
 
 
 @dataclass
 class Reward(Choice):
     """One of ``rewards``: a scorer and how its values count."""
 
+    use: str = MISSING
+    """The scorer."""
     weight: float = 1.0
+    """Its factor in the sum."""
     normalise: str = _one_of("none", "group", "batch")
+    """What comes before the weight. ``group``: less the group's mean, over its standard deviation.
+    ``batch``: the same over all groups of the step.
+    """
     when: dict[str, Any] = _open()
+    """The records it is for: field of the row -> value, or list of values; others are ``skipped``
+    and it adds nothing to them.
+    """
     role: str | None = None
+    """Of a reward that asks a model, the generator role that answers."""
     timeout_s: float = _positive(default=10.0)
+    """Seconds that one call of the reward may take, for all records that it is asked about
+    together; then the reward of these has status ``timeout`` and no value. There is no limit for a
+    reward with a ``role``.
+    """
     worker: str = "scorer"
+    """Name of the worker that runs it; rewards of one name share a process."""
     workers: int = _at_least(1, default=1)
-    # In every ``alone_every``-th call in which scores differ, one record's score is asked for
-    # again, alone; 0: in none. Where that score is another, the run ends.
+    """How many processes of that worker there are; the shards of the controller use them in
+    turn.
+    """
     alone_every: int = _at_least(0, default=0)
-    # A file of rows whose reward is known beforehand; None: none.
+    """Of how many calls in which scores differ one record's score is asked for again, alone;
+    another score ends the run. Only plain functions of one record may have it. 0: of none.
+    """
     known: str | None = None
+    """A file of answers whose reward is known beforehand, which are scored now and then; another
+    value ends the run.
+    """
 
 
 @dataclass
 class Observer(Choice):
     """One of ``observers``: what is told of everything and changes nothing."""
 
-    # How long one report may take it, and how long the end of the run waits for it.
+    use: str = MISSING
+    """The observer."""
     timeout_s: float = _positive(default=120.0)
+    """Seconds that one report may take it, and that the end of the run waits for it; then it is
+    ended, and the run goes on.
+    """
 
 
 @dataclass
@@ -286,8 +423,8 @@ class JobSettings:
     controller: Controller = _choice("controller", Controller)
     data: Data = _choice("dataset", Data)
     evaluation: Evaluation = field(default_factory=Evaluation)
-    advantage: Choice = _choice("advantage", Choice)
-    objective: Choice = _choice("objective", Choice)
+    advantage: Advantage = _choice("advantage", Advantage)
+    objective: Objective = _choice("objective", Objective)
     filter: Filter = _choice("filter", Filter)
     sampling: Sampling = _choice("sampler", Sampling)
     balance: Balance = _choice("balancer", Balance)
@@ -298,4 +435,6 @@ class JobSettings:
     rewards: dict[str, Reward] = field(default_factory=dict)
     observers: dict[str, Observer] = field(default_factory=dict)
     plugins: dict[str, str | None] = field(default_factory=dict)
+    """Plugin -> version specifier, or ``null``."""
     local: list[str] = field(default_factory=list)
+    """Python files of the project that hold hooks; the plugin's name is the file's stem."""

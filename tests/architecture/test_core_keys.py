@@ -1,7 +1,7 @@
-"""A new key of the core is declared once, beside its default and its limits, and explained once.
+"""A new key of the core is declared once, with its default, its limits and its explanation.
 
-The declaration stands in gcore_core/contract/job_settings.py, the explanation in
-docs/reference/config.md.
+All of it stands in gcore_core/contract/job_settings.py; the tables of docs/reference/config.md are
+made from there.
 """
 
 from __future__ import annotations
@@ -10,18 +10,30 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from gcore_core.config.schema import core_keys, limits
 from gcore_core.contract import job_settings
+from tests.support import made_pages
 
 ROOT = Path(__file__).parents[2]
 KEYS = set(core_keys())
 
 
 def test_the_page_explains_every_key_and_no_other() -> None:
-    shown = re.findall(
-        r"^\| `([^`]+)` \|", (ROOT / "docs/reference/config.md").read_text(), flags=re.M
-    )
+    shown = re.findall(r"^\| `([^`]+)` \|", made_pages.page("reference/config.md"), flags=re.M)
     assert sorted(key.replace("<name>", "*") for key in shown) == sorted(KEYS)
+
+
+def test_every_key_has_a_text_under_its_declaration() -> None:
+    help_of = made_pages.extension().help_of
+    assert [key for key in KEYS if not help_of(key)] == []
+
+
+def test_a_note_on_a_key_that_there_is_not_is_an_error() -> None:
+    page = "```{made} keys run\nThe table.\n- `run.ever` see [more](#more)\n```\n"
+    with pytest.raises(ValueError, match="no row of the name run.ever"):
+        made_pages.extension().expand(page)
 
 
 def test_every_key_is_read_somewhere() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import made_pages
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),
-        *(ROOT / "docs").rglob("*.md"),
+        *made_pages.committed(),
         *ROOT.glob("*/README.md"),
         *ROOT.glob("plugins/*/README.md"),
     ]
@@ -25,14 +27,18 @@ def slug(heading: str) -> str:
     return kept.replace(" ", "-")
 
 
+def text_of(page: Path) -> str:
+    return str(made_pages.extension().expand(page.read_text()))
+
+
 def anchors(page: Path) -> set[str]:
-    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", page.read_text(), flags=re.M)}
+    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", text_of(page), flags=re.M)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     broken = []
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.M | re.S)
     for target in filter(None, (link for pair in LINK.findall(text) for link in pair)):
         if re.match(r"[a-z]+:", target):
             continue

@@ -22,11 +22,12 @@ import yaml
 
 from gcore_core.config.plan import load_plan
 from gcore_core.testing.installed import InstalledPlugins
+from tests.support import made_pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *made_pages.committed(),
     *sorted((ROOT / "plugins").glob("*/README.md")),
 ]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)

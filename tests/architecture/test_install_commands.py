@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import made_pages
+
 ROOT = Path(__file__).parents[2]
 PROJECTS = {
     "gcore-core": ROOT,
@@ -18,13 +20,13 @@ PROJECTS = {
 }
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *made_pages.committed(),
     *sorted((ROOT / "plugins").glob("*/README.md")),
     *sorted((ROOT / "contrib").glob("*/README.md")),
     *sorted((ROOT / "recipes").rglob("*.yaml")),
 ]
-#: Pages that show what pip is told, and not what a reader types.
-SHOWN = {"docs/how-to/venvs.md", "docs/reference/errors.md"}
+#: A page that shows what pip is told, and not what a reader types.
+SHOWN = {"docs/how-to/venvs.md"}
 COMMAND = re.compile(r"pip install ([^`\n]*(?:\n {2,}'[^`\n]*)?)")
 #: What ``roles``, ``rewards`` and ``data`` of a recipe need beyond their plugin.
 EXTRAS = {"data/hub": "gcore-data[hub]", "rewards/math": "gcore-rewards[math]"}

@@ -22,6 +22,7 @@ from gcore_core.contract.errors import (
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import MISSING, JobSettings, Role
 from gcore_core.testing.installed import InstalledPlugins, Wheel
+from tests.support import made_pages
 
 Job = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
@@ -700,7 +701,7 @@ def test_every_config_class_of_the_core_can_be_a_schema_and_be_found_again() -> 
 
 
 def test_the_page_lists_exactly_the_keys_of_the_core_with_their_defaults() -> None:
-    page = (ROOT / "docs/reference/config.md").read_text()
+    page = made_pages.page("reference/config.md")
     rows = re.findall(r"^\| `([\w.*<>]+)` \| ([^|]+) \|", page, flags=re.M)
     documented = {key.replace("<name>", "*"): default.strip().strip("`") for key, default in rows}
     shown = {"None": "null", "True": "true", "False": "false", MISSING: "must be given"}

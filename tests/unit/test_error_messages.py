@@ -1,8 +1,8 @@
 """What the user reads when something is wrong: every message whole, as it stands in
 error_messages.json.
 
-docs/reference/errors.md is made of the same file. After a message has changed on purpose, write
-both anew:
+The site's page of errors is made of the same file. After a message has changed on purpose, write
+it again:
 
     G_CORE_WRITE=1 python -m pytest tests/unit/test_error_messages.py
 """
@@ -18,7 +18,7 @@ import runpy
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.machinery import BuiltinImporter
@@ -69,11 +69,10 @@ from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.runtime.shells.weights_follower import weights_gone
 from gcore_core.testing import fake
 from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
-from tests.support import api_messages, plugin_messages
+from tests.support import api_messages, made_pages, plugin_messages
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = Path(__file__).with_name("error_messages.json")
-PAGE = ROOT / "docs" / "reference" / "errors.md"
 MOST_LINES = 6
 
 _KNOWN = KnownRow(
@@ -691,7 +690,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[
             }
     if os.environ.get("G_CORE_WRITE"):
         MESSAGES.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        PAGE.write_text(page(found), encoding="utf-8")
     return found
 
 
@@ -750,33 +748,10 @@ def test_every_class_of_configuration_and_plugin_errors_has_a_message() -> None:
     assert told <= set(error_types())
 
 
-# -- the page --------------------------------------------------------------------------------------
-
-INTRODUCTION = """\
-# Errors
-
-Made from the messages that `tests/unit/test_error_messages.py` holds, word for word; that file says how to write this
-page anew.
-
-An error says what is wrong and where, why, and what to do, in at most six lines. `g-core` prints it to stderr and ends
-with the exit code of its class; `G_CORE_TRACEBACK=1` shows the traceback instead. In Python each is a class of
-`gcore_core.contract.errors` with the attributes `what`, `where`, `why`, `todo` and `facts`.
-"""  # noqa: E501
-
-
-def page(messages: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    parts = [INTRODUCTION]
-    for section, cases in messages.items():
-        parts.append(f"\n## {section}\n")
+def test_the_page_of_errors_shows_every_message_word_for_word() -> None:
+    page = made_pages.page("reference/errors.md")
+    for cases in saved().values():
         for name, told in cases.items():
             text = "\n".join(told["message"])
-            head = name[0].upper() + name[1:]
-            parts.append(
-                f"\n### {head}\n\n`{told['class']}`, exit code "
-                f"{told['exit_code']}\n\n```\n{text}\n```\n"
-            )
-    return "".join(parts)
-
-
-def test_the_page_of_errors_is_generated_from_the_golden_messages() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(saved())
+            head = f"### {name[0].upper()}{name[1:]}\n\n`{told['class']}`, exit code"
+            assert f"{head} {told['exit_code']}\n\n```text\n{text}\n```\n" in page, name

@@ -12,13 +12,9 @@ _HEAD = """\
 # The museum of silent faults
 
 Each exhibit plants a fault that was reported in public into a small run, and shows what G-Core says
-of it. The page is written by
+of it. `g-core museum run --page FILE` wrote this page.
 
-```sh
-g-core museum run --page docs/explanation/museum.md
-```
-
-How faults are planted, and what outcomes mean, is in [gcore-museum](../plugins/gcore-museum.md).
+How faults are planted, and what outcomes mean, is in the README of gcore-museum.
 `steps` is how many steps ended between the first act of the fault and the end of the run: 0 is the
 same step.
 
