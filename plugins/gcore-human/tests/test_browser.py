@@ -2,82 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import re
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from gcore_human.queue import Question, Questions
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
-ARROWS = {"left": "\ue012", "right": "\ue014"}  # as WebDriver names the keys
+from tests.support.chromium import browser
+
+__all__ = ["browser"]
+
+WAIT_S = 30
 EVIL = "<script>document.title='owned'</script>"
-
-
-class Browser:
-    """Chromium, by the WebDriver protocol."""
-
-    def __init__(self, driver: str) -> None:
-        self._client = httpx2.Client(base_url=driver, timeout=60)
-        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]
-        options = {"goog:chromeOptions": {"args": arguments}}
-        self._session = ""
-        self._session = self("session", capabilities={"alwaysMatch": options})["sessionId"]
-
-    def __call__(self, what: str, **values: Any) -> Any:
-        path = f"/session/{self._session}/{what}" if self._session else f"/{what}"
-        answer = self._client.post(path, json=values)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["value"]
-
-    def script(self, text: str) -> Any:
-        return self("execute/sync", script=text, args=[])
-
-    def press(self, key: str) -> None:
-        """Presses a key, and returns when another page is there."""
-        self.script("window.isOld = true")
-        actions = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
-        self("actions", actions=[{"type": "key", "id": "keys", "actions": actions}])
-        self.until("return !window.isOld && document.readyState === 'complete'")
-
-    def until(self, script: str) -> None:
-        end_s = time.monotonic() + 30
-        while not self.script(script):
-            assert time.monotonic() < end_s, f"never true: {script}"
-            time.sleep(0.02)
-
-    def screenshot(self) -> bytes:
-        answer = self._client.get(f"/session/{self._session}/screenshot")
-        return base64.b64decode(answer.json()["value"])
-
-    def close(self) -> None:
-        self._client.delete(f"/session/{self._session}")
-        self._client.close()
-
-
-@pytest.fixture
-def browser() -> Iterator[Browser]:
-    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-    if missing:
-        pytest.fail(f"{' and '.join(missing)} missing: apt-get install chromium chromium-driver")
-    driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert driver.stdout is not None
-        said = next(line for line in driver.stdout if "started successfully" in line)
-        port = re.findall(r"port (\d+)", said)[0]
-        browser = Browser(f"http://127.0.0.1:{port}")
-        yield browser
-        browser.close()
-    finally:
-        driver.kill()
-        driver.wait()
 
 
 @pytest.fixture
@@ -100,28 +44,43 @@ def open_page() -> Iterator[Callable[..., str]]:
             process.stdout.close()
 
 
-def enter(browser: Browser, address: str) -> None:
-    browser("url", url=address)
-    assert browser.script("return location.href").endswith("/")  # the token has left the address
-    browser.script("document.querySelector('input').value = 'anna'")
-    browser.script("document.querySelector('form').submit()")
-    browser.until("return document.querySelectorAll('article').length > 0")
+def ask(browser: Chrome, script: str) -> Any:
+    return browser.execute_script(f"return {script}")
+
+
+def wait_until(browser: Chrome, script: str) -> None:
+    WebDriverWait(browser, WAIT_S).until(lambda opened: ask(opened, script), script)
+
+
+def press(browser: Chrome, key: str) -> None:
+    """Presses a key, and returns when another page is there."""
+    browser.execute_script("window.isOld = true")
+    ActionChains(browser).send_keys(key).perform()
+    wait_until(browser, "!window.isOld && document.readyState === 'complete'")
+
+
+def enter(browser: Chrome, address: str) -> None:
+    browser.get(address)
+    assert browser.current_url.endswith("/")  # the token has left the address
+    ask(browser, "document.querySelector('input').value = 'anna'")
+    ask(browser, "document.querySelector('form').submit()")
+    wait_until(browser, "document.querySelectorAll('article').length > 0")
 
 
 @pytest.mark.slow
 def test_a_rater_judges_by_keys_and_takes_back_in_a_real_browser(
-    browser: Browser, open_page: Callable[..., str], tmp_path: Path
+    browser: Chrome, open_page: Callable[..., str], tmp_path: Path
 ) -> None:
     file = tmp_path / "a.jsonl"
     rows = [{"prompt": f"prompt {i}", "answers": [f"{EVIL} {i}", f"plain {i}"]} for i in range(6)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     enter(browser, open_page("rate", "--file", str(file)))
-    assert browser.script("return document.title") == "Which answer is better?"
+    assert ask(browser, "document.title") == "Which answer is better?"
     lefts = []
-    for key in (ARROWS["left"], ARROWS["right"], "t", "b", "s"):
-        lefts.append(browser.script("return document.querySelector('article').textContent"))
-        browser.press(key)
-    browser.press("u")
+    for key in (Keys.ARROW_LEFT, Keys.ARROW_RIGHT, "t", "b", "s"):
+        lefts.append(ask(browser, "document.querySelector('article').textContent"))
+        press(browser, key)
+    press(browser, "u")
     judgements = tmp_path / "a.jsonl.judgements.jsonl"
     said = [json.loads(line) for line in judgements.read_text().splitlines()]
     assert [line.get("verdict", line["what"]) for line in said] == [
@@ -134,17 +93,17 @@ def test_a_rater_judges_by_keys_and_takes_back_in_a_real_browser(
     ]
     assert said[0]["chosen"] == lefts[0] and said[1]["rejected"] == lefts[1]
     assert all(0 < line["seconds"] < 60 for line in said[:5])
-    assert browser.script("return document.querySelector('article').textContent") == lefts[4]
+    assert ask(browser, "document.querySelector('article').textContent") == lefts[4]
     assert any(EVIL in left for left in lefts)
-    assert "4 of 6" in browser.script("return document.querySelector('#progress').textContent")
-    (tmp_path / "page.png").write_bytes(browser.screenshot())
+    assert "4 of 6" in ask(browser, "document.querySelector('#progress').textContent")
+    browser.save_screenshot(str(tmp_path / "page.png"))
 
 
 @pytest.mark.slow
 def test_a_rater_labels_by_keys_what_a_run_asks_meanwhile(
-    browser: Browser, open_page: Callable[..., str], tmp_path: Path
+    browser: Chrome, open_page: Callable[..., str], tmp_path: Path
 ) -> None:
-    def ask(number: int, form: str) -> None:
+    def put(number: int, form: str) -> None:
         question = Question(
             key=f"key {number}",
             prompt=f"prompt {number}",
@@ -159,15 +118,15 @@ def test_a_rater_labels_by_keys_what_a_run_asks_meanwhile(
         )
         Questions(tmp_path).append([question])
 
-    ask(0, "yes_no")
+    put(0, "yes_no")
     enter(browser, open_page("label", str(tmp_path)))
-    assert browser.script("return document.querySelector('h1').textContent") == "Is this right?"
-    assert browser.script("return document.querySelector('article').textContent") == f"{EVIL} 0"
-    browser.press("y")
-    assert "Nothing waits" in browser.script("return document.querySelector('#done').textContent")
-    ask(1, "scale")
-    browser.until("return document.querySelectorAll('article').length > 0")  # it looks by itself
-    (tmp_path / "page.png").write_bytes(browser.screenshot())
-    browser.press("4")
+    assert ask(browser, "document.querySelector('h1').textContent") == "Is this right?"
+    assert ask(browser, "document.querySelector('article').textContent") == f"{EVIL} 0"
+    press(browser, "y")
+    assert "Nothing waits" in ask(browser, "document.querySelector('#done').textContent")
+    put(1, "scale")
+    wait_until(browser, "document.querySelectorAll('article').length > 0")  # it looks by itself
+    browser.save_screenshot(str(tmp_path / "page.png"))
+    press(browser, "4")
     said = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert [(line["key"], line["value"]) for line in said] == [("key 0", 1), ("key 1", 4)]
