@@ -199,6 +199,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def say_phase(text: str) -> None:
+    """Prints what a command does now, beside what it is asked to print."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
+
+
 def write_file(path: Path, text: str, *, option: str) -> None:
     """Writes the file that an option names. Raises ConfigError where that cannot be."""
     from gcore_core.contract.errors import ConfigError

@@ -20,14 +20,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example:\n  g-core check job.yaml roles.rollout.use=vllm"
 
 
-def _say(text: str) -> None:
-    print(f"{text} ...", file=sys.stderr, flush=True)
-
-
 def run(args: argparse.Namespace) -> int:
     if args.owns_process:
         gc.disable()  # it ends soon, and to look for cycles would take a tenth of its time
-    from gcore_core.cli import print_table
+    from gcore_core.cli import print_table, say_phase
     from gcore_core.config import checks
     from gcore_core.config.plan import load_plan
     from gcore_core.contract.errors import ConfigError
@@ -43,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             checks.interpreters(plan.settings, plan.provided, plan.source)
             placed = place(plan, find_nodes(plan))
             check_parts(plan)
-            seen = check_files(plan, placed.nodes, _say)
+            seen = check_files(plan, placed.nodes, say_phase)
             memory_notes = check_memory(
                 plan, placed, placed.nodes, args.overrides, facts=seen.facts
             )

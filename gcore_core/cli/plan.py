@@ -6,7 +6,6 @@ Exit code: 0 it fits as far as anybody knows, 1 it does not, 2 bad input.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,14 +89,12 @@ def _facts(plan: Plan, nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
     """Returns what looks count of the job's rows; nothing where ``g-core check`` would refuse it:
     what it needs is planned before its data and models are there, too.
     """
+    from gcore_core.cli import say_phase
     from gcore_core.contract.errors import GcoreError
     from gcore_core.run.preflight import check_files
 
-    def say(text: str) -> None:
-        print(f"{text} ...", file=sys.stderr, flush=True)
-
     try:
-        return check_files(plan, nodes, say).facts
+        return check_files(plan, nodes, say_phase).facts
     except GcoreError:
         return {}
 
