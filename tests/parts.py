@@ -2,8 +2,8 @@
 
 nightly.py and engines/every_test.py say which parts there are. A part that is over is written to a
 result, with the digest of the files that it tests. A part that passed is kept until one of these
-files changes; ``--fresh`` runs everything. A part that fails, or takes twice its budget, does not
-end the others, and a run that was cut off loses one part.
+files changes; ``--fresh`` runs everything. A part that fails, or takes three times its budget,
+does not end the others, and a run that was cut off loses one part.
 
 The result, benchmarks/results/long_tests.json, is committed, and the page of results shows it. What
 both scripts name alike is run once.

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import pytest
 import xxhash
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
@@ -32,6 +33,8 @@ from gcore_core.testing.contracts.scorer import scored_record
 
 from .drawing import hostile, mutated
 from .guarding import fuzz, guarded
+
+pytestmark = pytest.mark.rest
 
 JSON = st.recursive(
     st.none()

@@ -37,6 +37,8 @@ from gcore_core.runtime.store.server import StoreSpec
 from .drawing import hostile, values
 from .guarding import fuzz, guarded
 
+pytestmark = pytest.mark.rest
+
 SECRET = b"s" * 32
 ABSTRACT = {"Message"}
 

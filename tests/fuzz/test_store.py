@@ -37,6 +37,8 @@ from gcore_core.runtime.store.server import SlabService, StoreSpec
 from .drawing import hostile, mutated, values
 from .guarding import fuzz, guarded
 
+pytestmark = pytest.mark.rest
+
 SECRET = b"s" * 32
 NODE = "agent.0"
 ARRAYS = {

@@ -123,6 +123,7 @@ def test_shards_workers_and_launcher_do_not_change_annotated_weights(
     assert (run.batches(), run.weights()) == (alone.batches(), alone.weights())
 
 
+@pytest.mark.protects
 def test_a_killed_annotator_is_restarted_and_asked_again(alone: runs.Run, tmp_path: Path) -> None:
     run = finished(tmp_path, with_teacher("tutor/dies", controller={"shards": 1}))
     assert "teacher.0 ended with signal SIGKILL; it is started again" in run.output

@@ -92,6 +92,7 @@ def broken(folder: Path, path: str) -> Path:
     return file
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("path", WRONG)
 def test_a_wrong_key_or_type_is_told_by_every_command_as_check_tells_it(
     path: str, tmp_path: Path, said: Said

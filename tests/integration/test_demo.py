@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.support import runs
 
 STEPS = 60
@@ -42,6 +44,7 @@ def lay(directory: Path, **changes: dict[str, object]) -> Path:
     return directory
 
 
+@pytest.mark.protects
 def test_a_run_that_is_killed_twice_has_the_weights_of_one_that_is_not_and_again(
     tmp_path: Path,
 ) -> None:
@@ -78,6 +81,7 @@ def test_a_run_that_fails_is_told_and_the_other_one_ended(tmp_path: Path) -> Non
     assert "no such device" in printed and "what it printed: " in printed
 
 
+@pytest.mark.protects
 def test_ctrl_c_ends_both_runs_and_every_process(tmp_path: Path) -> None:
     lay(tmp_path)
     with demo(tmp_path, "--steps", "100000", "--kills", "0") as process:

@@ -52,6 +52,7 @@ def differ(plain: Path, other: Path) -> Comparison:
     return found
 
 
+@pytest.mark.protects
 def test_equal_runs_are_the_same_for_any_number_of_controllers(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def norms(run: Path) -> list[float]:
     return [latest[step] for step in range(AT + 1, STEPS + 1)]
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     ("source", "target"),
     [

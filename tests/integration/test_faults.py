@@ -56,6 +56,7 @@ def latest_pids(run: Any) -> dict[str, int]:
     return {name: pid for name, pid in found.items() if Path(f"/proc/{pid}").exists()}
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("victim", ["rollout.0", "rollout.1", "scorer.0"])
 def test_a_killed_generator_or_scorer_is_restarted_and_nothing_is_lost(
     victim: str, tmp_path: Path
@@ -73,6 +74,7 @@ def test_a_killed_generator_or_scorer_is_restarted_and_nothing_is_lost(
     assert consumed(run) == consumed(still)
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     "victim", ["rollout.0", "scorer.0", "policy.0", "controller.0", "controller.1"]
 )
@@ -201,6 +203,7 @@ def stopped_agent(run: Any) -> tuple[Any, float]:
     return watched, time.monotonic() - began_s
 
 
+@pytest.mark.protects
 def test_a_hanging_agent_is_killed_and_the_run_continues_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -257,6 +260,7 @@ def quickstart(steps: int, restarts: int) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     ("job", "faults", "steps"),
     [

@@ -121,6 +121,7 @@ def test_a_run_that_waits_saves_a_checkpoint_when_it_is_stopped(
     assert (tmp_path / "run" / "checkpoints" / "step-000001").is_dir()
 
 
+@pytest.mark.protects
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_full_disk_is_waited_for_and_loses_nothing(start: Start, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()

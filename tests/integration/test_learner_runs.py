@@ -219,6 +219,7 @@ def latest_of(run: runs.Run, call: str) -> dict[int, list[Any]]:
     return {version: about for name, *about, version in calls(run) if name == call}
 
 
+@pytest.mark.protects
 def test_a_learner_that_is_killed_while_it_annotates_changes_no_record_and_no_weight(
     alone: runs.Run, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def with_port() -> dict[str, Any]:
     return {"launcher": {"config": {"port": free_ports(8)}}}
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     "changes",
     [
@@ -96,6 +97,7 @@ def test_slots_that_hold_no_whole_replicas_are_refused(tmp_path: Path) -> None:
 # -- processes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.protects
 def test_controllers_are_processes_of_their_own_without_torch(tmp_path: Path) -> None:
     config = runs.job(**ENDLESS, controller={"shards": 4})
     with runs.running(tmp_path, config) as run:
@@ -132,6 +134,7 @@ def nothing_is_left(run: Any, store: Path, watched: Any, timeout_s: float) -> No
     assert list(run.private.iterdir()) == []
 
 
+@pytest.mark.protects
 def test_no_process_or_file_is_left_after_a_normal_end(tmp_path: Path) -> None:
     with runs.running(tmp_path, runs.job(run={"steps": 30})) as run:
         run.read_until(" 1/")
@@ -141,6 +144,7 @@ def test_no_process_or_file_is_left_after_a_normal_end(tmp_path: Path) -> None:
         nothing_is_left(run, store, watched, 0)
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_and_leaves_no_process_or_file(
     number: int, code: int, tmp_path: Path
@@ -204,6 +208,7 @@ def test_a_signal_during_start_ends_the_run(tmp_path: Path) -> None:
         assert list(run.private.iterdir()) == []
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("first", [True, False])
 def test_all_workers_end_when_the_supervisor_or_the_process_before_it_is_killed(
     first: bool, tmp_path: Path
@@ -221,6 +226,7 @@ def test_all_workers_end_when_the_supervisor_or_the_process_before_it_is_killed(
         assert f"the run is in {run.path}" in run.output
 
 
+@pytest.mark.protects
 def test_all_workers_end_when_the_agent_is_killed_and_the_run_reports_it(tmp_path: Path) -> None:
     with runs.running(tmp_path, runs.job(**ENDLESS)) as run:
         run.read_until(" 2/")
@@ -319,6 +325,7 @@ def test_a_killed_agent_leaves_nothing_in_shared_memory_and_no_child(
 # -- workers that fail -----------------------------------------------------------------------------
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("name", ["policy.0", "controller.1"])
 def test_a_lost_trainer_or_controller_ends_a_run_without_checkpoints_and_is_named(
     name: str, tmp_path: Path
@@ -334,6 +341,7 @@ def test_a_lost_trainer_or_controller_ends_a_run_without_checkpoints_and_is_name
     assert f"  its log: {run.path}/logs/{name}.log" in run.output
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     ("changes", "code", "wanted"),
     [
@@ -434,6 +442,7 @@ def test_a_hanging_scorer_is_restarted_and_the_run_continues(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("reward", ["holdslock", "disarms"])
 def test_records_whose_reward_holds_the_interpreter_time_out_and_no_others_do(
     reward: str, tmp_path: Path

@@ -48,6 +48,7 @@ def final(run: Path) -> str:
     return weights.hexdigest()
 
 
+@pytest.mark.protects
 def test_the_job_of_the_page_runs_pushes_adapters_alone_and_leaves_both_forms(
     job: Path, tmp_path: Path
 ) -> None:

@@ -285,6 +285,7 @@ def scored(directory: Path, launcher: str, *names: str, steps: int = 1) -> tuple
     return runs.finish(directory, config)
 
 
+@pytest.mark.protects
 @LAUNCHERS
 @pytest.mark.parametrize("names", [WORKS, COSTS_SECONDS], ids=["quick", "slow"])
 def test_a_function_has_signals_timers_event_loops_and_processes(
@@ -365,6 +366,7 @@ def kept(record):
 """
 
 
+@pytest.mark.protects
 @LAUNCHERS
 @pytest.mark.parametrize("end", ["os._exit(0)", "os._exit(4)"])
 def test_a_reward_that_ends_its_process_ends_the_run_as_a_failure_that_says_so(

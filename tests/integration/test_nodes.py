@@ -162,6 +162,7 @@ def test_a_single_machine_listens_on_no_network(two: tuple[Machine, Machine], lo
     assert visit(launcher(two[0]), logs, look) == ["agent.0"]
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     "cut",
     [
@@ -419,6 +420,7 @@ def sums(machine: Machine, directory: Path) -> str:
     return machine.run(["sh", "-c", script, "sh", str(directory)]).stdout
 
 
+@pytest.mark.protects
 def test_the_quickstart_learns_the_same_without_a_shared_disk(
     two: tuple[Machine, Machine], disk: Path, alone: Callable[..., str]
 ) -> None:

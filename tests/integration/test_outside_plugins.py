@@ -351,6 +351,7 @@ def write_job(directory: Path) -> None:
     (directory / "job.yaml").write_text(text)
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("install", [fabricated, pytest.param(by_pip, marks=pytest.mark.slow)])
 def test_plugins_from_outside_run_the_quickstart_when_it_names_them(
     install: Callable[[Path], tuple[Path, str]], tmp_path: Path

@@ -93,6 +93,7 @@ def begun(attempt: int) -> BeginPush:
     return BeginPush(1, 1, 2, attempt)  # a bucket holds one of the two tensors
 
 
+@pytest.mark.protects
 async def test_a_generator_killed_in_a_push_leaves_the_trainer_able_to_push(site: PushSite) -> None:
     """The survivor is freed by the next attempt; the killed one's replacement and it hold the
     trainer's bytes.

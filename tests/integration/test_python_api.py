@@ -44,6 +44,7 @@ def train(**changes: Any) -> Any:
     return gcore.train(**{**given, **changes})
 
 
+@pytest.mark.protects
 def test_a_call_trains_and_its_run_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

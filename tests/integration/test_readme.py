@@ -47,6 +47,7 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.protects
 def test_the_reward_and_the_job_of_readme_train_a_model(folder: Path) -> None:
     (folder / "job.yaml").write_text(block("yaml", "roles:"))
     assert len(block("python", "def right").splitlines()) <= 5
@@ -57,6 +58,7 @@ def test_the_reward_and_the_job_of_readme_train_a_model(folder: Path) -> None:
     assert read_metrics(folder / "runs/mine/001")[-1]["step"] == STEPS
 
 
+@pytest.mark.protects
 def test_the_call_of_readme_trains_the_same_model(folder: Path) -> None:
     text = block("python", "gcore.train")
     small = text.replace('"steps": 200', f'"steps": {STEPS}').replace("tokens=256", "tokens=8")
@@ -67,6 +69,7 @@ def test_the_call_of_readme_trains_the_same_model(folder: Path) -> None:
     assert read_metrics(directory)[-1]["step"] == STEPS
 
 
+@pytest.mark.protects
 def test_the_two_commands_of_readme_are_its_first_two_blocks_of_shell() -> None:
     first, second, *_ = re.findall(r"^```sh\n(.*?)^```$", README, re.M | re.S)
     assert first.rstrip().endswith(".venv/bin/g-core demo --steps 20")

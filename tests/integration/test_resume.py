@@ -90,6 +90,7 @@ def last_batches(run: Any) -> dict[int, list[list[int]]]:
     return {min(ordinal for ordinal, _ in batch): batch for batch in run.batches()}
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     "overrides",
     [[], ["controller.shards=1"], ["controller.shards=4", "roles.rollout.slots=2"]],
@@ -107,6 +108,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_killed(
     assert position["next_ordinal"] == STEPS * 6
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("victim", ["policy.0", "controller.1", "controller.0"])
 def test_a_run_continues_from_its_newest_checkpoint_after_losing_a_trainer_or_controller(
     victim: str, calm: Any, tmp_path: Path
@@ -158,6 +160,7 @@ def saved(run: Any) -> list[str]:
     )
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(
     ("what", "every", "found"),
@@ -373,6 +376,7 @@ def write(line):
 """
 
 
+@pytest.mark.protects
 def test_metrics_have_each_step_once_after_a_restart_and_after_a_resume(tmp_path: Path) -> None:
     """And each with its metrics; an observer is told no step again that stands, and one end."""
     (tmp_path / "observer.py").write_text(OBSERVER)
@@ -463,6 +467,7 @@ def test_a_scorer_that_starts_again_refuses_a_reward_that_was_changed_meanwhile(
     assert "rewards.own.config.path/helpers.py: " in run.output
 
 
+@pytest.mark.protects
 def test_a_run_does_not_go_on_with_another_model_at_the_same_path(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
@@ -512,6 +517,7 @@ def test_resuming_without_a_checkpoint_or_a_run_is_refused(tmp_path: Path) -> No
     assert "this directory holds no run." in resume(run).stderr
 
 
+@pytest.mark.protects
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(
     calm: Any, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_rows_that_a_seed_shuffles_train(tmp_path: Path) -> None:
     assert len(run.metrics()) == 4, "three steps, and the evaluation before them"
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     ("data", "evaluation", "section"),
     [("unseeded", "seeded", "data"), ("seeded", "unseeded", "evaluation.data")],

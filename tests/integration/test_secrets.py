@@ -72,6 +72,7 @@ def listening(pid: int) -> Iterator[str]:
                 yield words[1]
 
 
+@pytest.mark.protects
 def test_a_run_s_secret_is_in_no_argument_environment_file_or_message(place: Path) -> None:
     with runs.running(place, job(run={"steps": 1_000_000})) as run:
         run.read_until(" 1/")
@@ -94,6 +95,7 @@ def test_a_run_s_secret_is_in_no_argument_environment_file_or_message(place: Pat
     assert files_with_the_secret(place) == []
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("rollout", ["trouble/raises", "trouble/leaves", "trouble/gap"])
 def test_a_crash_does_not_reveal_the_secret(rollout: str, place: Path) -> None:
     code, run = runs.finish(place, job(roles={"rollout": {"use": rollout}}))

@@ -298,6 +298,7 @@ def test_a_generator_that_is_killed_asleep_makes_no_engine_before_it_is_woken(
     assert run.batches() == restless.batches() and run.weights() == restless.weights()
 
 
+@pytest.mark.protects
 def test_a_lost_judge_is_replaced_on_policy_cells_and_nothing_is_lost(
     tmp_path: Path, restless: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -191,6 +191,7 @@ def forked(run: runs.Run, before: dict[str, int]) -> dict[str, int]:
     return {name: psutil.Process(run.pids()[name]).ppid() for name in workers}
 
 
+@pytest.mark.protects
 def test_a_killed_supervisor_is_replaced_and_takes_over_its_agent_with_what_is_ready(
     still: list[float], tmp_path: Path
 ) -> None:
@@ -282,6 +283,7 @@ def test_a_killed_supervisor_whose_agent_is_no_use_starts_another_one(
     assert steps(run) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     "how",
     ["both at once", "their terminal is closed", "supervisor first", "the process before it first"],

@@ -93,6 +93,7 @@ def test_a_run_with_a_store_of_one_page_is_slower_and_ends_with_the_same_weights
     assert list(spill.iterdir()) == []
 
 
+@pytest.mark.protects
 def test_images_reach_rewards_and_trainer_and_are_stored_once_per_group(tmp_path: Path) -> None:
     roles = {"rollout": {"use": "trouble/pictures"}, "policy": {"use": "trouble/sees"}}
     code, run = runs.finish(
@@ -133,6 +134,7 @@ PROCESSES = [
 ]
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize("name", PROCESSES)
 def test_the_death_of_any_process_leaves_nothing_in_memory_or_on_disk(
     name: str, tmp_path: Path

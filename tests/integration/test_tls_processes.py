@@ -183,6 +183,7 @@ def modules_of(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.protects
 async def test_a_node_is_driven_over_tls_and_neither_secret_nor_key_is_shown() -> None:
     async with node() as made:
         agent = made.network.peer(AGENT)
@@ -237,6 +238,7 @@ async def test_the_search_finds_a_secret_and_a_key_that_were_written() -> None:
         assert sorted(shown(made, made.agent_pid)) == ["key", "secret"]
 
 
+@pytest.mark.protects
 async def test_a_stranger_learns_nothing_from_a_node_s_agent() -> None:
     """One with a certificate of its own, one who speaks plain text; both know the secret."""
     async with node() as made:

@@ -104,6 +104,7 @@ def assert_same_run(found: Ran, expected: Ran) -> None:
         np.testing.assert_array_equal(found.tensors[name], tensor, err_msg=name)
 
 
+@pytest.mark.protects
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -284,6 +284,7 @@ def test_check_accepts_a_local_file_of_the_project(
     assert "plugin 'mine'" in capsys.readouterr().out
 
 
+@pytest.mark.rest
 def test_check_of_all_shows_which_are_broken_and_why(
     path: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ _TREES = st.recursive(
 )
 
 
+@pytest.mark.rest
 @settings(deadline=None, max_examples=500)
 @given(_TREES)
 def test_what_was_written_is_read_as_the_same_by_both_versions_of_yaml(value: Any) -> None:

@@ -100,6 +100,7 @@ def test_installed_plugins_equal_those_of_the_wheels(programs: Path, outside: Pa
     assert str(REPOSITORY) not in where
 
 
+@pytest.mark.protects
 def test_a_job_runs_outside_the_checkout(programs: Path, outside: Path) -> None:
     run_outside(programs / "g-core", "run", "job.yaml", directory=outside)
     assert last_step(outside / "runs/fake/001") == 2

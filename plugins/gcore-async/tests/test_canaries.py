@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.stale_replicas import CASES, WRONG, finished, named
 
+pytestmark = pytest.mark.rest
+
 QUICK = [("all", 1, "wait"), ("half", 0, "recompute")]
 OTHERS = sorted(set(CASES) - set(QUICK))
 

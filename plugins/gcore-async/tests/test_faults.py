@@ -34,6 +34,8 @@ from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.testing.faults import FAULTS, Faults
 from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
+pytestmark = pytest.mark.rest
+
 JOB = SimulatedJob(
     shards=2,
     replicas=3,

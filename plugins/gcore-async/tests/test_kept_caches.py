@@ -15,6 +15,8 @@ import pytest
 from tests.integration.test_resume import resume
 from tests.support import runs
 
+pytestmark = pytest.mark.rest
+
 STEPS = 6
 PROMPTS = 6
 AGE = 4

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support import runs
 
+pytestmark = pytest.mark.rest
+
 STEPS = 6
 
 #: An engine that takes its time, so that the trainer waits; answers of all lengths. A trainer that

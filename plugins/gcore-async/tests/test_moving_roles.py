@@ -23,6 +23,8 @@ from gcore_core.testing.simulation import run_virtual, simulate
 
 from .test_faults import JOB, broken_rules, program
 
+pytestmark = pytest.mark.rest
+
 #: The border between the two roles moves at every step.
 MOVING = replace(
     JOB,

@@ -13,6 +13,8 @@ from gcore_core.contract import run_files
 from tests.integration.test_sleeping import asleep_at, finished, judged, rows
 from tests.support import runs
 
+pytestmark = pytest.mark.rest
+
 STEPS = 5
 PROMPTS = 4
 #: The border has one or two devices before it.

@@ -19,6 +19,8 @@ from gcore_core.run.checkpoint_service import UNFINISHED
 from tests.integration.test_resume import resume
 from tests.support import runs
 
+pytestmark = pytest.mark.rest
+
 STEPS = 6
 #: Samples of some groups take longer, by a time that every run draws anew.
 UNEVEN = '''
@@ -267,6 +269,7 @@ def test_a_group_that_was_begun_again_counts_once(tmp_path: Path) -> None:
     assert begun == [[(0, [0])], [(1, [1, 2, 3])]]
 
 
+@pytest.mark.slow
 def test_a_replay_ends_where_the_journal_was_cut(original: Any, tmp_path: Path) -> None:
     """Such as one of a run that failed: its steps are repeated, and no further one is made."""
     short = tmp_path / "short"
@@ -381,6 +384,7 @@ def test_a_replay_cuts_samples_where_pushes_of_the_run_cut_them(
     assert_same_records(run, cut_original)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", [["rollout.0"], ["rollout.0", "rollout.1"]])
 def test_a_replay_that_loses_replicas_cuts_samples_alike(
     victims: list[str], cut_original: Any, tmp_path: Path
@@ -399,6 +403,7 @@ def test_a_replay_that_loses_replicas_cuts_samples_alike(
     assert_same_records(run, cut_original)
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_killed_goes_on_with_samples_from_their_cuts(
     cut_original: Any, tmp_path: Path
 ) -> None:
@@ -453,6 +458,7 @@ def test_deterministic_runs_by_the_clock_survive_a_lost_replica_and_repeat(tmp_p
     assert_same_records(again, first)
 
 
+@pytest.mark.slow
 def test_a_sample_that_was_cut_elsewhere_ends_a_replay_and_is_named(
     cut_original: Any, tmp_path: Path
 ) -> None:

@@ -52,7 +52,10 @@ def synchronous(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-@pytest.mark.parametrize("shards", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shards",
+    [1, pytest.param(2, marks=pytest.mark.rest), pytest.param(4, marks=pytest.mark.slow)],
+)
 def test_with_nothing_ahead_the_bits_are_those_of_the_synchronous_program(
     shards: int, synchronous: Any, tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ from gcore_core.runtime.store.columns import Chunk
 from tests.integration.test_resume import resume
 from tests.support import runs
 
+pytestmark = pytest.mark.rest
+
 STEPS = 6
 PROMPTS = 6
 SAMPLES = 4
@@ -245,6 +247,7 @@ def test_a_resumed_run_goes_on_with_samples_from_the_tokens_that_its_checkpoint_
     assert not any(rows[later]["window/went_on"] for later in range(step + 2, STEPS + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [
@@ -272,6 +275,7 @@ def test_unfinished_samples_that_cannot_go_on_are_drawn_again(
     assert is_told == override.startswith("roles.rollout")
 
 
+@pytest.mark.slow
 def test_finished_samples_of_unfinished_groups_are_kept_and_scored_where_they_were_not(
     tmp_path: Path,
 ) -> None:
@@ -304,6 +308,7 @@ def test_a_checkpoint_without_unfinished_samples_goes_on_under_a_program_that_ke
     whole(run, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_synchronous_program_goes_on_from_such_a_checkpoint(tmp_path: Path) -> None:
     """It draws what was unfinished again. Ages that equal the pace leave no gaps."""
     job = config(tmp_path)

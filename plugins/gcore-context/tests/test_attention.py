@@ -9,6 +9,8 @@ import pytest
 from gcore_core.testing.runs import run_together
 from tests.support import context_ranks
 
+pytestmark = pytest.mark.rest
+
 #: float64: sums in another order.
 _TOLERANCE = 1e-10
 

@@ -16,6 +16,8 @@ from gcore_core.testing.runs import run_together
 from tests.support import ppo_ranks
 from tests.support.ppo_ranks import ADVANTAGE, open_role, records_of, rewards_of, with_columns
 
+pytestmark = pytest.mark.rest
+
 #: float32 sums of gradients in another order, carried through four Adam updates.
 TOLERANCE = 1e-5
 

@@ -14,6 +14,8 @@ import pytest
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.testing import fake
 
+pytestmark = pytest.mark.rest
+
 PICTURES = '''
 """A generator that spends no time on its images."""
 from dataclasses import dataclass, replace

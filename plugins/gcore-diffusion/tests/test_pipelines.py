@@ -31,6 +31,8 @@ from gcore_core.contract.looking import Look  # noqa: E402
 from gcore_core.testing.contracts.weights import digests, exported, push  # noqa: E402
 from tests.support import diffusion_models as kit  # noqa: E402
 
+pytestmark = pytest.mark.rest
+
 GUIDANCE = {"sd3": 4.5, "flux": 3.5, "sana": 3.0, "qwen": 2.0}
 SIZE = {"height": 32, "width": 32, "steps": 4, "max_sequence_length": 16}
 

@@ -12,6 +12,8 @@ from safetensors.numpy import load_file, save_file
 from gcore_core.testing.runs import run_together
 from tests.support import diffusion_models as kit
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize("objective", ["ppo_clip", "nft"])
 def test_two_ranks_train_as_one(objective: str, tiny_dir: Path, tmp_path: Path) -> None:

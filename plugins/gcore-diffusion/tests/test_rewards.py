@@ -18,6 +18,8 @@ from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.generator import Prompt
 from gcore_core.contract.scorer import ScoredRecord
 
+pytestmark = pytest.mark.rest
+
 CONTEXT = WorkerContext(role="scorer")
 
 

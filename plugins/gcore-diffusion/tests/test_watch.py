@@ -18,6 +18,8 @@ from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.run.directory import MetricsFile
 from tests.support import diffusion_models as kit
 
+pytestmark = pytest.mark.rest
+
 
 def test_equal_images_have_zero_diversity_and_one_image_has_none() -> None:
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1)).astype(np.uint8)

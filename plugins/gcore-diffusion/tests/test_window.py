@@ -14,6 +14,8 @@ from gcore_diffusion.rewards import Classifier
 from gcore_core.contract.context import WorkerContext
 from tests.support import diffusion_models as kit
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize(
     ("moves", "steps", "gain"),

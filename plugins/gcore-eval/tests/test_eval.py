@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gcore_core.contract.errors import ConfigError, DataError
 from tests.support import language_models
 
+pytestmark = pytest.mark.rest
+
 QUESTIONS = ("1+2=", "17*3=", "9")
 MAX_TOKENS = 6
 TASKS = """

@@ -20,6 +20,8 @@ from gcore_human.answers import pairs_of_runs
 
 from tests.support import runs
 
+pytestmark = pytest.mark.rest
+
 _FIELD = re.compile(r'name="key" value="([^"]*)"')
 _ANSWER = re.compile(r'<article class="text">([^<]*)</article>')
 

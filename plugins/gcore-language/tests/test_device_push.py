@@ -38,6 +38,8 @@ from gcore_core.runtime.messages import PUSH_PULL, BeginPush, PullWeights
 from gcore_core.runtime.rpc.service import encode
 from gcore_core.testing.push_site import PushSite, open_push_site
 
+pytestmark = pytest.mark.rest
+
 CPU = torch.device("cpu")
 PATIENCE_S = 90.0
 TRANSPORTS = ["ipc", "nccl"]

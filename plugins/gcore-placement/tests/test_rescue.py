@@ -15,6 +15,8 @@ from gcore_core.contract.placement import Device, Need, Window
 from gcore_core.testing.faults import Faults, MortalService
 from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
+pytestmark = pytest.mark.rest
+
 SPLIT = FactorySpec(
     "gcore_placement.fixed:FixedSplit", "gcore_placement.config:SplitConfig", {"cells": 1}
 )

@@ -16,6 +16,8 @@ from gcore_core.contract.launching import ElasticLauncher, NodeFacts
 from gcore_core.kits.launching import machine_facts
 from gcore_core.runtime.rpc.service import Service
 
+pytestmark = pytest.mark.rest
+
 BEGIN = """
 import sys, msgspec
 from gcore_ray.messages import *

@@ -31,6 +31,8 @@ from gcore_core.contract.records import REWARD_FAILED
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing.contracts.scorer import scored_record
 
+pytestmark = pytest.mark.rest
+
 CONTEXT = WorkerContext(role="scorer")
 TESTS = ["assert double(2) == 4"]
 RIGHT = "def double(x):\n    return 2 * x"

@@ -27,6 +27,8 @@ from gcore_core.testing.contracts.scorer import scored_record
 
 pytest.importorskip("math_verify", reason="needs gcore-rewards[math]")
 
+pytestmark = pytest.mark.rest
+
 CONTEXT = WorkerContext(role="scorer")
 #: Expressions that sympy would compute for longer than anybody waits.
 ENDLESS = (r"\boxed{9^{9^{9^{9^9}}}}", "so it is 9**9**9**9**9")

@@ -30,6 +30,8 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.testing import fake
 
+pytestmark = pytest.mark.rest
+
 Prepared = tuple[Job, Display]
 
 

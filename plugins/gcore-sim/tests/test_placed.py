@@ -19,6 +19,8 @@ from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.contract.order import row_of
 
+pytestmark = pytest.mark.rest
+
 
 def test_lengths_and_keep_rates_of_rows_drift_with_their_ordinals() -> None:
     drift = Drift(

@@ -27,6 +27,8 @@ from gcore_core.contract.records import Prompt, Ref
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.controllers.window.scoring import WAIT_S
 
+pytestmark = pytest.mark.rest
+
 PROMPT, ANSWER, GROUPS, SAMPLES = 500, 2000, 4, 2
 GIVEN = {"data": {"config": {"prompt_tokens": [PROMPT], "answer_tokens": [ANSWER]}}}
 

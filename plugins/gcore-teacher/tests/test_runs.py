@@ -14,6 +14,8 @@ from gcore_core.testing.runs import run_recipe
 from gcore_core.testing.safetensors_files import read_safetensors
 from tests.support import language_models as tiny
 
+pytestmark = pytest.mark.rest
+
 GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "distillation.md"
 STEPS = 3
 

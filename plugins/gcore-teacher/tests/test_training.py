@@ -16,6 +16,8 @@ from gcore_core.testing.runs import run_together
 from tests.support import language_models as tiny
 from tests.support import teacher_ranks
 
+pytestmark = pytest.mark.rest
+
 #: Float32 weights after two updates, in another order of additions.
 ROUNDING = 1e-5
 

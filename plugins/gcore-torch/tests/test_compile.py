@@ -21,6 +21,8 @@ from gcore_torch.sharding_settings import ShardingSettings
 from gcore_core.contract.errors import ConfigError
 from tests.support import language_models as tiny
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_compiled_layers_give_the_same_logits_and_gradients(

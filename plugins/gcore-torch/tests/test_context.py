@@ -12,6 +12,8 @@ import pytest
 from gcore_core.testing.runs import run_together
 from tests.support import context_trainers
 
+pytestmark = pytest.mark.rest
+
 #: float32, sums in another order.
 _GRADIENT = 1e-5
 #: bfloat16: the same number of roundings, in other places. Found were 0.5 to 1.1.

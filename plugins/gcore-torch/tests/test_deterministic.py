@@ -32,6 +32,8 @@ from gcore_core.testing.safetensors_files import Tensors
 from tests.support import exact_ranks
 from tests.support.language_models import drain, make_context, make_requests
 
+pytestmark = pytest.mark.rest
+
 #: float32 sums in another order, carried through eight Adam updates.
 TOLERANCE = 2e-5
 CPU = torch.device("cpu")

@@ -30,6 +30,8 @@ from gcore_core.testing.runs import run_together
 from tests.support import expert_ranks
 from tests.support import language_models as tiny
 
+pytestmark = pytest.mark.rest
+
 FAMILIES = sorted(EXPERT_CONFIGS)
 EXPERTS = 8
 LAYERS = 2

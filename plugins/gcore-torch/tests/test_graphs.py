@@ -16,6 +16,8 @@ from gcore_torch.products import Products
 from gcore_torch.replay import rows_of_graph
 from gcore_torch.sampling import GraphSampler, choose
 
+pytestmark = pytest.mark.rest
+
 FAMILIES = ("llama", "qwen2", "qwen3")
 PLAIN = Products(may_pack=False)
 

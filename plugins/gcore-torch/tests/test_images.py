@@ -26,6 +26,8 @@ from gcore_core.testing.contracts.agreement import train_records
 from gcore_core.testing.runs import run_together
 from tests.support import language_models as tiny
 
+pytestmark = pytest.mark.rest
+
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 SIZES = {"wide": (16, 24), "tall": (24, 16), "small": (8, 8), "large": (32, 32)}  # height, width

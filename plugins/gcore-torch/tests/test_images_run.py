@@ -19,6 +19,8 @@ from PIL import Image
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.testing.safetensors_files import read_safetensors
 
+pytestmark = pytest.mark.rest
+
 STEPS, PROMPTS, GROUP = 2, 4, 4
 
 SEEING = '''

@@ -12,6 +12,8 @@ import pytest
 from gcore_core.testing.runs import run_together
 from tests.support import lora_ranks
 
+pytestmark = pytest.mark.rest
+
 #: float32 sums in another order, and bfloat16 ones, through four updates.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-3}
 

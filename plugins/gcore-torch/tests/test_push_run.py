@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from gcore_language.testing import assert_run_agrees
 
+pytestmark = pytest.mark.rest
+
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 
 

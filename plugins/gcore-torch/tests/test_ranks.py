@@ -10,6 +10,8 @@ import pytest
 from gcore_core.testing.runs import run_together
 from tests.support import lockstep_ranks, torch_ranks
 
+pytestmark = pytest.mark.rest
+
 
 def run_two(packing: torch_ranks.Packing, model: Path, work: Path, resume: Path) -> None:
     given = ["2", packing, str(model), str(work), str(resume)]

@@ -20,6 +20,8 @@ from tests.support import value_ranks
 from tests.support.language_models import make_records
 from tests.support.value_ranks import AtTheEnd, Squares, open_trainer, weights_of
 
+pytestmark = pytest.mark.rest
+
 #: float32 kernels that add up in another order, in values of up to 8: ten units in the last place.
 ROUNDING = 1e-5
 LAYOUTS = [("qwen2", "auto"), ("llama", "shared_prompt"), ("qwen3", "padded"), ("gpt2", "auto")]

@@ -19,6 +19,8 @@ from gcore_core.contract import run_files
 from tests.integration.test_resume import resume
 from tests.support import runs, tracker_stores
 
+pytestmark = pytest.mark.rest
+
 PROJECT = "tested"
 STEPS = 3
 SECRET = "key-that-nobody-may-see-0123456789abcdef"

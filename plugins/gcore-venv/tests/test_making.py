@@ -19,6 +19,8 @@ from gcore_core import __version__
 from gcore_core.config import venvs
 from gcore_core.testing.installed import InstalledPlugins, Wheel
 
+pytestmark = pytest.mark.rest
+
 REPOSITORY = Path(__file__).parents[3]
 
 PLUGIN = """
