@@ -58,7 +58,8 @@ class Stage:
 
 #: Engines whose tests every change must pass. Those on Ray are slow: `tox run -e engines` has them.
 ENGINES = "vllm megatron sglang deepspeed"
-PYTEST = "{python} -m pytest -q -n 2"
+#: The slowest tests are told, since a stage grows by them.
+PYTEST = "{python} -m pytest -q -n 2 --durations 20 --durations-min 5"
 IN_PROCESS = "tests/architecture tests/fuzz tests/kit tests/unit plugins"
 PROCESSES = "tests/gpu tests/integration tests/oracles tests/wheels"
 FIRST = (

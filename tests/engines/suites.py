@@ -66,7 +66,11 @@ def run_suite(
     where = files or [f"plugins/gcore-{engine}"]
     began_s = time.perf_counter()
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-m", marks, "-k", select, *where],
+        [
+            *(python, "-m", "pytest", "-q", "-m", marks, "-k", select),
+            *("--durations", "20", "--durations-min", "5"),
+            *where,
+        ],
         cwd=ROOT,
         check=False,
         text=True,
