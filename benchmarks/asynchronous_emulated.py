@@ -1,5 +1,7 @@
 """Measures asynchronous programs on 64 emulated devices, where answers have a heavy tail.
 
+    python benchmarks/asynchronous_emulated.py [--seeds 0 1 2] [--json] [--check]
+
 A device is one of four that make an emulated engine or a rank of the trainer (``gcore-sim``), so
 the 64 are 16 units. Everything else is real: processes, controllers, sockets, store and pushes, at
 ``SCALE`` of the emulated time. Answers have a median of 1,500 tokens, a sigma of 1.4 and at most
@@ -49,7 +51,7 @@ from gcore_sim.ahead import (
 )
 from gcore_sim.config import Drift, EngineProfile, PromptsConfig
 from gcore_sim.prompts import AnswerLengths, SimPrompts
-from report import Claim, repeated
+from report import Claim, add_options, publish, repeated
 
 from gcore_core.contract.order import row_of, sample_seed
 from gcore_core.contract.run_files import read_metrics
@@ -270,8 +272,8 @@ def job(program: Program, seed: int, steps: int, scale: float) -> dict[str, Any]
 
 def run(program: Program, seed: int, span: Span, args: argparse.Namespace) -> Ran:
     """Runs a program in real processes. Raises RuntimeError with its output when it fails."""
-    virtual = args.emulated_virtual
-    scale = 1.0 if virtual else args.emulated_scale
+    virtual = args.virtual
+    scale = 1.0 if virtual else args.scale
     with tempfile.TemporaryDirectory(prefix="emulated-") as folder:
         file = Path(folder) / "job.yaml"
         file.write_text(json.dumps(job(program, seed, span.steps, scale)))
@@ -302,22 +304,14 @@ def _controllers_s(row: dict[str, float]) -> float:
 # -- the part --------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the part's own words."""
-    parser.add_argument("--emulated-seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--emulated-steps", type=int, default=0, help="of a run; 0: its own")
-    parser.add_argument("--emulated-scale", type=float, default=SCALE)
-    parser.add_argument("--emulated-virtual", action="store_true", help="on virtual time")
-
-
 def measure(args: argparse.Namespace) -> list[Claim]:
-    """Returns the part's claims."""
-    short = args.emulated_steps
+    """Returns what the runs say."""
+    short = args.steps
     ahead = Span(short, 1, 1) if short else AHEAD
-    programs = chosen(args.emulated_seeds[0], ahead)
+    programs = chosen(args.seeds[0], ahead)
     rounds: list[list[Ran]] = []
     simulated: list[list[float]] = []
-    for seed in args.emulated_seeds:
+    for seed in args.seeds:
         ran = []
         expected = []
         for program in programs:
@@ -406,3 +400,21 @@ def _facts(
     if oldest > AGE or not math.isfinite(oldest):
         raise RuntimeError(f"a record is {oldest:g} versions old, more than {AGE}")
     return claims
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=0, help="of a run; 0: its own")
+    parser.add_argument("--scale", type=float, default=SCALE)
+    parser.add_argument("--virtual", action="store_true", help="on virtual time")
+    add_options(parser)
+    args = parser.parse_args()
+    packages = ("gcore-core", "gcore-async", "gcore-sim")
+    return publish("asynchronous_emulated", measure(args), args, packages)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,9 @@
 """Measures the quickstart with generation that runs ahead, beside the synchronous run.
 
+    python benchmarks/asynchronous_quickstart.py [--seeds 0 1 2 3 4] [--json] [--check]
+
+Runs of both programs are interleaved, so that both meet the same load.
+
 step_time_over_sync      seconds a step of (ahead, age) = (1, 4) over those of ``core/sync`` with
                          one or with two slots a role, whichever is faster: median over seeds,
                          between the end of the first step and that of the last, without
@@ -37,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import quickstart_runs as runs
-from report import Claim, interval
+from report import Claim, add_options, interval, publish
 
 from gcore_core.contract.run_files import Record, read_trace
 
@@ -48,14 +52,6 @@ SMOOTHED = 5
 ENOUGH = 0.95
 #: Name of a run -> its steps of lead, the age that it promises, and what a push does.
 WINDOWS = {"1_1": (1, 1, "wait"), "1_4": (1, 4, "recompute"), "2_4": (2, 4, "recompute")}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the part's own words."""
-    parser.add_argument("--async-steps", type=int, default=0, help="of a run; 0: the recipe's own")
-    parser.add_argument(
-        "--async-overrides", nargs="*", default=[], help="further settings of all runs"
-    )
 
 
 def layouts() -> dict[str, tuple[str, ...]]:
@@ -87,7 +83,7 @@ class Compared:
 
 
 def measure(args: argparse.Namespace) -> list[Claim]:
-    """Returns the part's claims."""
+    """Returns what the runs say."""
     rounds = []
     accuracies = []
     shares = []
@@ -96,7 +92,7 @@ def measure(args: argparse.Namespace) -> list[Claim]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as room:
         for seed in args.seeds:
             rows_of = {name: train(name, seed, args, Path(room)) for name in layouts()}
-            rounds.append(compared(rows_of, is_short=bool(args.async_steps)))
+            rounds.append(compared(rows_of, is_short=bool(args.steps)))
             for name, (_, age, _) in WINDOWS.items():
                 rows = rows_of[name]
                 accuracies.append(rows[-1]["evaluation"]["greedy/exact"])
@@ -180,13 +176,13 @@ def train(name: str, seed: int, args: argparse.Namespace, folder: Path) -> list[
         str(runs.RECIPE),
         *runs.overrides_of(seed, directory),
         "evaluation.every=0",
-        *([f"run.steps={args.async_steps}"] if args.async_steps else []),
+        *([f"run.steps={args.steps}"] if args.steps else []),
         *layouts()[name],
-        *args.async_overrides,
+        *args.overrides,
     ]
     log = folder / f"run-{name}-{seed}.log"
     runs.require_success(runs.start(words, folder, log), words, log)
-    return runs.finished_rows(directory, args.async_steps or 120)
+    return runs.finished_rows(directory, args.steps or 120)
 
 
 def run_directory(folder: Path, name: str, seed: int) -> Path:
@@ -211,3 +207,20 @@ def groups_dropped(rows: list[dict[str, Any]]) -> float:
         row["metrics"].get(f"groups/{verdict}", 0.0) for row in rows[1:] for verdict in VERDICTS
     )
     return float(rows[-1]["metrics"]["ordinals/next"]) - verdicts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=0, help="of a run; 0: the recipe's own")
+    parser.add_argument("--overrides", nargs="*", default=[], help="further settings of all runs")
+    add_options(parser)
+    args = parser.parse_args()
+    packages = ("gcore-core", "gcore-async", "torch", "transformers")
+    return publish("asynchronous_quickstart", measure(args), args, packages)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

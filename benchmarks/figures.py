@@ -93,9 +93,8 @@ def read_release(name: str) -> dict[str, dict[str, Any]]:
 def write_release(name: str, figures_of: Mapping[str, Mapping[str, Any]]) -> None:
     """Writes the figures of a release, one a line."""
     lines = [f"    {json.dumps(claim)}: {json.dumps(figures_of[claim])}" for claim in figures_of]
-    text = (
-        f'{{\n  "release": "{name}",\n  "figures": {{\n' + ",\n".join(sorted(lines)) + "\n  }\n}\n"
-    )
+    body = ",\n".join(sorted(lines))
+    text = f'{{\n  "release": "{name}",\n  "figures": {{\n{body}\n  }}\n}}\n'
     (RELEASES / f"{name}.json").write_text(text)
 
 

@@ -132,7 +132,7 @@ def ipc(setting: Setting) -> list[Claim]:
 def sleep(setting: Setting) -> list[Claim]:
     """Returns what a sleep frees, and whether the generator is the same after it."""
     import torch
-    from swap import Model, _tensors, make_model
+    from sleeping_model import Model, _tensors, make_model
 
     model_folder = setting.folder / "sleep"
     make_model(model_folder, 50)

@@ -12,6 +12,8 @@ endpoints_named_by_string       calls and services that name a declared endpoint
 mypy_errors_all_distributions   errors of ``mypy --strict`` over the core and every plugin
 modules_plugins_import_outside_contract_and_kit
                                 modules of the core that plugins import and that are not public
+claims_without_bar_or_place     figures of the newest release that no page quotes; what scripts
+                                print without a bar or a place is a detail (report.py)
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from figures import without_place
 from report import Claim, add_options, publish
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -327,6 +330,7 @@ def main() -> int:
         *structure(),
         none_of("endpoints_named_by_string", len(endpoints_by_string(everything))),
         none_of("mypy_errors_all_distributions", mypy_errors()),
+        none_of("claims_without_bar_or_place", len(without_place())),
     ]
     hollow = contract_words_never_called()
     if hollow is not None:

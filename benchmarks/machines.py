@@ -1,7 +1,6 @@
 """Measures a run on four nodes: what it costs, how soon it starts, and what a lost node does.
 
     python benchmarks/machines.py [--json] [--check] [--parts start quickstart ...] [--short]
-                                  [--ray PYTHON]
 
 The nodes are namespaces of this machine, made by tests/support/machines.py: each has its own
 network, shared memory, host name and processes, and all share its cores. This needs root, iproute2
@@ -32,22 +31,6 @@ faults: the quickstart on four nodes with a checkpoint after every step. First t
     link of another node is cut: the time until the run's log says that the node is lost
     (link_cut_noticed_s), until the run prints it (link_cut_printed_s), and until no process and no
     shared memory of the run is left on that node (link_cut_ended_s). At the end the run is killed.
-
-Two parts need Ray, and are measured only where they are named. They run by the interpreter of
-``--ray``, or else by that of the venv that ``tests/engines/suites.py --create --engines ray``
-makes.
-
-ray: the quickstart on all four nodes by the launcher ``ray`` and by ``nodes/command``, in turns.
-    Ray's daemons run on all nodes the whole time: ray_idle_cores_four_nodes says how much of the
-    cores they take while nothing runs. Ray is told to leave niceness as it is. Seconds a step are
-    wall time from the end of the first step to the end of the last. Final weights are compared.
-object_store: payload of 1 GB a step, from memory of one node until it is opened and hashed on
-    another: by StoreWriter, agents and StoreReader, and by ``ray.put`` and ``ray.get``, in turns.
-    Each turn is a process of its own with one step that only warms and then three. Ours goes over
-    TLS and, as on a private network, in plain (messages over TLS in both); agents check hashes of
-    their own besides. Ray's goes in plain, with zero-copy arrays, once as eight objects that are
-    put, got and hashed side by side, and once as one object. Ours has the same eight parts. The
-    claims without ``_one_object`` take whichever of Ray's is faster.
 
 At the end of each part, and after up to a minute of waiting, what is left on all nodes is counted:
 processes, files in shared memory, listening sockets, the run's directories of sockets and of its
@@ -86,7 +69,6 @@ from gcore_core.runtime.store.deltas import apply_delta, make_delta
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import machines_ray  # noqa: E402
 
 from tests.support.machines import SHELL, Machine, machines  # noqa: E402
 
@@ -114,16 +96,12 @@ class Nodes:
 
     folder: for everything that is written.
     tell: says how far it is.
-    ray_python: an interpreter with Ray; "": no part needs one.
     """
 
-    def __init__(
-        self, made: Sequence[Machine], folder: Path, tell: Tell, ray_python: str = ""
-    ) -> None:
+    def __init__(self, made: Sequence[Machine], folder: Path, tell: Tell) -> None:
         self.all = list(made)
         self.folder = folder
         self.tell = tell
-        self.ray_python = ray_python
         self.sockets = folder / "s"  # socket paths must be short
         self.sockets.mkdir()
         self.logs = folder / "logs"
@@ -552,14 +530,11 @@ PARTS: dict[str, Callable[[Nodes, bool], list[Claim]]] = {
     "delta": measure_delta,
     "quickstart": measure_quickstart,
     "faults": measure_faults,
-    "ray": machines_ray.measure_ray,
-    "object_store": machines_ray.measure_object_store,
 }
-RAY_PARTS = ("ray", "object_store")
 
 
 @contextlib.contextmanager
-def nodes_of(tell: Tell, ray_python: str) -> Iterator[Nodes]:
+def nodes_of(tell: Tell) -> Iterator[Nodes]:
     """Makes the nodes and a folder, and removes both. Ends where they cannot be made."""
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     # All processes of the nodes inherit these: the model of ``push`` lies beside this file.
@@ -575,10 +550,10 @@ def nodes_of(tell: Tell, ray_python: str) -> Iterator[Nodes]:
             made = stack.enter_context(machines(NODES, shm_mib=SHM_MIB))
         except RuntimeError as error:
             sys.exit(f"this cannot be measured here: {error}")
-        yield Nodes(made, folder, tell, ray_python)
+        yield Nodes(made, folder, tell)
 
 
-def measure(parts: Sequence[str], short: bool, ray_python: str = "") -> list[Claim]:
+def measure(parts: Sequence[str], short: bool) -> list[Claim]:
     """Returns the claims of these parts, and what they have left behind."""
     began_s = time.monotonic()
 
@@ -587,7 +562,7 @@ def measure(parts: Sequence[str], short: bool, ray_python: str = "") -> list[Cla
 
     claims: list[Claim] = []
     n_left = 0
-    with nodes_of(tell, ray_python) as nodes:
+    with nodes_of(tell) as nodes:
         for part in parts:
             claims += PARTS[part](nodes, short)
             left = nodes.left_behind()
@@ -603,15 +578,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add_options(parser)
-    without_ray = [part for part in PARTS if part not in RAY_PARTS]
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=without_ray)
-    parser.add_argument("--ray", default="", metavar="PYTHON", help="an interpreter with Ray")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--short", action="store_true", help="one round of everything, and small")
     args = parser.parse_args()
-    needs_ray = any(part in RAY_PARTS for part in args.parts)
-    ray_python = machines_ray.interpreter(args.ray) if needs_ray else ""
-    name = "machines_ray" if set(args.parts) <= set(RAY_PARTS) else "machines"
-    return publish(name, measure(args.parts, args.short, ray_python), args, DISTRIBUTIONS)
+    return publish("machines", measure(args.parts, args.short), args, DISTRIBUTIONS)
 
 
 if __name__ == "__main__":

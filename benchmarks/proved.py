@@ -1,8 +1,7 @@
 """Measures what is promised of a run that is to repeat, and of a run with a fault in it.
 
-    python benchmarks/proved.py [--json] [--check] [--parts hashes time engines sentinel museum]
+    python benchmarks/proved.py [--json] [--check] [--parts hashes time sentinel museum]
                                 [--steps 30] [--cases ...] [--minutes 6] [--generators ...]
-                                [--engines ...]
 
 The parts hashes and time run the quickstart as a person does, with ``run.deterministic=true``.
 
@@ -15,13 +14,6 @@ time: ``deterministic_time_over_default`` is the median, over rounds that run bo
     the other, of the ratio of seconds from the end of the first step to the end of the last. It
     needs a machine on which nothing else runs. The same ratios of processor time, of all processes
     (``deterministic_cpu_over_default``), of the trainer and of the generator, need less of that.
-
-engines: what the deterministic modes of other engines give, off and on, each in its own venv
-    (``same_bits.py``). Of generators: shares of greedy samples that have the same bits alone as in
-    a batch, and in another place of it, and of drawn ones that are drawn again. Of a run with torch
-    as the other half: hashes of two equal runs, hashes of one and two replicas or ranks, and the
-    largest difference of a log-prob. A mode that does not start has 0 at ``..._starts``, and its
-    reason is on stderr.
 
 sentinel: how the sequential test does in bfloat16 on torch with torch, and on vLLM with torch
     (``sentinel_trials.py``), each in a process on one core, at the same time. The second needs the
@@ -90,8 +82,6 @@ PROCESSOR_S = {
     "cpu_seconds/policy.0": "trainer_cpu",
     "cpu_seconds/rollout.0": "generator_cpu",
 }
-#: Those of the part engines.
-ENGINES = ("torch", "vllm", "sglang", "megatron", "deepspeed")
 #: Processes that are killed, or stopped, in turn.
 VICTIMS = ("rollout.0", "controller.0", "policy.0", "scorer.0")
 
@@ -318,17 +308,6 @@ def measure_time(runs: Runs, args: argparse.Namespace) -> list[Claim]:
     ]
 
 
-def measure_engines(runs: Runs, args: argparse.Namespace) -> list[Claim]:
-    """Measures other engines in few steps, of which each has a push."""
-    import same_bits
-
-    steps = min(args.steps, 4)
-    model = runs.policy(SEED)
-    folder = runs.directory("")
-    claims: list[Claim] = same_bits.measure(folder, args.engines, steps, SEED, args.set, model)
-    return claims
-
-
 def measure_sentinel(runs: Runs, args: argparse.Namespace) -> list[Claim]:
     """Has the sentinel judge healthy log-probs and planted faults, of every pair."""
     from sentinel_trials import CAUSES  # with torch, which the other parts do without
@@ -429,7 +408,6 @@ def measure_museum(runs: Runs, args: argparse.Namespace) -> list[Claim]:
 PARTS: dict[str, Callable[[Runs, argparse.Namespace], list[Claim]]] = {
     "hashes": measure_hashes,
     "time": measure_time,
-    "engines": measure_engines,
     "sentinel": measure_sentinel,
     "museum": measure_museum,
 }
@@ -441,7 +419,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5, help="of part time")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[])
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument(
         "--minutes", type=float, default=6.0, help="of part sentinel, to sample healthy tokens in"
     )

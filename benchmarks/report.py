@@ -1,4 +1,8 @@
-"""Prints the results of benchmarks: claims, their bars, the machine and the versions."""
+"""Prints the results of benchmarks: claims, their bars, the machine and the versions.
+
+A claim is a number that has a bar, or that a page quotes (figures.py). What else a script has
+measured is printed behind the claims, as details.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from figures import claim_name, quoted
 
 HOLDS = {">=": operator.ge, "<=": operator.le}
 #: How often repetitions are drawn anew for an interval.
@@ -32,10 +37,11 @@ Round = TypeVar("Round")
 class Claim:
     """One measured number.
 
-    name: the claim's name in results and docs.
+    name: its name in results and docs.
     value: the number.
     unit: its unit.
-    bar: the value that it is held to; None: it is only printed and cannot be missed.
+    bar: the value that it is held to; None: it cannot be missed, and is a detail unless a page
+        quotes it.
     op: on which side of the bar it must lie, a key of HOLDS.
     interval: where 95% of bootstrap draws of the repetitions lie; None: it was measured once.
     """
@@ -115,11 +121,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def publish(
     benchmark: str, claims: Sequence[Claim], args: argparse.Namespace, distributions: Sequence[str]
 ) -> int:
-    """Prints the claims as a table or as JSON, and returns the exit code.
+    """Prints claims and details as a table or as JSON, and returns the exit code.
 
     The exit code is 1 when ``--check`` is given and a bar is missed.
 
     benchmark: the benchmark's name.
+    claims: all that was measured.
     args: the arguments that ``add_options`` has added.
     distributions: those whose versions are printed.
     """
@@ -129,8 +136,9 @@ def publish(
     if args.json:
         print(json.dumps(report, indent=2))
     else:
-        width = max(len(claim.name) for claim in claims)
-        for claim in claims:
+        width = max((len(claim.name) for claim in claims), default=0)
+        known = [claim for claim in claims if is_claim(benchmark, claim)]
+        for claim in (*known, *(claim for claim in claims if claim not in known)):
             bar = (
                 ""
                 if claim.bar is None
@@ -147,14 +155,21 @@ def report_of(
     benchmark: str, claims: Sequence[Claim], distributions: Sequence[str]
 ) -> dict[str, Any]:
     """Returns what a result file holds; arguments as in ``publish``."""
+    known = [claim for claim in claims if is_claim(benchmark, claim)]
     return {
         "benchmark": benchmark,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine(),
         "versions": versions(distributions),
-        "claims": [claim.as_json() for claim in claims],
+        "claims": [claim.as_json() for claim in known],
+        "details": [claim.as_json() for claim in claims if claim not in known],
     }
+
+
+def is_claim(benchmark: str, claim: Claim) -> bool:
+    """Whether a number of a benchmark has a bar or a place in a page."""
+    return claim.bar is not None or claim_name(benchmark, claim.name) in quoted()
 
 
 def commit() -> str:

@@ -73,11 +73,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--directory", type=Path, default=ROOT / "docs" / "figures")
-    result = ROOT / "benchmarks" / "results" / "controllers_saturation.json"
-    parser.add_argument("--result", type=Path, default=result)
+    parser.add_argument("--result", type=Path, required=True, help="of controllers.py")
     args = parser.parse_args()
-    claims = json.loads(args.result.read_text())["claims"]
-    values = {claim["name"]: claim["value"] for claim in claims}
+    result = json.loads(args.result.read_text())
+    values = {claim["name"]: claim["value"] for claim in (*result["claims"], *result["details"])}
     if f"busiest_controller_share_{rows()[0]}" not in values:
         print(f"{args.result} has no part saturation; run controllers.py first", file=sys.stderr)
         return 1

@@ -14,9 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # where it is run as a script
-
-from measured import BENCHMARKS  # noqa: E402
+sys.path.insert(0, str(ROOT))  # where it is run as a script
 
 from tests import parts  # noqa: E402
 from tests.engines import every_test  # noqa: E402
@@ -41,7 +39,6 @@ KILLS_AHEAD = (
 STOPS = "tests/integration/test_resume.py::test_a_run_stopped_repeatedly_gives_the_same_weights"
 #: What tests of whole runs need.
 INTEGRATION = (*code_of("algorithms", "sentinel", "torch"), "tests/integration")
-MEASURED = {benchmark.name: benchmark.paths for benchmark in BENCHMARKS}
 
 
 def learning(recipe: str, names: tuple[str, ...], seed: int) -> Part:
@@ -80,13 +77,17 @@ PARTS = (
         name="same-hash",
         budget_min=60,
         command="{python} benchmarks/proved.py --parts hashes --check",
-        runs=MEASURED["proved_hashes"],
+        runs=(
+            *code_of("algorithms", "sentinel", "torch"),
+            "benchmarks/proved.py",
+            "benchmarks/quickstart_runs.py",
+        ),
     ),
     Part(
         name="museum",
         budget_min=5,
         command="{python} benchmarks/proved.py --parts museum --check",
-        runs=MEASURED["proved_museum"],
+        runs=(*code_of("algorithms", "museum", "sentinel", "torch"), "benchmarks/proved.py"),
     ),
     Part(
         name="stops",

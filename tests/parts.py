@@ -5,13 +5,14 @@ result, with the digest of the files that it tests. A part that passed is kept u
 files changes; ``--fresh`` runs everything. A part that fails, or takes three times its budget,
 does not end the others, and a run that was cut off loses one part.
 
-The result, benchmarks/results/long_tests.json, is committed, and the page of results shows it. What
-both scripts name alike is run once.
+The result, tests/long_tests.json, is committed. What both scripts name alike is run once.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
 import json
 import os
 import re
@@ -20,8 +21,9 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,27 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # where it is run as a script
 
 import report  # noqa: E402
-from measured import CORE, RESULTS, digest  # noqa: E402
 
 from tests.stages import PATIENCE, minutes, run_command  # noqa: E402
 
-#: Lies beside the results of benchmarks.
-RESULT = RESULTS / "long_tests.json"
+RESULT = ROOT / "tests" / "long_tests.json"
 #: What parts run that name no distributions: all of them, recipes, pins, what tests share.
 CODE = ("gcore_core", "plugins/*/gcore_*", "recipes", "constraints.txt", "tests/support")
+#: What a run is made of. Contracts and fakes for tests, calls from Python and other commands than
+#: `g-core run` change none.
+CORE = tuple(
+    f"gcore_core/{part}"
+    for part in (
+        "builtin",
+        "cli/run.py",
+        "config",
+        "contract",
+        "controllers",
+        "kits",
+        "run",
+        "runtime",
+    )
+)
 #: What every part needs: the core without its other commands, what tests take of the kit, pins,
 #: what tests share. Those that run contracts need the whole kit.
 KIT = "gcore_core/testing"
@@ -91,6 +106,50 @@ class Part:
     def code(self) -> str:
         """Returns the digest of what the part runs."""
         return digest(self.runs, ROOT)
+
+
+def digest(paths: Iterable[str], root: Path) -> str:
+    """Returns what the tracked files under ``paths`` hash to, names included, as they lie there.
+
+    Of Python only what runs is hashed: another comment, docstring or line break changes nothing.
+    """
+    command = ["git", "ls-files", "-z", "--", *paths]
+    listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    names = sorted(name for name in listing.split("\0") if name and (root / name).is_file())
+    total = hashlib.sha256()
+    for name in names:
+        content = (root / name).read_bytes()
+        hashed = what_runs(content) if name.endswith(".py") else content
+        total.update(hashlib.sha256(hashed).digest())
+        total.update(name.encode() + b"\0")
+    return total.hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def what_runs(source: bytes) -> bytes:
+    """Returns Python's source without comments, docstrings and layout; as it is if it has none.
+
+    A string that stands alone in a statement runs nothing; where it was all of a block, ``pass``
+    stands for it.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_text(line)] or [ast.Pass()]
+    return ast.unparse(tree).encode()
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a string and nothing else."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def read_parts(path: Path) -> dict[str, Any]:

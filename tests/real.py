@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # where it is run as a script
+sys.path.insert(0, str(ROOT))  # where it is run as a script
 
 from tests import nightly, parts  # noqa: E402
 from tests.learning import BARS  # noqa: E402

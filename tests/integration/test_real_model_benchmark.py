@@ -151,7 +151,9 @@ def test_it_measures_our_side_on_another_model(tmp_path: Path) -> None:
         check=True,
         timeout=600,
     )
-    values = {claim["name"]: claim["value"] for claim in json.loads(out.read_text())["claims"]}
+    result = json.loads(out.read_text())
+    measured = [*result["claims"], *result["details"]]
+    values = {claim["name"]: claim["value"] for claim in measured}
     assert values["samples_per_cpu_second_grpo_ours_auto"] > 0
     assert values["start_to_first_step_s"] > 0
     assert values["logprob_gap_max"] <= 1e-4

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 #: Modules that it imports from its own folder, and itself.
-MODULES = ("gpu", "gpu_large", "report", "swap", "engine_overhead", "engine_pairs")
+MODULES = (
+    "gpu",
+    "gpu_large",
+    "figures",
+    "report",
+    "sleeping_model",
+    "engine_overhead",
+    "engine_pairs",
+)
 PARTS = (
     "learns",
     "bfloat16",

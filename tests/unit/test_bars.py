@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("bars", "report", "figures")
+MODULES = ("bars", "release", "report", "figures")
 
 
 @pytest.fixture
@@ -36,6 +37,30 @@ def result_of(**values: float) -> dict[str, Any]:
 def test_at_most_14_scripts_hold_bars_and_take_45_minutes(bars: ModuleType) -> None:
     assert len({bar.name for bar in bars.BARS}) == len(bars.BARS) <= 14
     assert sum(bar.minutes for bar in bars.BARS) <= bars.BUDGET_MIN == 45
+
+
+def test_a_script_that_measures_holds_a_bar_or_gives_a_figure(bars: ModuleType) -> None:
+    """``decode_real`` is a part of real_model."""
+    measuring = {
+        path.stem for path in BENCHMARKS.glob("*.py") if "add_options(parser)" in path.read_text()
+    }
+    commands = " ".join(
+        word.format(python="", name=name, out="")
+        for name, words in importlib.import_module("release").MEASURED.items()
+        for word in words
+    )
+    gives = set(re.findall(r"benchmarks/(\w+)\.py", commands))
+    assert {bar.name for bar in bars.BARS} <= measuring
+    assert measuring - {bar.name for bar in bars.BARS} - gives == {"decode_real"}
+
+
+def test_the_page_of_benchmarks_has_a_row_for_each_of_them(bars: ModuleType) -> None:
+    page = (BENCHMARKS / "README.md").read_text()
+    assert set(re.findall(r"\]\(\./(\w+)\.py\)", page)) <= {
+        path.stem for path in BENCHMARKS.glob("*.py")
+    }
+    for bar in bars.BARS:
+        assert f"| [{bar.name}.py](./{bar.name}.py) |" in page
 
 
 def test_a_bar_that_is_missed_fails_unless_it_is_known(

@@ -1,7 +1,7 @@
 """Computes how much memory a language model takes to train and to sample from, by closed forms.
 
 Each form counts the tensors that transformers' Llama-like decoders and this library hold at the
-moment when they hold most. ``benchmarks/large_plan.py`` compares them with torch's own tracker.
+moment when they hold most.
 
 Legend of sizes: D hidden size, V vocabulary, I feed-forward channels, H query heads, K key-value
 heads, E head size, T tokens of a micro-batch, A its actions.

@@ -77,7 +77,7 @@ def slowness(recordings: Sequence[Recording], most: int) -> list[np.ndarray]:
     ValueError where the recordings hold too few steps of one kind.
 
     recordings: each a mapping of columns, one number a step: ``us``, ``decoding``, ``prefill`` and
-        ``cached``; see ``benchmarks/vllm_steps.py``.
+        ``cached``; see ``benchmarks/vllm_steps.json``.
     most: the most sequences that ran at once in any of them.
     """
     tables = []
