@@ -26,8 +26,6 @@ GENERATED = re.compile(
     r"|\b(this|the) (page|file) (is|was) (written|generated) (by|from)\b",
     re.M | re.I,
 )
-#: Written from benchmarks/results, and to leave with them.
-STILL_COMMITTED = {"docs/reference/benchmarks.md"}
 
 
 def table_of_contents() -> list[str]:
@@ -85,7 +83,7 @@ def committed_generated_pages() -> list[str]:
 
 
 def test_no_page_that_is_committed_says_of_itself_that_it_was_generated() -> None:
-    assert set(committed_generated_pages()) <= STILL_COMMITTED
+    assert committed_generated_pages() == []
 
 
 @pytest.mark.parametrize(
