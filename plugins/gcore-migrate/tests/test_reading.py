@@ -15,8 +15,7 @@ from gcore_migrate.trl import RULES as OF_TRL
 from gcore_migrate.verl import RULES as OF_VERL
 
 from gcore_core.contract.errors import ConfigError
-
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "migration.md"
+from tests.support import made_pages
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_every_known_key_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_has_what_the_rules_say() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = made_pages.page("reference/migration.md")
     for rules in (OF_VERL, OF_TRL):
         for key, here in rows_of(rules):
             assert f"| `{key}` | {here} |" in page, json.dumps([key, here])
