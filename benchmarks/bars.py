@@ -62,7 +62,7 @@ class Bar:
 
 BARS = (
     Bar(name="house", minutes=1),
-    Bar(name="startup", minutes=0.5),
+    Bar(name="startup", minutes=1),
     Bar(name="rewards", minutes=1.5),
     Bar(name="weight_push", minutes=1),
     Bar(name="protocol_sim", words="--seeds 0:2000", minutes=5),

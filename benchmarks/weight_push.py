@@ -53,6 +53,7 @@ from gcore_core.runtime.messages import (
     GENERATE,
     GREEDY,
     HELLO,
+    PLACE_WEIGHTS,
     PUSH_BEGIN,
     PUSH_PULL,
     SAVE_PRETRAINED,
@@ -61,6 +62,7 @@ from gcore_core.runtime.messages import (
     GenerateRequest,
     Hello,
     Nothing,
+    PlaceWeights,
     PullWeights,
     SaveWeights,
     StorePlace,
@@ -152,6 +154,7 @@ class TableTrainer:
 
     def save_pretrained(self, directory: Path) -> None:
         """Writes the hash of the weights, which ``Site.push`` compares."""
+        directory.mkdir(exist_ok=True)
         (directory / "fingerprint").write_text(fingerprint(self._tensors))
 
     def close(self) -> None:
@@ -276,6 +279,7 @@ class Site:
         await rollout.call(PUSH_PULL, request)
         taken_s = time.perf_counter() - began_s
         await policy.call(SAVE_PRETRAINED, SaveWeights(str(self.directory)))
+        await policy.call(PLACE_WEIGHTS, PlaceWeights(str(self.directory), whole=True))
         request_of_sample = GenerateRequest(
             self.step, 0, 0, GREEDY, [Lease(-1, 0, 0, (0,))], least=0
         )
