@@ -63,9 +63,9 @@ def figures(text: str) -> Iterator[Figure]:
 
 
 def pages() -> list[Path]:
-    """Returns the pages that may have figures: docs and all READMEs."""
-    folders = ("docs/**/*.md", "plugins/*/README.md")
-    return [ROOT / "README.md", *(path for f in folders for path in sorted(ROOT.glob(f)))]
+    """Returns the pages that may have figures: docs and all READMEs; none where they are not."""
+    patterns = ("README.md", "docs/**/*.md", "plugins/*/README.md")
+    return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
 @lru_cache(maxsize=1)

@@ -108,7 +108,11 @@ def median_ratio(rounds: Sequence[tuple[float, float]]) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options ``--json``, ``--out`` and ``--check`` that all benchmarks have."""
+    """Adds the options ``--json``, ``--out`` and ``--check`` that all benchmarks have.
+
+    Raises ValueError for a page with a wrong mark of a figure, before anything is measured.
+    """
+    quoted()
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )

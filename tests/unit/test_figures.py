@@ -144,3 +144,10 @@ def test_a_command_that_fails_is_told_and_what_was_measured_before_stays(
     assert scripts.release.main() == 1
     assert "a: exit code 1 of: false" in capsys.readouterr().out
     assert scripts.figures.read_release("0.2") == {"a.ratio": {"value": 1.7459}}
+
+
+def test_where_the_pages_are_not_a_benchmark_still_says_what_it_measured(
+    scripts: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts.figures, "ROOT", tmp_path)
+    assert scripts.figures.quoted() == frozenset()
