@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,19 +90,20 @@ def ask(task: str, model: Model, settings: Settings, to: Path) -> list[Score]:
         batch=settings.batch,
     )
     try:
-        logs = run_task(
-            task,
-            model=answers,
-            limit=settings.limit,
-            log_dir=str(to),
-            display="none",
-            log_level="error",
-            # Of the command's and of a task's own settings the command's count.
-            max_tokens=settings.max_tokens,
-            max_connections=settings.batch,
-            seed=settings.seed,
-            temperature=settings.temperature,
-        )
+        with _root_level_kept():
+            logs = run_task(
+                task,
+                model=answers,
+                limit=settings.limit,
+                log_dir=str(to),
+                display="none",
+                log_level="error",
+                # Of the command's and of a task's own settings the command's count.
+                max_tokens=settings.max_tokens,
+                max_connections=settings.batch,
+                seed=settings.seed,
+                temperature=settings.temperature,
+            )
     except PrerequisiteError as error:
         raise ConfigError(
             f"{task}: {str(error).rstrip('.')}.",
@@ -134,6 +138,17 @@ def _has_chat_template(path: str) -> bool:
         return True
     settings = folder / "tokenizer_config.json"
     return settings.is_file() and bool(json.loads(settings.read_text()).get("chat_template"))
+
+
+@contextmanager
+def _root_level_kept() -> Iterator[None]:
+    """Gives the root logger its level back, which Inspect sets for the whole process."""
+    root = logging.getLogger()
+    level = root.level
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 def _scores(log: EvalLog, model: Model) -> list[Score]:

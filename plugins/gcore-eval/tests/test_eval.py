@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,15 @@ def test_answers_are_those_that_the_policy_gives_by_transformers_alone(
     assert (line["task"], line["samples"], line["path"]) == ("known", 3, str(run / "weights"))
     assert line["value"] == pytest.approx(2 / 3)
     assert list((run / "evals").glob("*.eval"))
+
+
+def test_what_others_log_is_heard_after_an_evaluation(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [str(run), "--task", f"{run}/tasks.py@known", "--max-tokens", str(MAX_TOKENS)]
+    assert evaluate([*words, "--to", str(tmp_path)]) == 0
+    logging.getLogger("of.somebody.else").warning("still heard")
+    assert "still heard" in caplog.text
 
 
 def test_each_answer_says_why_it_ended_and_how_many_tokens_it_has(
