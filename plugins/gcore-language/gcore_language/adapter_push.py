@@ -63,14 +63,13 @@ class PushesAdapter:
 class AdapterInbox:
     """Puts the adapters of pushes on the weights of a generator.
 
-    Each is merged into the base anew, so that many pushes drift no further than one. The base of
-    the targets is kept in host memory from the first such push on.
+    Each is merged into the base again, so that many pushes drift no further than one. The base is
+    read from the model's files at each such push, and held no longer.
 
     role: the generator's, for errors.
     directory: the model's.
     tensors: Hugging Face name -> tensor of the weights that sample; they are written in place.
-    reload: opens the model's files once more and returns such tensors; called where a push of whole
-        weights has come before the first adapter.
+    reload: opens the model's files once more and returns such tensors.
     """
 
     def __init__(
@@ -84,8 +83,6 @@ class AdapterInbox:
         self._books = AdapterBooks(role, directory, shapes)
         self._tensors = tensors
         self._reload = reload
-        self._base: dict[str, Tensor] = {}  # by target's name; in host memory
-        self._is_base = True  # no push of whole weights has come
         self._facts: AdapterFacts | None = None  # of the open push
         self._came: dict[str, Tensor] = {}
         self._held: dict[str, tuple[int, int]] = {}  # tensor -> its digest, its target's merged one
@@ -98,10 +95,7 @@ class AdapterInbox:
         """
         self._facts = facts = plan.adapter
         self._came = {}
-        if facts is None:
-            self._is_base = False  # from its first tensor on, whether or not it ends well
-            return None
-        return self._books.expected(facts)
+        return None if facts is None else self._books.expected(facts)
 
     @property
     def opened(self) -> bool:
@@ -120,33 +114,20 @@ class AdapterInbox:
         self._held = {}
         if facts is None:
             return
-        self._keep_base(facts.targets)
-        for target in facts.targets:
-            name = f"{target}.weight"
-            weight = self._tensors[name]
-            halves = [self._came[half] for half in tensor_names(target)]
+        base = self._reload()
+        targets = {f"{target}.weight": target for target in facts.targets}
+        for name, weight in self._tensors.items():
+            if name not in targets:  # a push of whole weights or another adapter has changed it
+                weight.copy_(base[name])
+                continue
+            names = tensor_names(targets[name])
+            halves = [self._came[half] for half in names]
             on_device = [half.to(weight.device) for half in halves]
-            whole = merged(self._base[name].to(weight.device), on_device, facts.scale)
-            weight.copy_(whole)
+            weight.copy_(merged(base[name].to(weight.device), on_device, facts.scale))
             digest = _digest(weight)
-            for half, tensor in zip(tensor_names(target), halves, strict=True):
+            for half, tensor in zip(names, halves, strict=True):
                 self._held[half] = _digest(tensor), digest
         self._came = {}
-        self._is_base = True  # what no adapter is on is the base's
-
-    def _keep_base(self, targets: list[str]) -> None:
-        """Copies the base of the targets where that is not done, and undoes what else differs."""
-        names = [f"{target}.weight" for target in targets]
-        if not self._is_base:
-            fresh = self._reload()
-            for name, tensor in self._tensors.items():
-                tensor.copy_(fresh[name])
-            self._base = {}
-        for name in self._base.keys() - set(names):  # another adapter had more targets
-            self._tensors[name].copy_(self._base.pop(name))
-        for name in names:
-            if name not in self._base:
-                self._base[name] = self._tensors[name].detach().to("cpu", copy=True)
 
     def fingerprint(self) -> dict[str, int]:
         """Returns the digests of the adapter's tensors that are in the weights now.

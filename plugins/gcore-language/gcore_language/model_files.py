@@ -5,7 +5,6 @@ which tensors it holds.
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -230,15 +229,17 @@ def weights_sha256(directory: Path) -> str:
     for part in _parts(directory):
         for _ in _tensors(part):
             pass  # the header is whole, and its tensors fill the file
+        # read and not mapped: all pages of a mapping count as this process's
         with part.open("rb") as stream:
-            content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-        first = 8 + int.from_bytes(content[:8], "little")
-        for name, entry in json.loads(bytes(content[8:first])).items():
-            if name == "__metadata__":
-                continue
-            start, end = entry["data_offsets"]
-            spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]), end - start)
-            weights.add(spec, content[first + start : first + end])
+            first = 8 + int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(first - 8))
+            for name, entry in header.items():
+                if name == "__metadata__":
+                    continue
+                start, end = entry["data_offsets"]
+                spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]), end - start)
+                stream.seek(first + start)
+                weights.add(spec, memoryview(stream.read(end - start)))
     return weights.hexdigest()
 
 

@@ -123,6 +123,7 @@ class FusedDecoder:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self._layers = [_FusedLayer(layer, self._products) for layer in model.model.layers]
+        self._leave_files()
         weight = model.lm_head.weight
         self._device = weight.device
         self._dtype = weight.dtype
@@ -133,6 +134,24 @@ class FusedDecoder:
         self._masked = False  # whether some row starts later than column 0
         self._cache_rows = 0  # most that ran at once, and some more
         self._cache = self._new_cache(0)
+
+    @torch.no_grad()
+    def _leave_files(self) -> None:
+        """Copies what is not fused, so that no weight on the CPU lies in the model's files.
+
+        transformers maps these files. While one tensor lies in a mapping, the process holds all of
+        its pages, also those of matrices that were fused.
+        """
+        fused = {
+            matrix.untyped_storage().data_ptr()
+            for layer in self._layers
+            for matrix in (layer.qkv, layer.qkv_bias, layer.gate_up)
+            if matrix is not None
+        }
+        for parameter in self._model.parameters():
+            memory = parameter.untyped_storage().data_ptr()
+            if parameter.device.type == "cpu" and memory not in fused:
+                parameter.data = parameter.data.clone()
 
     def _new_cache(self, columns: int) -> Tensor:
         """Returns a cache [layers, 2, its rows, K, columns, E]: keys, then values."""

@@ -779,8 +779,8 @@ class TorchGenerator:
         keeps what is cached of them.
         """
         self._inbox.complete()
+        self._products.forget()  # first, so that their memory serves the adapter's base
         self._adapter.commit()
-        self._products.forget()
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
         # what an earlier push or a sleep has dropped cannot be kept
@@ -797,11 +797,12 @@ class TorchGenerator:
         config = self._config
         path = str(open_model_files(self._context).directory)
         trust = config.trust_remote_code
-        return dict(
-            checkpoint_tensors(
-                load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True)
-            )
-        )
+        model = load_model(path, dtype=config.dtype, trust_remote_code=trust, images=True)
+        tensors = {name: tensor.detach() for name, tensor in checkpoint_tensors(model).items()}
+        # Modules refer to each other, so the model stays until Python looks for such circles.
+        for parameter in model.parameters():
+            parameter.data = torch.empty(0)
+        return tensors
 
     def _check_tables(self, version: int) -> None:
         """Raises WeightMismatch where the decoder's tables are not those of the model.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gcore_language.architecture import read_architecture
 from gcore_language.lora_settings import LoraSettings
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
@@ -257,6 +260,21 @@ def test_packed_copies_are_foreseen_where_a_generator_packs_its_weights(path: st
         generator_memory(replace(config, dtype="bfloat16"), worker(path, device="cpu")),
     ):
         assert of(list(others), "packed weights", "rollout") is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="nothing is packed")
+@pytest.mark.parametrize("pushed", ["weights", "adapter"])
+def test_a_generator_holds_no_second_model_beside_packed_copies_whatever_is_pushed(
+    pushed: str, tmp_path: Path
+) -> None:
+    """Of 320 MiB that are foreseen. What is drawn, and what libraries take besides, is small."""
+    command = [sys.executable, "-m", "tests.support.generator_memory", str(tmp_path), pushed]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["held"] > 0.9 * found["foreseen"], "it was not measured"
+    assert found["held"] < found["foreseen"] + (96 << 20)
 
 
 def test_the_cache_has_keys_and_values_of_each_layer_for_each_token_of_each_sample(
