@@ -104,7 +104,9 @@ KNOWN = frozenset(
     }
 )
 #: Bars on how much is measured, for which a quick size is too small.
-TOO_SMALL = frozenset({"protocol_sim.seeds", "protocol_async.async_seeds"})
+TOO_SMALL = frozenset(
+    {"protocol_sim.seeds", "protocol_sim.pairs_share", "protocol_async.async_seeds"}
+)
 
 
 @dataclass
