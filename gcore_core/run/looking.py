@@ -39,6 +39,7 @@ LOOKING = "looking at models and rows"
 _LIMIT_S = 180.0
 _NOTICE_S = 1.0  # what takes longer is told
 _KEPT_DAYS = 30
+_LINE = 1_000  # characters of a line that are told; it may begin with an interpreter's long path
 #: Is part of the name of what is kept; another one makes all that was kept void.
 _FORMAT = 3
 
@@ -357,5 +358,5 @@ def _last_line(log: Path) -> str:
     """Returns the last line that a helper process has printed."""
     with contextlib.suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+        return next((line.strip()[:_LINE] for line in reversed(lines) if line.strip()), "")
     return ""

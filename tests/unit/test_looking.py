@@ -223,8 +223,9 @@ def test_what_takes_longer_than_a_second_is_told_once(folder: Path) -> None:
 
 
 def test_an_interpreter_that_lacks_the_core_or_is_none_is_told(folder: Path) -> None:
-    other = empty_venv(folder / "venv")
-    python = str(folder / "venv/bin/python")
+    place = folder / ("long" * 30)  # the reason stands behind the path
+    other = empty_venv(place)
+    python = str(place / "bin/python")
     (problem,) = seen(look("fail", python=python), look("fail", python=python))
     assert problem.startswith(f"roles.policy: looks_made:fail in {python} ended its process")
     assert "No module named" in problem and "gcore_core" in problem
