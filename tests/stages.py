@@ -99,7 +99,8 @@ REST = (
     Stage(
         name="more-unit",
         budget_min=10,
-        commands=(f"{PYTEST} -m 'rest and not slow and not engine' --dist worksteal {IN_PROCESS}",),
+        # Tests of one file stay together, since they share models and runs.
+        commands=(f"{PYTEST} -m 'rest and not slow and not engine' --dist loadfile {IN_PROCESS}",),
     ),
     Stage(
         name="more-processes",
