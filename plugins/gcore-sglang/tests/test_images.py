@@ -73,6 +73,8 @@ class TestImages(ImageTests):
             with held(generator):
                 generator.submit(requests)
                 before = generator.step()
+                while not generator._begun and len(before) < len(requests):
+                    before += generator.step()  # those before ended with their first action
                 push(generator, tensors_of(directories[other]), old + 1)
             after = drain(generator, len(requests) - len(before))
             both = [record for record in after if record.versions == (old, old + 1)]
