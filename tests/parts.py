@@ -2,7 +2,7 @@
 
 nightly.py and engines/every_test.py say which parts there are. A part that is over is written to a
 result, with the digest of the files that it tests. A part that passed is kept until one of these
-files changes; ``--fresh`` runs everything. A part that fails, or takes three times its budget,
+files changes; ``--fresh`` runs everything. A part that fails, or takes four times its budget,
 does not end the others, and a run that was cut off loses one part.
 
 The result, tests/long_tests.json, is committed. What both scripts name alike is run once.

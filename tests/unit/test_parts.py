@@ -94,9 +94,9 @@ def test_a_part_that_was_cut_off_keeps_what_was_over_before(checkout: Parts) -> 
     assert list(parts.read_parts(seen)) == ["a"]
 
 
-def test_a_part_that_takes_three_times_its_budget_is_ended(checkout: Parts) -> None:
+def test_a_part_that_takes_four_times_its_budget_is_ended(checkout: Parts) -> None:
     assert checkout.run(checkout.part("slow", "sleep 60", budget_min=0.25 / 60)) == 1
-    assert checkout.outcomes()["slow"].startswith("took 3 times its budget")
+    assert checkout.outcomes()["slow"].startswith("took 4 times its budget")
 
 
 @pytest.mark.parametrize(
