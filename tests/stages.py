@@ -92,7 +92,9 @@ FIRST = (
         budget_min=6,
         # Most of the time of these tests is waiting: for processes to start and for sockets. Those
         # of one file stay together, since they share runs.
-        commands=(f"{PYTEST} -m protects --dist loadfile {PROCESSES}",),
+        commands=(
+            f"{PYTEST} -m 'protects and not slow and not engine' --dist loadfile {PROCESSES}",
+        ),
     ),
 )
 REST = (

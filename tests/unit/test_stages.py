@@ -99,6 +99,8 @@ def test_no_mark_leaves_a_test_out_of_both_commands() -> None:
         for mark in ({"rest"}, {"protects"}, set()):
             runs = [Expression.compile(words).evaluate(mark.__contains__) for words in pair]
             assert runs.count(True) == 1, (pair, mark)
+            slow = mark | {"slow"}
+            assert not any(Expression.compile(words).evaluate(slow.__contains__) for words in pair)
 
 
 def test_the_budgets_fit_into_20_minutes_of_a_newcomer_and_60_of_a_change() -> None:
