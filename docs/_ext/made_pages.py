@@ -1,7 +1,8 @@
-"""Parts of pages that are made from the code when the site is built, and the pages of READMEs.
+"""Makes tables of reference pages from the code when the site is built, and pages of READMEs.
 
-A page names such a part by a block. Its text is for who reads the file; the site does not show it.
-What stands behind a name is added to the row of that name:
+A page names a table by a block.
+The block's first sentence is for a person who reads the plain file. The site leaves it out.
+A line "- `name` words" of the block adds these words to the row of that name.
 
     ```{made} keys run
     The site has the table of keys here: `tox run -e pages` builds it.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -123,17 +125,21 @@ def settings_class(hint: Any) -> type:
 # -- commands --------------------------------------------------------------------------------------
 
 
+@functools.cache
+def all_commands() -> dict[str, tuple[str, str]]:
+    """Returns each command's summary and ``--help``: the core's, then those of plugins."""
+    return {**verbs(), **plugin_commands()}
+
+
 def commands(words: list[str], notes: dict[str, str]) -> Iterator[str]:
     """Yields the table of all commands."""
-    found = {**verbs(), **plugin_commands()}
-    return table(
-        ("command", "does"), ((name, summary) for name, (summary, _) in found.items()), notes
-    )
+    rows = ((name, summary) for name, (summary, _) in all_commands().items())
+    return table(("command", "does"), rows, notes)
 
 
 def options(words: list[str], notes: dict[str, str]) -> Iterator[str]:
     """Yields what ``--help`` prints of each command."""
-    for name, (_, help_text) in {**verbs(), **plugin_commands()}.items():
+    for name, (_, help_text) in all_commands().items():
         if help_text:
             yield from (f"### {name}", "", "```text", help_text, "```", "")
 
