@@ -132,12 +132,17 @@ class Outcome:
 
     def line(self, bar: Bar) -> str:
         """Returns the outcome in words."""
-        head = f"{bar.name}: {'passed' if self.passes else 'FAILED'}, "
-        head += f"{self.minutes:.1f} of {bar.minutes:g} min"
-        known = [f"{name} is missed, as is known" for name in self.missed if name in KNOWN]
-        new = [f"{name} is MISSED" for name in self.missed if name not in KNOWN | TOO_SMALL]
-        better = [f"{name} is held, and is in KNOWN" for name in self.held if name in KNOWN]
-        return "; ".join([head, *filter(None, [self.failure]), *new, *known, *better])
+        verdict = "passed" if self.passes else "FAILED"
+        words = [f"{bar.name}: {verdict}, {self.minutes:.1f} of {bar.minutes:g} min"]
+        if self.failure:
+            words.append(self.failure)
+        for name in self.missed:
+            if name in KNOWN:
+                words.append(f"{name} is missed, as is known")
+            elif name not in TOO_SMALL:
+                words.append(f"{name} is MISSED")
+        words += [f"{name} is held, and is in KNOWN" for name in self.held if name in KNOWN]
+        return "; ".join(words)
 
 
 def judge(result: dict[str, Any]) -> Outcome:
@@ -146,7 +151,8 @@ def judge(result: dict[str, Any]) -> Outcome:
     for claim in result["claims"]:
         name = figures.claim_name(result["benchmark"], claim["name"])
         if claim["bar"] is None:
-            outcome.loose += [name] if name not in figures.quoted() else []
+            if name not in figures.quoted():
+                outcome.loose.append(name)
         elif HOLDS[claim["op"]](claim["value"], claim["bar"]):
             outcome.held.append(name)
         else:
