@@ -1,9 +1,14 @@
 """Measures on a GPU what has been written for CUDA.
 
-    python benchmarks/gpu.py [--parts learns step decode ..] [--json] [--check]
+    python benchmarks/gpu.py [--parts learns step decode ..] [--json] [--check] [--keep FOLDER]
+                             [--model FOLDER --gsm8k FOLDER [--steps 116]]
 
-`tox run -e gpu` runs it, after the tests in tests/gpu. Each part is a claim with a bar, or a rate:
+`tox run -e gpu` runs it, after the tests in tests/gpu. Each part is a claim with a bar, or a rate.
+They are in the order of their worth, for a GPU that is at hand for some minutes; the first ones are
+real models' (gpu_real.py), and a run of ``published`` that was ended goes on:
 
+notes      recipes/smollm2/notes.yaml learns in three minutes what takes six on two cores
+published  Qwen2.5-0.5B-Instruct learns GSM8K, beside verl; ``--model`` and ``--gsm8k`` are needed
 learns     the quickstart on one device: held-out accuracy before and after
 bfloat16   trainer and generator in bfloat16: how far their log-probs are apart after every push
 ipc        pushes by handles of device memory, each compared with the trainer's digests
@@ -12,13 +17,15 @@ busy       seconds of a device's work by its own events, over those of a clock t
 tokens     tokens per second of the torch generator through plugin, worker and RPC
 vllm       the same of vLLM, in the venv of `g-core venv create vllm --cuda`
 
-The parts of ``gpu_large.py``, with models of real shapes, follow: step, step_64k, lora, lora_64k,
+The parts of ``gpu_large.py``, with models of real shapes, follow: step, lora, step_64k, lora_64k,
 decode, decode_compiled, naps, save, repeat, offload.
 
-All but ``vllm``, ``busy``, ``tokens``, ``step_64k``, ``lora``, ``lora_64k`` and ``save`` have run
-to their end on an H100. Where something is missing, it is named and the exit code is 0. A part that
-fails is named, the others go on, and the exit code is 1. ``--device cpu`` runs the parts of this
-file on a CPU, to test the benchmark itself; such numbers say nothing of a GPU.
+All but ``notes``, ``published``, ``vllm``, ``busy``, ``tokens``, ``step_64k``, ``lora``,
+``lora_64k`` and ``save`` have run to their end on an H100. Where something is missing, it is named
+and the exit code is 0. A part that fails is named, the others go on, and the exit code is 1.
+``--out`` is written after each part. With ``--keep`` what each part has found lies in a folder, and
+a second call does not run it again; it must be of the same code. ``--device cpu`` runs the parts of
+this file and ``notes`` on a CPU, to test the benchmark itself; such numbers say nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -34,10 +41,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import gpu_large
+import gpu_real
 from report import Claim, add_options, interval, publish, report_of
 
 from gcore_core.contract.run_files import read_metrics
@@ -58,12 +66,20 @@ class Setting:
     folder: where runs and models lie.
     steps: of the run that must learn.
     rounds: batches whose rate is measured.
+    model: a directory with Qwen2.5-0.5B-Instruct, for ``published``.
+    gsm8k: a folder with the rows of GSM8K.
+    gsm8k_steps: of ``published``.
+    notes_overrides: settings of a short form of ``notes``, which is held to no bar.
     """
 
     device: str
     folder: Path
     steps: int = 120
     rounds: int = 7
+    model: Path | None = None
+    gsm8k: Path | None = None
+    gsm8k_steps: int = gpu_real.VERL_STEPS
+    notes_overrides: tuple[str, ...] = ()
 
 
 def run_quickstart(setting: Setting, name: str, *overrides: str) -> RunResult:
@@ -235,11 +251,24 @@ def vllm(setting: Setting) -> list[Claim]:
     return rate_of("vllm", setting)
 
 
+def notes(setting: Setting) -> list[Claim]:
+    """Returns what the recipe of a real model learns, and how long that takes."""
+    return gpu_real.notes(setting.folder, setting.device, *setting.notes_overrides)
+
+
+def published(setting: Setting) -> list[Claim]:
+    """Returns the curve of a real model on GSM8K."""
+    assert setting.model is not None and setting.gsm8k is not None, "missing() has asked for both"
+    return gpu_real.published(setting.folder, setting.model, setting.gsm8k, setting.gsm8k_steps)
+
+
 def _large(part: str) -> Callable[[Setting], list[Claim]]:
     return lambda setting: gpu_large.claims_of(part, setting.folder)
 
 
 PARTS: dict[str, Callable[[Setting], list[Claim]]] = {
+    "notes": notes,
+    "published": published,
     "learns": learns,
     "bfloat16": bfloat16,
     "ipc": ipc,
@@ -251,16 +280,21 @@ PARTS: dict[str, Callable[[Setting], list[Claim]]] = {
 }
 
 
-def missing(part: str, device: str = "cuda") -> str:
-    """Returns what a part lacks on this machine, "" for nothing."""
+def missing(part: str, device: str = "cuda", is_given: bool = False) -> str:
+    """Returns what a part lacks on this machine, "" for nothing.
+
+    is_given: whether there is a model of ``published``, and its rows.
+    """
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed"
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no CUDA device (torch.cuda.is_available())"
-    if part in gpu_large.PARTS and device != "cuda":
+    if (part in gpu_large.PARTS or part == "published") and device != "cuda":
         return "it is for CUDA alone"
+    if part == "published" and not is_given:
+        return "it needs --model and --gsm8k"
     if part == "vllm" and "vllm" not in ready_venvs():
         return "the venv vllm is not ready: g-core venv create vllm --cuda"
     return ""
@@ -279,26 +313,49 @@ def ready_venvs() -> list[str]:
     return [row["name"] for row in json.loads(listing.stdout) if row["state"] == "ready"]
 
 
+def kept(part: str, setting: Setting) -> list[Claim]:
+    """Returns what a part has found, which it is run for unless the folder has it already."""
+    found = setting.folder / f"{part}.json"
+    if not found.exists():
+        claims = PARTS[part](setting)
+        written = json.dumps([asdict(claim) for claim in claims])
+        found.write_text(written, encoding="utf-8")
+    return [Claim(**fields) for fields in json.loads(found.read_text(encoding="utf-8"))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="What has been written for CUDA, on a GPU.")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--keep", type=Path, help="a folder for what parts have found, to go on")
+    parser.add_argument("--model", type=Path, help="a directory with Qwen2.5-0.5B-Instruct")
+    parser.add_argument("--gsm8k", type=Path, help="a folder with train.jsonl and test.jsonl")
+    parser.add_argument("--steps", type=int, default=gpu_real.VERL_STEPS, help="of published")
     add_options(parser)
     args = parser.parse_args()
-    reasons = {part: missing(part, args.device) for part in args.parts}
+    is_given = args.model is not None and args.gsm8k is not None
+    reasons = {part: missing(part, args.device, is_given) for part in args.parts}
     for part, reason in reasons.items():
         if reason:
             print(f"{part}: not run, {reason}", file=sys.stderr)
     claims: list[Claim] = []
     failed: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        setting = Setting(device=args.device, folder=Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if args.keep is None else args.keep.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        setting = Setting(
+            device=args.device,
+            folder=folder,
+            model=args.model and args.model.absolute(),
+            gsm8k=args.gsm8k and args.gsm8k.absolute(),
+            gsm8k_steps=args.steps,
+        )
         for part in args.parts:
             if reasons[part]:
                 continue
             began_s = time.monotonic()
             try:
-                claims += PARTS[part](setting)
+                claims += kept(part, setting)
             except Exception:  # one part must not take the others' numbers along
                 traceback.print_exc()
                 failed.append(part)

@@ -393,8 +393,8 @@ def offload(folder: Path) -> list[Claim]:
 
 PARTS: dict[str, Callable[[Path], list[Claim]]] = {
     "step": lambda folder: _step(folder, "step", 16384, 5),
-    "step_64k": lambda folder: _step(folder, "step", 65536, 2),
     "lora": lambda folder: _step(folder, "lora", 16384, 3),
+    "step_64k": lambda folder: _step(folder, "step", 65536, 2),
     "lora_64k": lambda folder: _step(folder, "lora", 65536, 1),
     "decode": decode,
     "decode_compiled": lambda folder: decode(folder, "auto"),

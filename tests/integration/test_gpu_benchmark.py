@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
+from gcore_language.tiny import save_untrained
 
 from tests.support.gpu_benchmark import MODULES, PARTS
 
@@ -81,3 +84,45 @@ def test_a_part_can_be_run_on_a_cpu(part: str, gpu: ModuleType, tmp_path: Path) 
 def test_the_quickstart_learns_in_its_part(gpu: ModuleType, tmp_path: Path) -> None:
     claims = gpu.learns(gpu.Setting(device="cpu", folder=tmp_path))
     assert [claim for claim in claims if claim.missed] == []
+
+
+def test_a_part_that_has_run_is_not_run_again(gpu: ModuleType, tmp_path: Path) -> None:
+    save_untrained(tmp_path / "model")
+    setting = gpu.Setting(
+        device="cpu",
+        folder=tmp_path,
+        notes_overrides=(
+            f"roles.policy.model={{path: {tmp_path / 'model'}}}",
+            *("run.steps=3", "evaluation.prompts=2", "roles.rollout.config.max_new_tokens=4"),
+        ),
+    )
+    claims = gpu.kept("notes", setting)
+    values = {claim.name: claim.value for claim in claims}
+    assert 0 <= values["notes_step_0"] <= 1
+    assert all(values[f"notes_{stage}_actions_per_second"] > 0 for stage in ("rollout", "train"))
+    shutil.rmtree(tmp_path / "model")
+    assert gpu.kept("notes", setting) == claims
+
+
+def test_the_job_beside_a_published_curve_is_one_that_check_takes(
+    gpu: ModuleType, tmp_path: Path
+) -> None:
+    pytest.importorskip("gcore_rewards")
+    for name in ("train", "test"):
+        row = {"question": "What is 1,000 + 1?", "answer": "It is 1,001.\n#### 1,001"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    save_untrained(tmp_path / "model")
+    job = gpu.gpu_real.gsm8k_job(tmp_path, tmp_path / "model", tmp_path, 116)
+    for role in job["roles"].values():
+        role["config"].pop("device")  # there may be none here
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    checked = subprocess.run(
+        [sys.executable, "-m", "gcore_core", "check", str(tmp_path / "job.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    row = json.loads((tmp_path / "gsm8k_train.jsonl").read_text(encoding="utf-8"))
+    assert row["answer"] == "1001"
+    assert row["prompt"][0]["content"].startswith("What is 1,000 + 1? Let's think")

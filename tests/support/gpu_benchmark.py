@@ -6,6 +6,7 @@ from __future__ import annotations
 MODULES = (
     "gpu",
     "gpu_large",
+    "gpu_real",
     "figures",
     "report",
     "sleeping_model",
@@ -13,6 +14,8 @@ MODULES = (
     "engine_pairs",
 )
 PARTS = (
+    "notes",
+    "published",
     "learns",
     "bfloat16",
     "ipc",
@@ -21,8 +24,8 @@ PARTS = (
     "tokens",
     "vllm",
     "step",
-    "step_64k",
     "lora",
+    "step_64k",
     "lora_64k",
     "decode",
     "decode_compiled",
