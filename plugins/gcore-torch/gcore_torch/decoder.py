@@ -14,6 +14,7 @@ cached positions, V vocabulary.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -28,6 +29,7 @@ from gcore_language.images import Images, takes_images
 from gcore_language.routing import Routers, small
 from torch import Tensor
 
+from gcore_torch.cache_columns import columns_on_cpu
 from gcore_torch.products import Products
 
 #: Most tokens, padding included, of one forward pass over prompts.
@@ -109,12 +111,16 @@ class FusedDecoder:
     model: of transformers; see ``gcore_language.flat.family_supported``.
     capacity: most rows.
     products: the form of products with weights.
+    actions: most tokens of a row behind its prompt, for which the cache has room.
     """
 
-    def __init__(self, model: Any, capacity: int, products: Products) -> None:
+    def __init__(
+        self, model: Any, capacity: int, products: Products, actions: int = sys.maxsize
+    ) -> None:
         self.rows = 0
         self._model = model
         self._capacity = capacity
+        self._actions = actions
         self._products = products
         config = model.config
         self._query_heads = config.num_attention_heads
@@ -131,6 +137,7 @@ class FusedDecoder:
         self._cos = self._sin = torch.empty(0, self._size, device=self._device)
         self._starts = np.zeros(capacity, np.int64)  # first column of each row
         self._column = 0  # next to write
+        self._most = 0  # columns that the rows can ever need
         self._masked = False  # whether some row starts later than column 0
         self._cache_rows = 0  # most that ran at once, and some more
         self._cache = self._new_cache(0)
@@ -172,8 +179,9 @@ class FusedDecoder:
         if columns > there or self._cache_rows > self._cache.shape[2]:
             former = self._cache if self.rows else None
             self._cache = torch.empty(0)  # where no row runs, this frees the former one first
-            wider = -(-columns * 3 // 2 // 16) * 16
-            self._cache = self._new_cache(wider if columns > there else there)
+            self._cache = self._new_cache(
+                columns_on_cpu(columns, self._most) if columns > there else there
+            )
             if former is not None:
                 live = former[:, :, : self.rows, :, first:last]
                 self._cache[:, :, : self.rows, :, target] = live
@@ -222,6 +230,7 @@ class FusedDecoder:
         shift = max(
             max(map(len, prompts)) - self._column, -unused if unused > self._column // 2 else 0
         )
+        self._most = self._column + shift + self._actions
         self._lay(shift, self._column + shift + 1)
         # neighbouring prompts go through the model together, up to the limit on padded tokens
         logits = []

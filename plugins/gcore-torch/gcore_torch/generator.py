@@ -309,7 +309,8 @@ class TorchGenerator:
                 todo="Set it to never.",
             )
         in_graphs = partial(GraphDecoder, compile=config.compile == "auto")
-        make_fused = in_graphs if self._device.type == "cuda" else FusedDecoder
+        on_cpu = partial(FusedDecoder, actions=config.max_new_tokens)
+        make_fused = in_graphs if self._device.type == "cuda" else on_cpu
         decoder: Decoder = make_decoder(
             self._model, config.decoder, config.max_batch, tolerance, self._products, make_fused
         )

@@ -37,7 +37,7 @@ from gcore_language.memory import (
 )
 
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
-from gcore_torch.cache_columns import cache_columns
+from gcore_torch.cache_columns import cache_columns, most_columns_on_cpu
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.sharding_settings import ShardingSettings
 
@@ -311,8 +311,7 @@ def _packed_numbers(model: Architecture, config: TorchGeneratorConfig, worker: W
 def _cache(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape) -> MemoryNeed:
     """Returns the key-value cache of all rows that are drawn at a time.
 
-    On a CPU it grows by half when it is full; on a GPU it doubles, and the former one is there
-    until it is copied.
+    Where it grows, the former one is there until it is copied.
     """
     rows = _rows(config, worker)
     prompt = worker.facts.get(PROMPT_TOKENS, 0)
@@ -324,8 +323,9 @@ def _cache(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShap
         columns = cache_columns(length) * 3 // 2
         grown = "a power of two, and the former cache while it grows"
     else:
-        columns = -(-length * 3 // 2 // 16) * 16
-        grown = "half as much to grow"
+        actions = min(length, config.max_new_tokens)
+        columns = most_columns_on_cpu(length - actions, actions)
+        grown = "the former cache while it grows"
     prompts = "" if limit or prompt else "; prompts are not counted, set context_length"
     return MemoryNeed(
         phase="rollout",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_language.models import load_model
+from gcore_torch.cache_columns import most_columns_on_cpu
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.decoder import FusedDecoder, TransformersDecoder
 from gcore_torch.generator import TorchGenerator
+from gcore_torch.products import Products
 from gcore_torch.sampling import choose, uniforms
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -519,3 +523,21 @@ def test_top_p_and_top_k_narrow_the_choice_but_not_the_logp() -> None:
         tokens, logp, _ = choose(logits, draws, 1.0, None, **limits)
         assert set(tokens.tolist()) == allowed
         torch.testing.assert_close(logp, probabilities.log()[tokens])
+
+
+@pytest.mark.parametrize("actions", [40, 700])
+def test_a_cache_on_a_cpu_is_never_larger_than_foreseen(
+    actions: int, model_dirs: dict[str, Path]
+) -> None:
+    """Short answers have room from the start; for long ones it grows, and two are there at once."""
+    model = load_model(str(model_dirs["llama"]), dtype="float32")
+    decoder = FusedDecoder(model, 4, Products(may_pack=False), actions)
+    decoder.prefill([np.arange(3, 10)], [3])
+    columns = [decoder._cache.shape[4]]
+    for _ in range(actions - 1):
+        decoder.advance(torch.tensor([4, 5, 6]))
+        columns.append(decoder._cache.shape[4])
+    grown = [(before, after) for before, after in itertools.pairwise(columns) if before != after]
+    held = max(columns[0], *(before + after for before, after in grown), columns[-1])
+    assert held == most_columns_on_cpu(7, actions)
+    assert bool(grown) == (actions > 256)

@@ -280,11 +280,16 @@ def test_a_generator_holds_no_second_model_beside_packed_copies_whatever_is_push
 def test_the_cache_has_keys_and_values_of_each_layer_for_each_token_of_each_sample(
     path: str,
 ) -> None:
-    config = TorchGeneratorConfig(max_batch=4, context_length=1024, dtype="bfloat16")
+    config = TorchGeneratorConfig(
+        max_batch=4, context_length=1024, max_new_tokens=256, dtype="bfloat16"
+    )
     needs = list(generator_memory(config, worker(path)))
-    # 24 layers, 2 key-value heads of 64, keys and values, 2 bytes; grown by half
+    # 24 layers, 2 key-value heads of 64, keys and values, 2 bytes
     one = 24 * 2 * 64 * 2 * 2 * 4
-    assert of(needs, "key-value cache", "rollout") == one * 1536
+    assert of(needs, "key-value cache", "rollout") == one * 1024
+    # long answers: a cache of 1,024 columns, and the former one while it grows
+    long = generator_memory(replace(config, max_new_tokens=1000), worker(path))
+    assert of(list(long), "key-value cache", "rollout") == one * (1024 + 848)
     needs = list(
         generator_memory(replace(config, context_length=1025), worker(path, device="cuda"))
     )
