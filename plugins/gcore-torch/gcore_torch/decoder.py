@@ -34,6 +34,8 @@ from gcore_torch.products import Products
 
 #: Most tokens, padding included, of one forward pass over prompts.
 _PREFILL_TOKENS = 16384
+#: A beginning of fewer tokens that prompts have in common is read with each of them.
+_KEPT_LEAST = 16
 #: Two tables of sines and cosines that differ by no more are the same one, computed twice. Rounding
 #: to bfloat16 changes them by 2e-3.
 _SAME_TABLE = 1e-5
@@ -112,15 +114,26 @@ class FusedDecoder:
     capacity: most rows.
     products: the form of products with weights.
     actions: most tokens of a row behind its prompt, for which the cache has room.
+    may_keep: whether the common beginning of prompts is read once and kept. Then the last bits of
+        what follows depend on prompts of earlier calls.
     """
 
     def __init__(
-        self, model: Any, capacity: int, products: Products, actions: int = sys.maxsize
+        self,
+        model: Any,
+        capacity: int,
+        products: Products,
+        actions: int = sys.maxsize,
+        may_keep: bool = True,
     ) -> None:
         self.rows = 0
         self._model = model
         self._capacity = capacity
         self._actions = actions
+        self._may_keep = may_keep
+        self._latest: np.ndarray | None = None  # the first prompt of the latest call
+        # what prompts began with: ids, and their keys and values [layers, 2, K, S, E]
+        self._kept = np.zeros(0, np.int64), torch.empty(0)
         self._products = products
         config = model.config
         self._query_heads = config.num_attention_heads
@@ -232,6 +245,7 @@ class FusedDecoder:
         )
         self._most = self._column + shift + self._actions
         self._lay(shift, self._column + shift + 1)
+        beginning = self._common_beginning(prompts)
         # neighbouring prompts go through the model together, up to the limit on padded tokens
         logits = []
         start = 0
@@ -244,53 +258,132 @@ class FusedDecoder:
             ):
                 width = max(width, len(prompts[stop]))
                 stop += 1
-            logits.append(self._prefill(prompts[start:stop], repeats[start:stop], width))
+            logits.append(self._prefill(prompts[start:stop], repeats[start:stop], width, beginning))
             start = stop
         self._masked = bool(self._starts[: self.rows].any())
         return torch.cat(logits)
 
-    def _prefill(self, prompts: Sequence[np.ndarray], repeats: Sequence[int], width: int) -> Tensor:
-        """Reads prompts, padded on the left to ``width``, in one forward pass; see ``prefill``."""
-        lengths = np.array([len(p) for p in prompts])
+    def _prefill(
+        self,
+        prompts: Sequence[np.ndarray],
+        repeats: Sequence[int],
+        width: int,
+        beginning: Tensor | None,
+    ) -> Tensor:
+        """Reads prompts, padded on the left to ``width``, in one forward pass; see ``prefill``.
+
+        beginning: keys and values [layers, 2, K, S, E] of the first S tokens of each of them, which
+            are not read again.
+        """
+        skipped = 0 if beginning is None else beginning.shape[3]
+        width -= skipped
+        lengths = np.array([len(p) for p in prompts]) - skipped
         ids = np.zeros((len(prompts), width), np.int64)
         for i, prompt in enumerate(prompts):
-            ids[i, width - len(prompt) :] = prompt
+            ids[i, width - lengths[i] :] = prompt[skipped:]
         expand = np.repeat(np.arange(len(prompts)), repeats)
         fresh = slice(self.rows, self.rows + len(expand))
         columns = slice(self._column - width, self._column)
-        positions = np.maximum(np.arange(width) - (width - lengths[:, None]), 0).reshape(-1)
-        cos, sin = self._angles(positions)
-        x = self._model.model.embed_tokens(torch.from_numpy(ids.reshape(-1)).to(self._device))
-        mask = self._prefill_mask(width, lengths)
         source = torch.from_numpy(expand).to(self._device)
-        for layer, cache in zip(self._layers, self._cache, strict=True):
+
+        def keep(layer: int, keys: Tensor, values: Tensor) -> None:
+            self._cache[layer, 0, fresh, :, columns] = keys.index_select(0, source)
+            self._cache[layer, 1, fresh, :, columns] = values.index_select(0, source)
+
+        x = self._read(ids, lengths, beginning, keep)
+        if beginning is not None:
+            for length in np.unique(lengths):  # it stands right before what was read of each row
+                rows = torch.from_numpy(self.rows + (lengths[expand] == length).nonzero()[0])
+                end = self._column - int(length)
+                place = self._cache[:, :, :, :, end - skipped : end]
+                place[:, :, rows.to(self._device)] = beginning[:, :, None]
+        self._starts[fresh] = self._column - lengths[expand] - skipped
+        self.rows += len(expand)
+        return self._logits(x[:, -1]).index_select(0, source)
+
+    def _read(
+        self,
+        ids: np.ndarray,
+        lengths: np.ndarray,
+        beginning: Tensor | None,
+        keep: Callable[[int, Tensor, Tensor], None],
+    ) -> Tensor:
+        """Runs the layers over tokens int64[N, W]; returns their outputs [N, W, D].
+
+        lengths: int64[N], how many tokens of each line are real: the last ones.
+        beginning: keys and values [layers, 2, K, S, E] of S tokens before each line.
+        keep: is given the number of each layer, and its keys and values [N, K, W, E].
+        """
+        lines, width = ids.shape
+        skipped = 0 if beginning is None else beginning.shape[3]
+        places = np.maximum(np.arange(width) - (width - lengths[:, None]), 0) + skipped
+        cos, sin = self._angles(places.reshape(-1))
+        x = self._model.model.embed_tokens(torch.from_numpy(ids.reshape(-1)).to(self._device))
+        mask = self._prefill_mask(width, lengths, skipped)
+        for number, layer in enumerate(self._layers):
             turned = (
-                self._project(layer, x, cos, sin)
-                .view(len(prompts), width, -1, self._size)
-                .transpose(1, 2)
+                self._project(layer, x, cos, sin).view(lines, width, -1, self._size).transpose(1, 2)
             )
             q, k, v = turned.split([self._query_heads, self._kv_heads, self._kv_heads], 1)
-            cache[0, fresh, :, columns] = k.index_select(0, source)
-            cache[1, fresh, :, columns] = v.index_select(0, source)
+            keep(number, k, v)
+            if beginning is not None:
+                before = beginning[number][:, None].expand(-1, lines, -1, -1, -1)
+                k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
             out = F.scaled_dot_product_attention(
                 q, k, v, mask, is_causal=mask is None, enable_gqa=True
             )
             x = layer.finish(x, out.transpose(1, 2).reshape(len(x), -1))
-        self._starts[fresh] = self._column - lengths[expand]
-        self.rows += len(expand)
-        return self._logits(x.view(len(prompts), width, -1)[:, -1]).index_select(0, source)
+        return x.view(lines, width, -1)
 
-    def _prefill_mask(self, width: int, lengths: np.ndarray) -> Tensor | None:
-        """Returns the mask bool[prompts, 1, width, width] of prompts that are padded on the left.
+    def _prefill_mask(self, width: int, lengths: np.ndarray, skipped: int) -> Tensor | None:
+        """Returns the mask bool[N, 1, W, S + W] of lines that are padded on the left.
 
-        True where a token sees another. None when no prompt is padded: attention is then causal.
+        True where a token sees another. None when nothing is padded or skipped: attention is then
+        causal.
         """
-        if (lengths == width).all():
+        if (lengths == width).all() and not skipped:
             return None
         real = np.arange(width) >= width - lengths[:, None]
         visible = np.tri(width, dtype=bool) & real[:, None, :]
         # a padded token sees itself, so that its softmax is not nan
-        return torch.from_numpy((visible | np.eye(width, dtype=bool))[:, None]).to(self._device)
+        visible |= np.eye(width, dtype=bool)
+        before = np.ones((len(lengths), width, skipped), bool)
+        return torch.from_numpy(np.concatenate([before, visible], 2)[:, None]).to(self._device)
+
+    def _common_beginning(self, prompts: Sequence[np.ndarray]) -> Tensor | None:
+        """Returns keys and values [layers, 2, K, S, E] of the first S tokens of all prompts.
+
+        They are kept for the next call, whose prompts may begin alike: a judge's question, the
+        system's message of a chat. None where too few tokens are the same.
+        """
+        if not self._may_keep:
+            return None
+        latest, self._latest = self._latest, prompts[0]
+        alike = prompts if latest is None else [latest, *prompts]
+        if len(alike) == 1:
+            return None
+        # of each prompt at least one token is read
+        same = min(common_length(alike), min(map(len, prompts)) - 1)
+        if same < _KEPT_LEAST:
+            return None
+        ids, kept = self._kept
+        known = common_length([ids, prompts[0][:same]])
+        if known < max(_KEPT_LEAST, same // 2):
+            ids, known = prompts[0][:same], same
+            heads = (len(self._layers), 2, self._kv_heads, same, self._size)
+            kept = torch.empty(heads, device=self._device, dtype=self._dtype)
+
+            def keep(layer: int, keys: Tensor, values: Tensor) -> None:
+                kept[layer, 0], kept[layer, 1] = keys[0], values[0]
+
+            self._read(ids[None].astype(np.int64), np.array([same]), None, keep)
+            self._kept = ids, kept
+        return kept[:, :, :, :known]
+
+    def _forget_beginning(self) -> None:
+        """Drops what was kept of earlier prompts: other weights would read it differently."""
+        self._latest = None
+        self._kept = np.zeros(0, np.int64), torch.empty(0)
 
     def _angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Returns cos and sin, each [n, 1, E], of n positions."""
@@ -346,13 +439,15 @@ class FusedDecoder:
 
     def clear(self) -> None:
         self.rows = self._column = 0
+        self._forget_beginning()
 
     @property
     def cache_bytes(self) -> int:
-        return int(self._cache.nbytes)
+        return int(self._cache.nbytes) + int(self._kept[1].nbytes)
 
     def release(self, *, weights: bool) -> None:
         self._cache = self._new_cache(0)
+        self._forget_beginning()
         if weights:
             self._layers = []
 
@@ -406,6 +501,7 @@ class FusedDecoder:
         return [f"tables of the rotary embedding that are {gap:.2g} off"]
 
     def take_weights(self) -> None:
+        self._forget_beginning()
         if not self._layers:
             self._layers = [
                 _FusedLayer(layer, self._products) for layer in self._model.model.layers
@@ -428,6 +524,16 @@ class FusedDecoder:
     def _logits(self, x: Tensor) -> Tensor:
         """Returns the logits [n, V] of hidden states x [n, D]."""
         return self._products(self._norm(x), self._model.lm_head.weight)
+
+
+def common_length(sequences: Sequence[np.ndarray]) -> int:
+    """Returns how many ids all sequences begin with."""
+    first = sequences[0]
+    length = min(map(len, sequences))
+    for other in sequences[1:]:
+        differing = (first[:length] != other[:length]).nonzero()[0]
+        length = int(differing[0]) if len(differing) else length
+    return length
 
 
 def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:

@@ -308,8 +308,9 @@ class TorchGenerator:
                 why="that has not been tested",
                 todo="Set it to never.",
             )
-        in_graphs = partial(GraphDecoder, compile=config.compile == "auto")
-        on_cpu = partial(FusedDecoder, actions=config.max_new_tokens)
+        may_keep = not self._context.deterministic
+        in_graphs = partial(GraphDecoder, compile=config.compile == "auto", may_keep=may_keep)
+        on_cpu = partial(FusedDecoder, actions=config.max_new_tokens, may_keep=may_keep)
         make_fused = in_graphs if self._device.type == "cuda" else on_cpu
         decoder: Decoder = make_decoder(
             self._model, config.decoder, config.max_batch, tolerance, self._products, make_fused

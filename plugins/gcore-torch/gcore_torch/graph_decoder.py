@@ -45,14 +45,20 @@ class GraphDecoder(FusedDecoder):
     """
 
     def __init__(
-        self, model: Any, capacity: int, products: Products, *, compile: bool = False
+        self,
+        model: Any,
+        capacity: int,
+        products: Products,
+        *,
+        compile: bool = False,
+        may_keep: bool = True,
     ) -> None:
         self._begin = compiled(begin_layer) if compile else begin_layer
         self._end = compiled(end_layer) if compile else end_layer
         self._graphs: dict[tuple[int, int], Replay[Tensor]] = {}
         self._longest = 0  # of the prompts that are being read
         self._logits_of_all: Tensor | None = None  # all graphs write here, [rows of the cache, V]
-        super().__init__(model, capacity, products)
+        super().__init__(model, capacity, products, may_keep=may_keep)
         self._pool = Pool(self._device)
 
     def _rows_for(self, rows: int) -> int:

@@ -541,3 +541,87 @@ def test_a_cache_on_a_cpu_is_never_larger_than_foreseen(
     held = max(columns[0], *(before + after for before, after in grown), columns[-1])
     assert held == most_columns_on_cpu(7, actions)
     assert bool(grown) == (actions > 256)
+
+
+def decoders_of(model_dir: Path) -> tuple[FusedDecoder, FusedDecoder, list[int]]:
+    """Returns one that keeps what prompts begin with, one that does not, and what is read.
+
+    The list grows by the number of tokens of each pass of the first one.
+    """
+    model = load_model(str(model_dir), dtype="float32")
+    keeps, plain = (
+        FusedDecoder(model, 16, Products(may_pack=False), may_keep=may) for may in (True, False)
+    )
+    read: list[int] = []
+    usual = keeps._read
+
+    def counted(ids: np.ndarray, *rest: Any) -> torch.Tensor:
+        read.append(ids.size)
+        return usual(ids, *rest)
+
+    keeps._read = counted  # type: ignore[method-assign]
+    return keeps, plain, read
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_what_prompts_begin_with_is_read_once_and_changes_no_logits(
+    family: str, model_dirs: dict[str, Path]
+) -> None:
+    """Within the bits that another shape of a product costs. Rows join, leave and go on."""
+    keeps, plain, read = decoders_of(model_dirs[family])
+    question = np.arange(20) % 17 + 3
+    behind = [[3], [4, 5, 6], [7, 8], [9, 10, 11, 12, 13]]
+    prompts = [np.concatenate([question, end]) for end in behind]
+
+    def alike(logits: list[torch.Tensor]) -> None:
+        torch.testing.assert_close(logits[0], logits[1], atol=2e-5, rtol=0)
+
+    both = keeps, plain
+    alike([decoder.prefill(prompts[:2], [2, 1]) for decoder in both])
+    assert read == [20, 2 * 3]  # the beginning; two ends, of which one is padded
+    alike([decoder.advance(torch.tensor([5, 6, 7])) for decoder in both])
+    alike([decoder.prefill(prompts[2:3], [3]) for decoder in both])
+    assert read[2:] == [2]  # the end alone: the beginning was kept
+    alike([decoder.advance(torch.arange(3, 9)) for decoder in both])
+    removed = np.array([True, False, False, True, False, False])
+    assert keeps.drop(removed).tolist() == plain.drop(removed).tolist()
+    alike([decoder.prefill(prompts[3:], [1]) for decoder in both])
+    for _ in range(3):
+        alike([decoder.advance(torch.arange(3, 8)) for decoder in both])
+    for decoder in both:
+        decoder.drop(np.ones(5, bool))
+    alike([decoder.prefill([np.arange(10, 20), question], [1, 1]) for decoder in both])
+    assert read[-1] == 2 * 20  # these have nothing in common
+
+
+def test_a_prompt_that_is_the_beginning_of_others_is_read_to_its_end(
+    model_dirs: dict[str, Path],
+) -> None:
+    keeps, plain, read = decoders_of(model_dirs["llama"])
+    question = np.arange(20) % 17 + 3
+    prompts = [question, np.concatenate([question, [5, 6]])]
+    logits = [decoder.prefill(prompts, [1, 1]) for decoder in (keeps, plain)]
+    torch.testing.assert_close(logits[0], logits[1], atol=2e-5, rtol=0)
+    assert read == [19, 2 * 3]
+
+
+def test_new_weights_read_again_what_prompts_begin_with(
+    open_generator: Any, tmp_path: Path
+) -> None:
+    generator = open_generator()
+    decoder = generator._usual
+    prompts = [np.concatenate([np.arange(20) % 17 + 3, [end]]) for end in (4, 5)]
+    decoder.prefill(prompts, [1, 1])
+    decoder.drop(np.ones(2, bool))
+    assert len(decoder._kept[0]) == 20
+    tiny.save_model(tmp_path, "llama", seed=5)
+    other = TorchGenerator(TorchGeneratorConfig(max_new_tokens=12), tiny.make_context(tmp_path))
+    push(generator, weights_of(other), 1)
+    logits = [one._usual.prefill(prompts, [1, 1]) for one in (generator, other)]
+    torch.testing.assert_close(logits[0], logits[1], atol=2e-5, rtol=0)
+
+
+def test_a_deterministic_run_reads_each_prompt_whole(open_generator: Any) -> None:
+    """What it reads must not depend on what it has read before."""
+    assert not open_generator(deterministic=True)._usual._may_keep
+    assert open_generator()._usual._may_keep
