@@ -6,6 +6,7 @@ Exit code: 0 it fits as far as anybody knows, 1 it does not, 2 bad input.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,17 +87,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(plan: Plan, nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
-    """Returns what looks count of the job's rows; nothing where ``g-core check`` would refuse it:
-    what it needs is planned before its data and models are there, too.
+    """Returns what looks count of the job's rows.
+
+    A job that ``g-core check`` would refuse is planned too, before its data and models are there;
+    then it is said, since less is counted.
     """
     from gcore_core.cli import say_phase
-    from gcore_core.contract.errors import GcoreError
-    from gcore_core.run.preflight import check_files
+    from gcore_core.run.preflight import see_files
 
-    try:
-        return check_files(plan, nodes, say_phase).facts
-    except GcoreError:
-        return {}
+    seen = see_files(plan, nodes, say_phase)
+    if seen.problems:
+        more = f" (and {len(seen.problems) - 1} more)" if len(seen.problems) > 1 else ""
+        print(f"g-core check refuses this job: {seen.problems[0]}{more}", file=sys.stderr)
+    return seen.facts
 
 
 def _imagined(args: argparse.Namespace) -> list[NodeFacts] | None:

@@ -319,6 +319,18 @@ class CountsMinibatches(Protocol):
 
 
 @runtime_checkable
+class SizesGroups(Protocol):
+    """Says how many records a group has under a controller that needs no advantage."""
+
+    def records_per_group(self) -> int:
+        """Returns how many records of a step have one prompt, at least 1.
+
+        ``WorkerShape.group_size`` tells it to backends that say what they will need. An advantage's
+        ``group_size`` comes first. Without the method: 1.
+        """
+
+
+@runtime_checkable
 class LimitsGaps(Protocol):
     """Says that a controller's settings bound log-prob gaps in place of what the pair states."""
 
@@ -494,6 +506,11 @@ def minibatches_per_step(config: Any) -> int:
     return config.minibatches_per_step() if isinstance(config, CountsMinibatches) else 1
 
 
+def records_per_group(config: Any) -> int:
+    """Returns how many records of a step have one prompt under a controller without advantage."""
+    return config.records_per_group() if isinstance(config, SizesGroups) else 1
+
+
 def largest_gap(config: Any) -> float:
     """Returns the band that a controller's settings give, in nats; 0 where they give none."""
     return config.largest_gap() if isinstance(config, LimitsGaps) else 0.0
@@ -568,6 +585,7 @@ ABILITIES = (
     _ability(CountsUpdates, "controller"),
     _ability(CountsGroups, "controller"),
     _ability(CountsMinibatches, "controller"),
+    _ability(SizesGroups, "controller"),
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
     _ability(KeepsCaches, "controller"),

@@ -182,7 +182,7 @@ class ControllerProvider(Provider):
         (``Window.overlaps``), and none may have roles take turns on a device.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``,
-        ``minibatches_per_step``, ``largest_gap``,
+        ``minibatches_per_step``, ``records_per_group``, ``largest_gap``,
     ``cuts_samples``, ``keeps_caches``, ``repeats_cuts``, ``keeps_unfinished``, ``pushes_nearby``,
     ``push_bytes``.
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gcore_core.contract.dataset import Dataset
@@ -48,10 +48,23 @@ def rows_of_each_form(dataset: Dataset, most: int = 100) -> list[dict[str, Any]]
     return [_plain(prompt) for prompt in first_of.values()]
 
 
+def nbytes_of_prompt(prompt: Prompt) -> int:
+    """Returns how many bytes of text a prompt has, without what else its row has."""
+    return len((prompt.text or "").encode(errors="replace")) + sum(
+        len(text.encode(errors="replace"))
+        for turn in prompt.messages or ()
+        for text in _texts(turn.get("content"))
+    )
+
+
 def longest_rows(
-    dataset: Dataset, over_bytes: int, most: int = 300, least: int = 0
+    dataset: Dataset,
+    over_bytes: int,
+    most: int = 300,
+    least: int = 0,
+    nbytes_of: Callable[[Prompt], int] = nbytes_of_prompt,
 ) -> list[dict[str, Any]]:
-    """Returns the rows whose prompts have most bytes, longest first, of those that may be too long.
+    """Returns the rows that have most bytes, longest first, of those that may be too long.
 
     A token has at least one byte, so a prompt of no more bytes than a limit in tokens has room, but
     for what a template adds. All rows are read, or 10,000 that are spread evenly.
@@ -61,12 +74,13 @@ def longest_rows(
     over_bytes: prompts of so many bytes or fewer are left out.
     most: rows that are returned.
     least: of the longest rows so many are returned, however short they are.
+    nbytes_of: how many bytes of text of a row count.
     """
     longest: list[tuple[int, int]] = []
     for row in spread(len(dataset), _READ_FOR_LENGTHS):
         # Of two that are equally long the first one counts.
         push = heapq.heappush if len(longest) < most else heapq.heappushpop
-        push(longest, (_nbytes(dataset[row]), -row))
+        push(longest, (nbytes_of(dataset[row]), -row))
     return [
         _plain(dataset[-row])
         for place, (nbytes, row) in enumerate(sorted(longest, reverse=True))
@@ -99,15 +113,6 @@ def _kind(turn: dict[str, Any]) -> Iterator[str]:
     if isinstance(content, list):
         types = {part.get("type") if isinstance(part, dict) else type(part) for part in content}
         yield from sorted(map(str, types))
-
-
-def _nbytes(prompt: Prompt) -> int:
-    """Returns how many bytes of text a prompt has."""
-    return len((prompt.text or "").encode(errors="replace")) + sum(
-        len(text.encode(errors="replace"))
-        for turn in prompt.messages or ()
-        for text in _texts(turn.get("content"))
-    )
 
 
 def _texts(content: Any) -> Iterator[str]:

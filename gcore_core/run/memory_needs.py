@@ -16,6 +16,7 @@ from gcore_core.contract.abilities import (
     groups_per_step,
     minibatches_per_step,
     push_bytes,
+    records_per_group,
     required_by,
 )
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
@@ -234,7 +235,7 @@ def _records(plan: Plan, role: str) -> int:
 def _group_size(plan: Plan) -> int:
     """Returns how many records of a step have one prompt."""
     if "advantage" not in plan.provided:
-        return 1
+        return records_per_group(plan.objects.get("controller"))
     return int(getattr(build(plan.factory("advantage")), "group_size", 1))
 
 

@@ -90,6 +90,21 @@ def check_files(
     say: told what goes on, where it takes longer than a second.
     opened: config path -> a dataset that is opened already. Others are opened here, and closed.
     """
+    seen = see_files(plan, nodes, say, opened)
+    checks.refuse(seen.problems, plan.source)
+    return seen
+
+
+def see_files(
+    plan: Plan,
+    nodes: Sequence[NodeFacts],
+    say: Callable[[str], None],
+    opened: Mapping[str, Dataset] | None = None,
+) -> Seen:
+    """Returns what ``check_files`` returns, and the problems for which it would refuse the job.
+
+    Raises ConfigError for a file of known rewards that has none; arguments are as there.
+    """
     here = not any(node.host for node in nodes)
     for name, reward in plan.settings.rewards.items():
         if here and reward.known:
@@ -99,8 +114,8 @@ def check_files(
         checked = plan.plugins.check_files(_with_made(plan), here=here, datasets=datasets)
         of_rows, notes = row_problems(plan.settings, datasets, plan.origins)
     seen = look_at(checked.looks, say)
-    checks.refuse([*problems, *of_rows, *checked.problems, *seen.problems], plan.source)
-    return replace(seen, notes=[*notes, *seen.notes])
+    found = [*problems, *of_rows, *checked.problems, *seen.problems]
+    return replace(seen, problems=found, notes=[*notes, *seen.notes])
 
 
 def _with_made(plan: Plan) -> dict[str, Any]:

@@ -61,6 +61,9 @@ class Talkative:
     def groups_per_step(self) -> int:
         return 32
 
+    def records_per_group(self) -> int:
+        return 2
+
     def meters(self) -> dict[str, str]:
         return {"cpu": "mine:Meter"}
 
@@ -81,6 +84,7 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     assert abilities.shows_images(None) is False
     assert abilities.updates_per_step(silent) == 1
     assert abilities.groups_per_step(silent) == 0
+    assert abilities.records_per_group(silent) == 1
     assert abilities.meter_of(silent, "cpu") == ""
 
 
@@ -100,12 +104,13 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     assert abilities.shows_images(talkative) is True
     assert abilities.updates_per_step(talkative) == 6
     assert abilities.groups_per_step(talkative) == 32
+    assert abilities.records_per_group(talkative) == 2
     assert abilities.meter_of(talkative, "cpu") == "mine:Meter"
     assert abilities.meter_of(talkative, "cuda") == ""
 
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
-    assert len(ABILITIES) == 29
+    assert len(ABILITIES) == 30
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.looking import Look
-from gcore_core.kits.rows import longest_rows, rows_of_each_form
+from gcore_core.contract.records import Prompt
+from gcore_core.kits.rows import longest_rows, nbytes_of_prompt, rows_of_each_form
 from gcore_language.end_ids import FILES
 from gcore_language.model_places import directory_here, position_limit
 from gcore_language.turns import problem_of
@@ -166,14 +167,17 @@ class RowsOf:
         yield from first_of(told, self.where)
         self.forms = whole
 
-    def long(self, limit: int | None) -> list[dict[str, Any]]:
+    def long(
+        self, limit: int | None, nbytes_of: Callable[[Prompt], int] = nbytes_of_prompt
+    ) -> list[dict[str, Any]]:
         """Returns the longest rows: all that may have more tokens than a limit, and a few others.
 
         limit: None: no row is too long.
+        nbytes_of: how many bytes of text of a row count.
         """
         over = sys.maxsize if limit is None else max(0, limit - _TEMPLATE_TOKENS)
         try:
-            return longest_rows(self._dataset, over, _LONGEST, _COUNTED)
+            return longest_rows(self._dataset, over, _LONGEST, _COUNTED, nbytes_of)
         except GcoreError:
             return []  # of a row that is told, or that was not read for its form
 

@@ -69,6 +69,7 @@ from gcore_language.action_advantages import per_action
 from gcore_language.at_start import AtStart
 from gcore_language.device_clock import DeviceClock
 from gcore_language.exported import NamesExports, diagnose_export
+from gcore_language.host_memory import return_free_pages
 from gcore_language.images import GRID, Images
 from gcore_language.lineage import check_terms
 from gcore_language.lockstep import sizes_in_lockstep
@@ -1004,6 +1005,7 @@ class LanguageTrainer:
         # The first gradient is kept aside, and the engine is emptied.
         gradient = engine.gradient()
         engine.discard()
+        return_free_pages()  # else passes of other sizes lie between what the first ones have left
         # The same records go through the same objective, in other micro-batches.
         again = self._resplit(pass_.prepared, part)
         weight = engine.ranks.sum([sum(map(self._weight, filter(None, again)))])[0]
@@ -1018,6 +1020,7 @@ class LanguageTrainer:
         # The first one is put back: the update goes on as if nothing had happened.
         second = engine.gradient()
         engine.discard()
+        return_free_pages()
         engine.set_gradient(gradient)
         where = f"step {pass_.progress.step}, update 0"
         # Where no record has an advantage, the gradient is a penalty's alone; see PENALTY_NORM.

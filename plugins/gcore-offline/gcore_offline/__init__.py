@@ -39,7 +39,7 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
             name=name,
             summary=f"trains on rows with {has}; nothing is sampled, rewarded or pushed",
             factory=f"gcore_offline.programs:{name.title()}Program",
-            config=config.OfflineConfig,
+            config=config.PairsConfig if name == "pairs" else config.OfflineConfig,
             calls=_CALLS,
             parts=_PARTS,
         )
@@ -166,14 +166,18 @@ def gcore_check_files(
     if directory is None:
         return
     yield tokenizer_look(where, directory, reader, sampled=False)
+    from gcore_offline.rows import nbytes_of_row
+
     for key, dataset in datasets.items():
-        yield RowsOf(plan, key, dataset).look(
+        rows = RowsOf(plan, key, dataset)
+        yield rows.look(
             "gcore_offline.look:row_problems",
             directory,
             reader,
             answers=2 if program == "pairs" else 1,
             reader="texts" if _own(reader["use"]) == "texts" else "answers",
             config=dict(reader["config"]),
+            long=rows.long(None, nbytes_of_row),
         )
 
 

@@ -28,6 +28,14 @@ class OfflineConfig(SyncConfig):
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairsConfig(OfflineConfig):
+    """Settings of the step program whose rows have two answers."""
+
+    def records_per_group(self) -> int:
+        return 2
+
+
 # -- datasets --------------------------------------------------------------------------------------
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gcore_language.chats import Unreadable
+from gcore_language.memory import ANSWER_TOKENS, PROMPT_TOKENS
 from gcore_language.prompt_places import first_of
 from gcore_language.prompts import added_tokens, load_tokenizer, padding_id
 
 from gcore_core.contract.errors import DataError
+from gcore_core.contract.looking import Fact
 from gcore_core.contract.records import Prompt
 from gcore_offline.remembered import RememberingTokenizer
 from gcore_offline.rows import example_in
 from gcore_offline.tokens import Encoded, encode_answers, encode_texts
 
 
-def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yields problems with rows that could not be encoded, or of which nothing is trained on.
+def row_problems(arguments: Mapping[str, Any]) -> Iterator[str | Fact]:
+    """Yields problems with rows that could not be encoded, or of which nothing is trained on, and
+    how long the longest ones are.
 
     arguments: ``directory`` and ``trust_remote_code`` of the tokenizer;
         where    config path that names the data
         rows     a row of each form, as ``gcore_core.kits.rows`` gives them
+        long     the longest rows
         answers  how many a row must have
         reader   "answers", or "texts" for a reward model
         config   of the reader
@@ -39,6 +45,19 @@ def row_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
         if problem:
             told.append(f"{arguments['where']}: row {row['row']}: {problem}.")
     yield from first_of(told, arguments["where"])
+    yield from _lengths(remembering, arguments)
+
+
+def _lengths(tokenizer: RememberingTokenizer, arguments: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yields how many tokens the longest prompt and the longest answer have."""
+    records: list[Encoded] = []
+    for row in arguments["long"]:
+        with contextlib.suppress(Unreadable, DataError):  # told where its form is
+            records += _encoded(tokenizer, row, arguments)
+    most = arguments["config"].get("max_tokens") or sys.maxsize
+    if records:
+        yield Fact(PROMPT_TOKENS, min(most, max(len(record.prompt) for record in records)))
+        yield Fact(ANSWER_TOKENS, min(most, max(len(record.actions) for record in records)))
 
 
 def _problem(

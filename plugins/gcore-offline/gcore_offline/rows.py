@@ -15,6 +15,7 @@ pair's margin is its field ``margin``, or ``score_chosen`` - ``score_rejected``,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, Literal
@@ -25,6 +26,7 @@ import numpy as np
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
+from gcore_core.kits.rows import nbytes_of_prompt
 
 Kind = Literal["chat", "pairs", "scores"]
 Turns = list[dict[str, Any]]
@@ -62,6 +64,11 @@ def example_of(values: Mapping[str, Any], kind: Kind, where: str) -> Example:
     """
     make = {"chat": _chat, "pairs": _pair, "scores": _scored}[kind]
     return make(values, where)
+
+
+def nbytes_of_row(prompt: Prompt) -> int:
+    """Returns about how many bytes of text a row has, its answers included."""
+    return nbytes_of_prompt(prompt) + len(json.dumps(prompt.fields, default=repr))
 
 
 def example_in(prompt: Prompt, answers: int) -> Example:
