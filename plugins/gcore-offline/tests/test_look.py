@@ -37,26 +37,25 @@ def job(folder: Path, kind: str, *rows: dict[str, Any]) -> Path:
     return file
 
 
+LONG_PROMPT = {"prompt": "1+2=", "completion": "3"}
+LONG_ANSWER = {"prompt": "1", "completion": "33"}
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "answer", "group"),
     [
-        (
-            "sft",
-            [{"prompt": "1+2=", "completion": "3"}, {"prompt": "1=", "completion": "33"}],
-            3,
-            1,
-        ),
+        ("sft", [LONG_PROMPT, LONG_ANSWER], 3, 1),
         ("pairs", [{"prompt": "1+2=", "chosen": "3", "rejected": "4567"}], 5, 2),
     ],
 )
 def test_the_longest_prompt_and_answer_and_the_records_of_a_row_are_counted(
     kind: str, rows: list[dict[str, Any]], answer: int, group: int, tmp_path: Path
 ) -> None:
-    """An answer's end counts. So the plan of a job is of its rows, not of the largest pass."""
+    """A beginning and an answer's end count. So the plan of a job is of its rows, not of the largest pass."""
     plan = load_plan(job(tmp_path, kind, *rows), [])
     nodes = [NodeFacts(name="agent.0", devices=(), host="")]
     facts = check_files(plan, nodes, say=lambda text: None).facts
-    assert facts == {"prompt_tokens": 4, "answer_tokens": answer}
+    assert facts == {"prompt_tokens": 5, "answer_tokens": answer}
     shape = _shape(plan, "policy", "cpu", facts)
     assert (shape.group_size, shape.records) == (group, 4 * group)
     assert shape.facts == facts
