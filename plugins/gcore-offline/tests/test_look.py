@@ -51,7 +51,7 @@ LONG_ANSWER = {"prompt": "1", "completion": "33"}
 def test_the_longest_prompt_and_answer_and_the_records_of_a_row_are_counted(
     kind: str, rows: list[dict[str, Any]], answer: int, group: int, tmp_path: Path
 ) -> None:
-    """A beginning and an answer's end count. So the plan of a job is of its rows, not of the largest pass."""
+    """A beginning and an answer's end count. So a plan is of the rows, not of the largest pass."""
     plan = load_plan(job(tmp_path, kind, *rows), [])
     nodes = [NodeFacts(name="agent.0", devices=(), host="")]
     facts = check_files(plan, nodes, say=lambda text: None).facts
