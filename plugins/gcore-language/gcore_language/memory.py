@@ -188,7 +188,8 @@ def pass_of(settings: TrainerSettings, worker: WorkerShape, *, replicas: int, pa
 
     A pass has at most ``budget_tokens`` tokens. Where the job's records are known, it also has no
     more tokens than they have: each prompt and each answer counts as long as the longest one.
-    Where they are not known, every token counts as an action; the head computes these in chunks.
+    Where they are not known, every token counts as an action; the head computes these in chunks. A
+    model that gives values has no such head.
 
     replicas: that share the records of a step.
     parts: into which a step's records are cut, one after the other.
@@ -204,6 +205,8 @@ def pass_of(settings: TrainerSettings, worker: WorkerShape, *, replicas: int, pa
         prompts = records if settings.packing == "padded" else min(groups, records)
         tokens = min(tokens, prompts * prompt + records * answer)
         actions = min(tokens, records * answer)
+    if "values" in worker.requires:
+        actions = 0
     return Pass(
         tokens=tokens,
         actions=actions,

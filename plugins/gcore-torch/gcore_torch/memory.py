@@ -65,9 +65,11 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     except UnknownSizes as error:
         yield from unknown(str(error))
         return
-    if "values" in worker.requires:
-        yield from unknown("of a model with a value head nobody has counted it yet")
+    if config.value_head.on:
+        yield from unknown("of a policy with a value head nobody has counted it yet")
         return
+    if "values" in worker.requires:
+        model = replace(model, tied=True)  # one row of numbers in place of an output embedding
     if config.lora.path:
         yield from unknown("of a trainer that goes on from an adapter nobody has counted it yet")
         return

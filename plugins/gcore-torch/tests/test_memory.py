@@ -13,6 +13,7 @@ import pytest
 import torch
 from gcore_language.architecture import read_architecture
 from gcore_language.lora_settings import LoraSettings
+from gcore_language.shared_settings import ValueHeadSettings
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.memory import generator_memory, trainer_memory
 from gcore_torch.offload_settings import OffloadSettings
@@ -199,8 +200,21 @@ def test_adapters_leave_the_base_without_gradients_and_keep_merged_matrices(path
     assert of(needs, "merged weights", "training") == 4 * read_architecture({"path": path}).matrices
 
 
+def test_a_model_that_gives_values_has_no_output_embedding_and_no_logits(path: str) -> None:
+    values = list(
+        trainer_memory(TorchTrainerConfig(), worker(path, requires=frozenset({"values"})))
+    )
+    assert read_architecture({"path": path}).tied, "else one matrix would be left out"
+    assert of(values, "weights", "training") == 4 * MODEL.parameters
+    assert of(values, "logits", "preparation") == 0
+    policy = list(trainer_memory(TorchTrainerConfig(), worker(path)))
+    what = "logits and gradients at work"
+    assert (of(values, what, "training") or 0) < (of(policy, what, "training") or 0)
+
+
 def test_what_was_never_counted_is_unknown_and_not_zero(path: str) -> None:
-    needs = list(trainer_memory(TorchTrainerConfig(), worker(path, requires=frozenset({"values"}))))
+    config = TorchTrainerConfig(value_head=ValueHeadSettings(coefficient=0.5))
+    needs = list(trainer_memory(config, worker(path)))
     assert {need.nbytes for need in needs} == {None}
     assert all(need.note for need in needs)
 
