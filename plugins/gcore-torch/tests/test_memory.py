@@ -201,15 +201,15 @@ def test_adapters_leave_the_base_without_gradients_and_keep_merged_matrices(path
 
 
 def test_a_model_that_gives_values_has_no_output_embedding_and_no_logits(path: str) -> None:
-    values = list(
-        trainer_memory(TorchTrainerConfig(), worker(path, requires=frozenset({"values"})))
-    )
+    facts = {"prompt_tokens": 20, "answer_tokens": 9}
+    shape = replace(worker(path), records=6, facts=facts)
+    config = TorchTrainerConfig()
+    values = list(trainer_memory(config, replace(shape, requires=frozenset({"values"}))))
+    policy = list(trainer_memory(config, shape))
     assert read_architecture({"path": path}).tied, "else one matrix would be left out"
     assert of(values, "weights", "training") == 4 * MODEL.parameters
     assert of(values, "logits", "preparation") == 0
-    policy = list(trainer_memory(TorchTrainerConfig(), worker(path)))
-    what = "logits and gradients at work"
-    assert (of(values, what, "training") or 0) < (of(policy, what, "training") or 0)
+    assert (of(policy, "logits", "preparation") or 0) > 0
 
 
 def test_what_was_never_counted_is_unknown_and_not_zero(path: str) -> None:
