@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from gcore_language.tiny import save_untrained
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -157,3 +158,23 @@ def test_it_measures_our_side_on_another_model(tmp_path: Path) -> None:
     assert values["samples_per_cpu_second_grpo_ours_auto"] > 0
     assert values["start_to_first_step_s"] > 0
     assert values["logprob_gap_max"] <= 1e-4
+
+
+def test_a_token_step_is_measured_beside_that_of_transformers(tmp_path: Path) -> None:
+    """On a tiny model, in which nothing is fast: every number is there, and log-probs agree."""
+    save_untrained(tmp_path / "model")
+    done = subprocess.run(
+        [
+            *(sys.executable, "benchmarks/decode_real.py", str(tmp_path / "model"), "--json"),
+            *("--rounds", "1", "--rows", "1", "8"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    report = json.loads(done.stdout)
+    values = {claim["name"]: claim["value"] for claim in report["claims"] + report["details"]}
+    assert 0 <= values["logprob_gap_max"] < 1e-4
+    assert values["decode_over_memory_bound_1_row"] > 0
+    assert all(values[f"decode_over_transformers_{rows}_rows"] > 0 for rows in (1, 8))
