@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import yaml
 from gcore_language.tiny import save_untrained
 
 from tests.support.gpu_benchmark import MODULES, PARTS
@@ -112,12 +111,9 @@ def test_the_job_beside_a_published_curve_is_one_that_check_takes(
         row = {"question": "What is 1,000 + 1?", "answer": "It is 1,001.\n#### 1,001"}
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     save_untrained(tmp_path / "model")
-    job = gpu.gpu_real.gsm8k_job(tmp_path, tmp_path / "model", tmp_path, 116)
-    for role in job["roles"].values():
-        role["config"].pop("device")  # there may be none here
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    words = gpu.gpu_real.gsm8k_overrides(tmp_path, tmp_path / "model", tmp_path)
     checked = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "check", str(tmp_path / "job.yaml")],
+        [sys.executable, "-m", "gcore_core", "check", str(gpu.gpu_real.GSM8K), *words],
         capture_output=True,
         text=True,
         check=False,
