@@ -2,7 +2,7 @@
 
 python recipes/smollm2/feedback.py        writes the rows again, next to this file
 
-    feedback_sft_...     prompts with an answer: every other one keeps the rules, the others do not
+    feedback_sft_...     prompts with an answer: every fourth one keeps the rules, the others do not
     feedback_pairs_...   prompts with a chosen answer, which keeps all three rules, and a rejected
                          one, which breaks at least one
 """
@@ -43,9 +43,9 @@ def pairs(count: int, seed: int, topics: Sequence[str]) -> list[Row]:
 
 
 def demonstrations(count: int, seed: int, topics: Sequence[str]) -> list[Row]:
-    """Draws prompts with one answer each, by turns one that is chosen and one that is rejected."""
+    """Draws prompts with one answer each: a chosen one, then three rejected ones, and so on."""
     return [
-        {"prompt": row["prompt"], "completion": row["rejected" if i % 2 else "chosen"]}
+        {"prompt": row["prompt"], "completion": row["rejected" if i % 4 else "chosen"]}
         for i, row in enumerate(pairs(count, seed, topics))
     ]
 
