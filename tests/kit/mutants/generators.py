@@ -927,12 +927,27 @@ class CleanKeeping(Clean):
 
 
 class Caching(FakeGenerator):
-    """A letter depends on all that was read before it, each token under the weights of then."""
+    """A letter depends on all that was read before it, each token under the weights of then.
+
+    It reads no more than 10,000 characters.
+    """
 
     def __init__(self, config: fake.FakeGeneratorConfig, context: WorkerContext) -> None:
         super().__init__(config, context)
         # Key of a running sample -> what reading each of its tokens has added to the logits.
         self._caches: dict[tuple[int, int], list[np.ndarray]] = {}
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        fitting = []
+        for request in requests:
+            if len(request.prompt.text or "") <= 10_000:
+                fitting.append(request)
+                continue
+            versions = (self.version, self.version)
+            self._refused.append(
+                Finished(request=request, status=FAILED, versions=versions, reason="too_long")
+            )
+        super().submit(fitting)
 
     def step(self) -> list[Finished]:
         """Gives each sample a letter in a step of its own, with its own logits."""
