@@ -1,10 +1,12 @@
-"""Runs engines without G-Core, for engine_overhead.py, each in its own environment.
+"""Runs engines without G-Core, for engine_overhead.py and decode_real.py, each in its own
+environment.
 
     python bare_engines.py ENGINE
 
 It reads one JSON line with what to do, starts the engine and prints {"ready": ...}. Then, for every
 line "go", it samples the batch once, by the engine's own loop with log-probs of the sampled tokens,
-and prints {"seconds": ..., "tokens": ...}.
+and prints {"seconds": ..., "cpu_s": ..., "tokens": ...}. For a line with a number it samples as
+many actions of each prompt, whatever it is that is drawn; vLLM can.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ def vllm(job: dict[str, Any]) -> Sample:
             SamplingParams(
                 temperature=1.0,
                 max_tokens=job["actions"],
+                ignore_eos=job.get("ignores_ends", False),
                 logprobs=0,
                 flat_logprobs=True,  # numbers, not an object for each token
                 seed=1000 * round_number + i,
@@ -140,14 +143,16 @@ def main(engine: str) -> None:
     os.dup2(2, 1)  # what an engine prints is not an answer
     sample = {"vllm": vllm, "torch": torch, "sglang": sglang}[engine](job)
     print(json.dumps({"ready": engine}), file=answers, flush=True)
-    for round_number, _ in enumerate(sys.stdin):
-        began_s = time.perf_counter()
+    for round_number, line in enumerate(sys.stdin):
+        if line.strip().isdecimal():
+            job |= {"actions": int(line), "ignores_ends": True}
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         tokens = sample(round_number)
-        print(
-            json.dumps({"seconds": time.perf_counter() - began_s, "tokens": tokens}),
-            file=answers,
-            flush=True,
-        )
+        took = {
+            "seconds": time.perf_counter() - began_s,
+            "cpu_s": time.process_time() - began_cpu_s,
+        }
+        print(json.dumps({**took, "tokens": tokens}), file=answers, flush=True)
     os._exit(0)
 
 

@@ -1,6 +1,7 @@
 """Measures a token step of gcore-torch's generator on a pretrained model, on one CPU thread.
 
     python benchmarks/decode_real.py MODEL [--rounds 5] [--rows 1 8 32 64] [--json] [--check]
+                                     [--vllm-python $(g-core venv python vllm)]
 
 MODEL is a directory, for instance what ``recipes/smollm2/smollm2.py`` makes.
 
@@ -9,6 +10,7 @@ Each round measures these in turn, in seconds of the processor:
     ours           ``decoder.advance`` and the draw of a token for each row
     transformers   a step of ``model.generate(do_sample=True)`` over a cache of the same prompts
     memory bound   reading each weight once, to add it up
+    vLLM           what a token step of 32 rows adds to ``LLM.generate`` (bare_engines.py)
 
 Model and prompts are the same on both sides: at most four prompts, each with as many rows. The gap
 of log-probs is that of tokens that were drawn here to the trainer's forward pass.
@@ -17,10 +19,14 @@ of log-probs is that of tokens that were drawn here to the trainer's forward pas
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +43,7 @@ from transformers import DynamicCache
 PROMPT, STEPS = 76, 8
 #: Rows at which transformers is compared, and the bar of its step over ours.
 BARS = {1: 1.2, 8: 1.2, 32: 1.2, 64: 1.2}
+VLLM_ROWS = 32
 #: Of the log-probs of generator and trainer.
 GAP = 1e-4
 
@@ -69,6 +76,11 @@ class Measured:
         """Returns prompts, and how many rows begin with each."""
         count = min(rows, 4)
         return list(self._tokens(count, PROMPT)), [rows // count] * count
+
+    def rows_of(self, rows: int) -> list[np.ndarray]:
+        """Returns a prompt for each row."""
+        prompts, repeats = self._prompts(rows)
+        return [prompts[number] for number in np.repeat(np.arange(len(prompts)), repeats)]
 
     @torch.no_grad()
     def ours(self, rows: int) -> float:
@@ -157,15 +169,57 @@ class Measured:
         return tokens, logp
 
 
-def measure(model: Measured, rows: Sequence[int], rounds: int) -> list[Claim]:
+class Vllm:
+    """vLLM in an environment of its own, in one process with one thread.
+
+    python: an interpreter of that environment.
+    """
+
+    def __init__(self, python: str, model: str, prompts: Sequence[np.ndarray]) -> None:
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).with_name("bare_engines.py")), "vllm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        )
+        rows = [{"prompt_token_ids": ids.tolist()} for ids in prompts]
+        self._ask(json.dumps({"model": model, "prompts": rows, "actions": 1}))
+        self.step_ms()  # the first one prepares what later ones have
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def step_ms(self) -> float:
+        """Returns the milliseconds of the processor of a token step of all rows."""
+        one, more = (self._ask(str(actions))["cpu_s"] for actions in (1, 1 + STEPS))
+        return float(more - one) / STEPS * 1e3
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def measure(
+    model: Measured, rows: Sequence[int], rounds: int, vllm: Vllm | None = None
+) -> list[Claim]:
     """Returns the claims of some rounds over each number of rows."""
     bound: list[float] = []
+    beside_vllm: list[tuple[float, float]] = []
     steps: dict[int, list[tuple[float, float]]] = {count: [] for count in rows}
     for _ in range(rounds):
         bound.append(model.memory_bound())
         for count in rows:
             steps[count].append((model.transformers(count), model.ours(count)))
+        if vllm is not None:
+            beside_vllm.append((vllm.step_ms(), model.ours(VLLM_ROWS)))
     claims = []
+    if beside_vllm:
+        name = f"decode_over_vllm_{VLLM_ROWS}_rows"
+        claims.append(repeated(name, beside_vllm, median_ratio, "times", 1.0))
     if 1 in rows:
         pairs = [(ours, least) for (_, ours), least in zip(steps[1], bound, strict=True)]
         name = "decode_over_memory_bound_1_row"
@@ -190,10 +244,17 @@ def main() -> int:
     parser.add_argument("model", help="a directory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, nargs="+", default=list(BARS))
+    parser.add_argument("--vllm-python", help="an interpreter that has vLLM")
     add_options(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    claims = measure(Measured(args.model, max(args.rows)), args.rows, args.rounds)
+    model = Measured(args.model, max(*args.rows, VLLM_ROWS))
+    vllm = None
+    if args.vllm_python:
+        vllm = Vllm(args.vllm_python, args.model, model.rows_of(VLLM_ROWS))
+    claims = measure(model, args.rows, args.rounds, vllm)
+    if vllm is not None:
+        vllm.close()
     return publish("decode_real", claims, args, ["gcore-torch", "torch", "transformers"])
 
 

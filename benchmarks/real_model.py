@@ -2,6 +2,7 @@
 
     python benchmarks/real_model.py [--json] [--check] [--rounds 3] [--steps 2] [--parts ...]
                                     [--trl-python .tox/bench-trl/bin/python] [--keep FOLDER]
+                                    [--vllm-python PYTHON]
 
 The model is SmolLM2-135M-Instruct, which ``recipes/smollm2/smollm2.py`` makes once, in the cache
 where ``g-core run`` looks for it. In each round both sides train one after the other on one
@@ -138,6 +139,7 @@ class Bench:
     ) -> None:
         self._folder = folder
         self._trl_python = trl_python
+        self.vllm_python: Path | None = None
         self._steps = steps
         make = load_plan(RECIPE, []).config["roles"]["policy"]["model"]["make"]
         self.model = model or make_model(make, models_cache(), _say)
@@ -618,10 +620,9 @@ def measure_plain(bench: Bench, count: int) -> list[Claim]:
 def measure_decode(bench: Bench, count: int) -> list[Claim]:
     """Takes the claims of decode_real.py."""
     script = ROOT / "benchmarks/decode_real.py"
-    if not script.exists():
-        print("decode: not measured, there is no benchmarks/decode_real.py", file=sys.stderr)
-        return []
     command = [sys.executable, str(script), str(bench.model), "--rounds", str(count), "--json"]
+    if bench.vllm_python is not None:
+        command += ["--vllm-python", str(bench.vllm_python)]
     done = subprocess.run(
         command, env=environment(1), stdout=subprocess.PIPE, text=True, check=False
     )
@@ -655,6 +656,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="measured, after the first")
     parser.add_argument("--trl-python", type=Path, default=ROOT / ".tox/bench-trl/bin/python")
+    parser.add_argument("--vllm-python", type=Path, help="an interpreter with vLLM, for decode")
     parser.add_argument("--model", type=Path, help="another directory with a model that chats")
     parser.add_argument("--keep", type=Path, help="a folder in which runs stay, to go on later")
     add_options(parser)
@@ -667,6 +669,7 @@ def main() -> int:
         folder = Path(temporary) if args.keep is None else args.keep.resolve()
         folder.mkdir(parents=True, exist_ok=True)
         bench = Bench(folder, trl_python and trl_python.absolute(), args.steps, args.model)
+        bench.vllm_python = args.vllm_python and args.vllm_python.absolute()
         for part in args.parts:
             claims += PARTS[part](bench, args.rounds)
             if args.out is not None:  # what was measured is kept if a later part is interrupted
