@@ -257,6 +257,17 @@ def test_the_command_gives_the_same_as_one_object(
     assert first["phases"]["training"]["needed"] == 8 * GIB
 
 
+def test_a_job_that_check_refuses_is_planned_and_it_is_said(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its data may not be there yet; but then less is counted than for the same job with them."""
+    words = ["data={use: core/jsonl, config: {path: none.jsonl}}", "--devices", "2"]
+    assert main(["plan", str(job), *words, "--device-gib", "20"]) == 0
+    told = capsys.readouterr()
+    assert "g-core check refuses this job: " in told.err and "none.jsonl" in told.err
+    assert told.out.rstrip().endswith("fits")
+
+
 @pytest.mark.parametrize("option", ["--devices=0", "--device-gib=-1", "--nodes=0", "--host-gib=0"])
 def test_a_machine_of_no_size_is_refused(
     job: Path, option: str, capsys: pytest.CaptureFixture[str]
