@@ -270,7 +270,13 @@ def _download(path: str, revision: str | None) -> Path:
         return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[:1]
-        raise DataError("model is not on the hub.", where=path, why="\n".join(first)) from error
+        raise DataError(
+            "model is no directory here, and cannot be fetched from the hub.",
+            where=path,
+            why="\n".join(first),
+            todo="Correct the name, or see that the hub is reached; or download the model "
+            "elsewhere and set model.path to its directory.",
+        ) from error
 
 
 def _parts(directory: Path) -> list[Path]:

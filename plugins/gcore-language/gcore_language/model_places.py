@@ -13,7 +13,7 @@ from typing import Any
 
 from gcore_core.contract.errors import did_you_mean
 from gcore_core.contract.job_settings import POLICY
-from gcore_core.contract.looking import Look
+from gcore_core.contract.looking import Look, Note
 
 _CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
@@ -205,8 +205,8 @@ def look_at(
     )
 
 
-def missing(where: str, path: str, here: bool) -> Iterator[str]:
-    """Yields why a model that is not on this machine cannot be had; nothing where it may be had.
+def missing(where: str, path: str, here: bool) -> Iterator[str | Look]:
+    """Yields why a model that is not on this machine cannot be had, or that it will be fetched.
 
     path: what ``directory_here`` found nothing for.
     """
@@ -224,6 +224,15 @@ def missing(where: str, path: str, here: bool) -> Iterator[str]:
             f"and HF_HUB_OFFLINE forbids to ask the hub; models there: {there}; unset it, or "
             f"download the model first: hf download {path}."
         )
+    else:
+        function = "gcore_language.model_places:to_be_fetched"
+        yield Look(where=where, function=function, arguments={"where": where, "path": path})
+
+
+def to_be_fetched(arguments: Mapping[str, Any]) -> Iterator[Note]:
+    """Yields where a model will come from; ``where`` and ``path`` of the setting are arguments."""
+    where, path = arguments["where"], arguments["path"]
+    yield Note(f"{where}: there is no directory {path} here, so it will be fetched from the hub.")
 
 
 def _of_directory(where: str, directory: Path) -> Iterator[str]:
