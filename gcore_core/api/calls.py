@@ -11,6 +11,7 @@ from gcore_core.api.follow import follow
 from gcore_core.api.job import Job, make_job
 from gcore_core.api.overrides import Overrides, words
 from gcore_core.config.plan import load_plan
+from gcore_core.contract.errors import GcoreError
 
 
 def train(
@@ -43,7 +44,15 @@ def train(
     Raises ConfigError, DataError and PluginError before anything starts, the run's own error, and
     KeyboardInterrupt after Ctrl-C, when the run has saved its state.
     """
-    return make_job(model, reward, data, algorithm, evaluation, overrides, keywords).train()
+    return job(
+        model=model,
+        reward=reward,
+        data=data,
+        algorithm=algorithm,
+        evaluation=evaluation,
+        overrides=overrides,
+        **keywords,
+    ).train()
 
 
 def job(
@@ -60,7 +69,10 @@ def job(
 
     Arguments and errors before the start are those of ``train``.
     """
-    return make_job(model, reward, data, algorithm, evaluation, overrides, keywords)
+    try:
+        return make_job(model, reward, data, algorithm, evaluation, overrides, keywords)
+    except GcoreError as error:  # what is wrong stands in it, not in how it was found
+        raise error.with_traceback(None) from error.__cause__
 
 
 def run(file: str | Path, overrides: Overrides = None, **keywords: Any) -> Run:

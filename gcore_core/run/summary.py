@@ -107,6 +107,11 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
     ]
     since = " since then" if run.resumed_from else ""
     lines = [f"- {steps}", f"- {duration(wall_s)} wall time, {cpu_s:.0f} CPU seconds{since}"]
+    rewarded = [row for row in metrics if "reward" in row["metrics"]]
+    if rewarded:
+        shown = [f"{row['metrics']['reward']:.3f} in step {row['step']}" for row in rewarded]
+        ends = dict.fromkeys((shown[0], shown[-1]))  # one where there is one step
+        lines.append(f"- mean reward of the answers trained on: {', '.join(ends)}")
     if plugins:
         lines.append(f"- plugins: {', '.join(plugins)}")
     if weights_sha256 := _final_weights_sha256(Path(run.directory)):

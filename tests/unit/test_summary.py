@@ -30,11 +30,14 @@ def run(tmp_path: Path) -> RunFacts:
     metrics = d.MetricsFile(run_dir)
     times = {"seconds/rollout": 0.5, "seconds/train": 0.25, "seconds/step": 1.0}
     metrics.append(StepReport(step=0, version=0, metrics={}, evaluation=BEFORE))
-    metrics.append(StepReport(step=1, version=1, metrics={"length": 10.0, **times}))
+    metrics.append(StepReport(step=1, version=1, metrics={"length": 10.0, "reward": 0.2, **times}))
     evaluated = {"seconds/evaluation": 3.0}  # beside the step, not a part of it
     metrics.append(
         StepReport(
-            step=2, version=2, metrics={"length": 12.5, **times, **evaluated}, evaluation=AFTER
+            step=2,
+            version=2,
+            metrics={"length": 12.5, "reward": 0.8, **times, **evaluated},
+            evaluation=AFTER,
         )
     )
     metrics.close()
@@ -78,8 +81,9 @@ def test_the_summary_names_the_run_its_changes_and_its_files(run: RunFacts) -> N
     text = path.read_text()
     assert path == run_dir / "summary.md"
     assert text.startswith(
-        "# digits\n\n- 2 steps\n- 1:15 wall time, 130 CPU seconds\n- plugins: core 0.1.0, torch "
-        "0.2.0\n"
+        "# digits\n\n- 2 steps\n- 1:15 wall time, 130 CPU seconds\n"
+        "- mean reward of the answers trained on: 0.200 in step 1, 0.800 in step 2\n"
+        "- plugins: core 0.1.0, torch 0.2.0\n"
     )
     assert "| exact, greedy | 0.250 | 0.750 | +0.500 |" in text
     assert (
