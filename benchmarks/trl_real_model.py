@@ -101,7 +101,7 @@ def reward_of(
     spec = importlib.util.spec_from_file_location("rewards", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).parent))  # it imports what lies beside it
+    sys.path.insert(0, str(Path(file).parent))  # it imports what lies beside it
     spec.loader.exec_module(module)
     of_record = getattr(module, name)
 

@@ -574,6 +574,6 @@ def test_a_number_for_a_text_of_a_call_is_its_digits(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_a_call_is_told_without_the_way_on_which_it_was_found() -> None:
     with pytest.raises(ConfigError, match="did you mean 'steps'") as raised:
-        gcore.job(model=None, reward=lambda record: 1.0, data=ROWS, algorithm=FAKE, run={"step": 4})
+        gcore.job(model=None, reward="fake", data=ROWS, algorithm=FAKE, run={"step": 4})
     frames = [entry.name for entry in raised.traceback]
     assert frames[-1] == "job" and len(frames) == 2, frames
