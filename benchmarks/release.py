@@ -48,6 +48,10 @@ MEASURED = {
         "{python} benchmarks/proved.py --out {out} --parts sentinel",
     ),
     "proved_time": ("{python} benchmarks/proved.py --out {out} --parts time",),
+    "real_model": (
+        "{python} -m tox run -e bench-trl --notest",
+        f"{SCRIPT} --parts grpo lora memory start",
+    ),
     "quickstart": ("{python} -m tox run -e bench-trl -- --out {out}",),
     "weight_push": (SCRIPT,),
 }
