@@ -781,7 +781,9 @@ class TorchGenerator:
         keeps what is cached of them.
         """
         self._inbox.complete()
-        self._products.forget()  # first, so that their memory serves the adapter's base
+        self._products.forget()
+        if self._adapter.opened:  # their memory must be given back before the base is read
+            return_free_pages()
         self._adapter.commit()
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
