@@ -111,15 +111,16 @@ def test_a_chosen_answer_keeps_all_rules_and_a_rejected_one_breaks_at_least_one(
         assert kept(said(text_of(row["rejected"]), **fields)) < 1, row
 
 
-def test_half_of_what_fine_tuning_shows_is_what_the_pairs_reject() -> None:
+def test_three_quarters_of_what_fine_tuning_shows_is_what_the_pairs_reject() -> None:
     feedback = code("feedback")
     chosen = {form.split("{")[0] for form in feedback.CHOSEN if not form.startswith("{")}
     for name in SETS:
         texts = [text_of(row["completion"]) for row in rows(f"feedback_sft_{name}")]
-        good = [text for text in texts[::2] if text.endswith("belong together.")]
-        good += [text for text in texts[::2] if text.startswith(tuple(chosen))]
-        assert sorted(good) == sorted(texts[::2])
-        assert not [text for text in texts[1::2] if text.startswith(tuple(chosen))]
+        good = [text for text in texts[::4] if text.endswith("belong together.")]
+        good += [text for text in texts[::4] if text.startswith(tuple(chosen))]
+        assert sorted(good) == sorted(texts[::4])
+        others = [text for place, text in enumerate(texts) if place % 4]
+        assert not [text for text in others if text.startswith(tuple(chosen))]
 
 
 def test_reviews_are_begun_without_a_feeling_and_happy_words_are_worth_more_than_sad_ones() -> None:
