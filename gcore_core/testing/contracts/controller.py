@@ -114,18 +114,20 @@ class ControllerContract(Contract):
         return run_virtual(simulate(job, store, weather, made))
 
     @pytest.fixture(params=["calm", "lossy"], scope="class")
+    @classmethod
     def outcome(
-        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+        cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Outcome:
         """Gives the outcome of a run in which some groups are filtered out; tests only read it.
 
         It is tried in calm weather, and where messages are lost, late and doubled.
         """
+        contract = cls()
         weather = Storm(1) if request.param == "lossy" else None
-        kept = "Varied" if self.verbs("scorer") else "KeepAll"
+        kept = "Varied" if contract.verbs("scorer") else "KeepAll"
         filter_factory = f"gcore_core.builtin.filters:{kept}"
         store = tmp_path_factory.mktemp("outcome") / "store"
-        return self.run(store, weather, filter=filter_factory, max_new_tokens=3)
+        return contract.run(store, weather, filter=filter_factory, max_new_tokens=3)
 
     def test_every_step_is_reported_once(self, outcome: Outcome) -> None:
         steps = list(range(self.job.steps + 1))
