@@ -1,7 +1,7 @@
 """Measures a token step of gcore-torch's generator on a pretrained model, on one CPU thread.
 
     python benchmarks/decode_real.py MODEL [--rounds 5] [--rows 1 8 32 64] [--json] [--check]
-                                     [--vllm-python $(g-core venv python vllm)]
+                                     [--vllm-python PYTHON]
 
 MODEL is a directory, for instance what ``recipes/smollm2/smollm2.py`` makes.
 

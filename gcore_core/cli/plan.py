@@ -93,13 +93,19 @@ def _facts(plan: Plan, nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
     then it is said, since less is counted.
     """
     from gcore_core.cli import say_phase
+    from gcore_core.contract.errors import GcoreError
     from gcore_core.run.preflight import see_files
 
-    seen = see_files(plan, nodes, say_phase)
-    if seen.problems:
-        more = f" (and {len(seen.problems) - 1} more)" if len(seen.problems) > 1 else ""
-        print(f"g-core check refuses this job: {seen.problems[0]}{more}", file=sys.stderr)
-    return seen.facts
+    facts: Mapping[str, int] = {}
+    try:
+        seen = see_files(plan, nodes, say_phase)
+        problems, facts = seen.problems, seen.facts
+    except GcoreError as error:  # of a file of known rewards
+        problems = [error.sentence()]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        print(f"g-core check refuses this job: {problems[0]}{more}", file=sys.stderr)
+    return facts
 
 
 def _imagined(args: argparse.Namespace) -> list[NodeFacts] | None:

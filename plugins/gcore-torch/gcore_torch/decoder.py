@@ -351,21 +351,25 @@ class FusedDecoder:
         return torch.from_numpy(np.concatenate([before, visible], 2)[:, None]).to(self._device)
 
     def _common_beginning(self, prompts: Sequence[np.ndarray]) -> Tensor | None:
-        """Returns keys and values [layers, 2, K, S, E] of the first S tokens of all prompts.
+        """Returns keys and values [layers, 2, K, S, E] of S tokens with which all prompts begin.
 
-        They are kept for the next call, whose prompts may begin alike: a judge's question, the
-        system's message of a chat. None where too few tokens are the same.
+        These tokens are a judge's question, for example, or the system message of a chat.
+        They are also the beginning of the prompt before, if there was one.
+        They are read once and kept, because the prompts of the next call may begin alike.
+        None: fewer than 16 tokens are the same.
         """
         if not self._may_keep:
             return None
-        latest, self._latest = self._latest, prompts[0]
-        alike = prompts if latest is None else [latest, *prompts]
+        before = [] if self._latest is None else [self._latest]
+        self._latest = prompts[0]
+        alike = [*before, *prompts]
         if len(alike) == 1:
-            return None
-        # of each prompt at least one token is read
+            return None  # there is nothing to compare this prompt with
+        # At least one token of each prompt is read, because its logits are needed.
         same = min(common_length(alike), min(map(len, prompts)) - 1)
         if same < _KEPT_LEAST:
             return None
+        # What is kept is used if it covers at least half of what is the same; else it is replaced.
         ids, kept = self._kept
         known = common_length([ids, prompts[0][:same]])
         if known < max(_KEPT_LEAST, same // 2):

@@ -218,12 +218,12 @@ def _computing(
     # a state in host memory goes through FSDP2 on one rank too
     shared = replace(worker, slots=max(2, worker.slots)) if config.offload.state else worker
     replicas = max(1, worker.slots // config.replica_slots())
+    run = pass_of(config, shared, replicas=replicas, parts=worker.minibatches)
     for need in of_passes(model, config, shared, replicas=replicas, frozen=config.lora.on):
         saved = (need.phase, need.what) == ("training", "activations")
         if saved:
-            yield from _between(model, config, shared, replicas, need.nbytes or 0)
+            yield from _between(model, config, worker.device, run.tokens, need.nbytes or 0)
         if saved and config.offload.activations:
-            run = pass_of(config, shared, replicas=replicas, parts=worker.minibatches)
             yield from _inputs_on_host(model, run.tokens, need)
         elif saved and config.gradient_checkpointing and worker.device != "cpu":
             yield replace(need, setting="config.offload.activations=true")
@@ -232,15 +232,15 @@ def _computing(
 
 
 def _between(
-    model: Architecture, config: TorchTrainerConfig, worker: WorkerShape, replicas: int, held: int
+    model: Architecture, config: TorchTrainerConfig, device: str, tokens: int, held: int
 ) -> Iterator[MemoryNeed]:
-    """Yields what passes of few tokens hold of a CPU's memory beside their tensors.
+    """Yields what small passes hold of a CPU's memory beside their tensors.
 
-    held: bytes of activations of the fullest pass.
+    tokens: of the fullest pass.
+    held: bytes of its activations.
     """
-    run = pass_of(config, worker, replicas=replicas, parts=worker.minibatches)
-    largest = _MASTER * run.tokens * model.intermediate
-    if worker.device != "cpu" or config.gradient_checkpointing or largest >= _RETURNED:
+    largest = _MASTER * tokens * model.intermediate
+    if device != "cpu" or config.gradient_checkpointing or largest >= _RETURNED:
         return
     merged = _MASTER * model.matrices if config.lora.on else 0
     yield MemoryNeed(
