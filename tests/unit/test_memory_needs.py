@@ -268,6 +268,15 @@ def test_a_job_that_check_refuses_is_planned_and_it_is_said(
     assert told.out.rstrip().endswith("fits")
 
 
+def test_a_job_without_its_known_rewards_is_planned_on_this_machine(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(job), "rewards.letters.known=none.jsonl"]) in (0, 1)  # it may be small
+    told = capsys.readouterr()
+    assert "g-core check refuses this job: " in told.err and "none.jsonl" in told.err
+    assert "memory of this machine" in told.out
+
+
 @pytest.mark.parametrize("option", ["--devices=0", "--device-gib=-1", "--nodes=0", "--host-gib=0"])
 def test_a_machine_of_no_size_is_refused(
     job: Path, option: str, capsys: pytest.CaptureFixture[str]
