@@ -19,13 +19,6 @@ bulk: bulk_rates.py, sender and reader on two nodes: the rate at which an agent 
 calls: the median of small calls over TLS from one node to another, one after the other.
 push: bytes that the network interface of the trainer's node sends in a push to four generators on
     one other node, over the bytes of the model. Every generator hashes what it holds then.
-delta: bytes that the trainer's node sends for what has changed between two versions of the
-    quickstart's weights, over those for the whole: delta_push_bytes_share_float32 for the weights
-    as they are, _bfloat16 for a copy of them, and _bfloat16_small_rate for a copy where the
-    learning rate is 1e-6, as for finetuning large models. The versions are one step apart. The
-    quickstart's model is small, so what messages take is a part of both. delta_cpu_s_per_gb is what
-    it takes to make and to apply such deltas: with one core on either side they pay on networks
-    slower than (1 - share) / delta_cpu_s_per_gb.
 faults: the quickstart on four nodes with a checkpoint after every step. First the agent of a node
     is killed, with which the node's workers end: the time until the next step is made. Then the
     link of another node is cut: the time until the run's log says that the node is lost
@@ -57,14 +50,11 @@ from typing import Any
 
 import bulk_rates
 import msgspec
-import numpy as np
 from quickstart_runs import RECIPE, finished_rows
 from report import Claim, add_options, median_ratio, publish, repeated
-from safetensors.numpy import load_file
 
 from gcore_core.kits.launching import make_identity
 from gcore_core.run.export import weights_sha256
-from gcore_core.runtime.store.deltas import apply_delta, make_delta
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -81,7 +71,7 @@ SMALL = ("controller.config.prompts=8", "evaluation.every=0")
 WAIT_S = 300.0  # for a line of a run, on a busy machine
 LEFT_S = 60.0  # what ends a run may take so long
 SHELL_PORT = ":2222"  # of what stands for ssh
-DISTRIBUTIONS = ["gcore-core", "gcore-nodes", "gcore-torch", "torch", "zstandard"]
+DISTRIBUTIONS = ["gcore-core", "gcore-nodes", "gcore-torch", "torch"]
 
 _STEP = re.compile(r"^step +(\d+)/")
 #: A node with generators alone is lost; the run goes on without it.
@@ -319,92 +309,6 @@ def measure_push(nodes: Nodes, short: bool) -> list[Claim]:
     ]
 
 
-def versions_of(nodes: Nodes, name: str, steps: int, *overrides: str) -> list[Path]:
-    """Returns the weights of the quickstart after so many steps, and after one more."""
-    rate = ("roles.policy.config.schedule=constant", "evaluation.every=0", *overrides)
-    directories = []
-    for number in (steps, steps + 1):
-        directory = nodes.folder / f"{name}-{number}"
-        trained(nodes, directory, number, f"cluster.devices={NODES}", *rate)
-        directories.append(directory / "weights")
-    return directories
-
-
-def tensors_in(directory: Path) -> dict[str, np.ndarray]:
-    """Returns the float32 tensors of saved weights, by name."""
-    found: dict[str, np.ndarray] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        found |= load_file(path)
-    return found
-
-
-def rounded(array: np.ndarray) -> np.ndarray:
-    """Returns float32 values in bfloat16, each to the nearest, as uint16."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def written(nodes: Nodes, name: str, directory: Path, is_rounded: bool) -> Path:
-    """Writes weights as machines_inside.py reads them; returns the file."""
-    path = nodes.folder / f"{name}.npz"
-    arrays = {
-        tensor: (rounded(array) if is_rounded else np.ascontiguousarray(array)).reshape(-1)
-        for tensor, array in tensors_in(directory).items()
-    }
-    np.savez(path, **{tensor: array.view(np.uint8) for tensor, array in arrays.items()})
-    return path
-
-
-def delta_cpu_s_per_gb(paths: Sequence[Path], nbytes: int) -> float:
-    """Returns the CPU seconds in which a delta of 1 GB of weights is made and applied.
-
-    The weights are too few for a measurement, so words are drawn from what has changed in them.
-
-    nbytes: of what is measured.
-    """
-    old, new = (np.concatenate(list(np.load(path).values())) for path in paths)
-    n_words = len(old) // 4
-    changed = (old ^ new)[: 4 * n_words].view(np.uint32)
-    random = np.random.default_rng(0)
-    base = random.integers(0, 256, nbytes, np.uint8)
-    other = base ^ random.choice(changed, nbytes // 4).view(np.uint8)
-    target = np.empty_like(base)
-    took_s = []
-    for _ in range(5):
-        began_s = time.process_time()
-        delta = make_delta(other, base)
-        apply_delta(memoryview(delta), base, target)
-        took_s.append(time.process_time() - began_s)
-        if not np.array_equal(target, other):
-            sys.exit("a delta has made other bits")
-    return min(took_s) / (nbytes / 1e9)
-
-
-def measure_delta(nodes: Nodes, short: bool) -> list[Claim]:
-    steps, small = (1, SMALL) if short else (20, ())
-    plain = versions_of(nodes, "plain", steps, *small)
-    kinds = [("float32", plain, False), ("bfloat16", plain, True)]
-    if not short:
-        slow = versions_of(nodes, "slow", steps, "roles.policy.config.learning_rate=1e-6")
-        kinds.append(("bfloat16_small_rate", slow, True))
-    claims = []
-    for kind, directories, is_rounded in kinds:
-        paths = [
-            written(nodes, f"{kind}-{number}", directory, is_rounded)
-            for number, directory in enumerate(directories)
-        ]
-        changed, whole = nodes.inside(
-            nodes.all[0], "deltas", versions=[str(path) for path in paths], **nodes.on_all()
-        )
-        nodes.tell(f"delta: {kind}, {whole} bytes whole, {changed} of what has changed")
-        cpu_s = delta_cpu_s_per_gb(paths, (4 if short else 64) << 20)
-        claims += [
-            Claim(f"delta_push_bytes_share_{kind}", changed / whole, "share of the whole"),
-            Claim(f"delta_cpu_s_per_gb_{kind}", cpu_s, "CPU-s/GB, both sides"),
-        ]
-    return claims
-
-
 # -- faults ----------------------------------------------------------------------------------------
 
 
@@ -527,7 +431,6 @@ PARTS: dict[str, Callable[[Nodes, bool], list[Claim]]] = {
     "bulk": measure_bulk,
     "calls": measure_calls,
     "push": measure_push,
-    "delta": measure_delta,
     "quickstart": measure_quickstart,
     "faults": measure_faults,
 }

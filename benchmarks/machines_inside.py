@@ -2,7 +2,6 @@
 
     machines_inside.py open      opens and closes a site again and again
     machines_inside.py push      pushes weights from one node to four receivers on another one
-    machines_inside.py deltas    pushes two versions of weights, whole and as what has changed
     machines_inside.py answer    serves one process over TLS until standard input ends
     machines_inside.py ask       calls the process that answers
 
@@ -20,21 +19,17 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
-from weight_push import BUCKET_BYTES, FingerprintedGenerator, ModelConfig, TableTrainer
+from weight_push import BUCKET_BYTES, ModelConfig
 
-from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.launching import ALIVE, Site
-from gcore_core.contract.records import TensorSpec
 from gcore_core.runtime.messages import (
     HELLO,
     PUSH_BEGIN,
@@ -70,7 +65,6 @@ class Order(msgspec.Struct, kw_only=True):
     command: leads to a host, see ``CommandConfig``.
     rounds: how often it is done.
     nbytes: of the model that is pushed.
-    versions: files of the versions of a model that are pushed in turns, see ``FilesConfig``.
     calls: of each round.
     address: of the process that answers, "tls:HOST:PORT".
     secret, identity: of the network between the one that asks and the one that answers.
@@ -82,7 +76,6 @@ class Order(msgspec.Struct, kw_only=True):
     hosts: list[str] = []
     command: str = ""
     nbytes: int = 0
-    versions: list[str] = []
     calls: int = 0
     address: str = ""
     secret: bytes = b""
@@ -130,62 +123,16 @@ def sent_bytes(order: Order, host: str) -> int:
     return int(line.partition(":")[2].split()[8])
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilesConfig:
-    """A model of which there are several versions.
-
-    versions: a file for each: an npz of flat bytes, by the names of tensors.
-    """
-
-    versions: list[str]
-
-    def specs(self) -> list[TensorSpec]:
-        with np.load(self.versions[0]) as arrays:
-            return [
-                TensorSpec(name, "U8", (len(array),), len(array)) for name, array in arrays.items()
-            ]
-
-
-class FilesTrainer(TableTrainer):
-    """A trainer that has the next version of its files after each step, and begins anew at last."""
-
-    def __init__(self, config: FilesConfig, context: WorkerContext) -> None:
-        self._files = config.versions
-        self._specs = config.specs()
-        self._tensors = []
-        self.version = 0
-
-    def train(
-        self, step: int, advantages: np.ndarray, minibatches: int, epochs: int
-    ) -> dict[str, float]:
-        with np.load(self._files[step % len(self._files)]) as arrays:
-            self._tensors = [arrays[spec.name] for spec in self._specs]
-        self.version = step + 1
-        return {}
-
-
-class FilesGenerator(FingerprintedGenerator):
-    """A generator of the same model."""
-
-    def __init__(self, config: FilesConfig, context: WorkerContext) -> None:
-        super().__init__(config, context)  # type: ignore[arg-type]
-
-
 def worker_of(name: str, site: Site, order: Order) -> WorkerSpec:
     """Returns the spec of a trainer or a generator that holds the model."""
     role, _, rank = name.partition(".")
     node = site.where[name]
     is_trainer = role == "policy"
     kind = TrainerSettings if is_trainer else GeneratorSettings
-    if order.versions:
-        backend = "FilesTrainer" if is_trainer else "FilesGenerator"
-        model = {"versions": order.versions}
-        factory = FactorySpec(f"machines_inside:{backend}", "machines_inside:FilesConfig", model)
-    else:
-        backend = "TableTrainer" if is_trainer else "FingerprintedGenerator"
-        factory = FactorySpec(
-            f"weight_push:{backend}", "weight_push:ModelConfig", {"nbytes": order.nbytes}
-        )
+    backend = "TableTrainer" if is_trainer else "FingerprintedGenerator"
+    factory = FactorySpec(
+        f"weight_push:{backend}", "weight_push:ModelConfig", {"nbytes": order.nbytes}
+    )
     return WorkerSpec(
         role=role,
         rank=int(rank),
@@ -205,9 +152,9 @@ def worker_of(name: str, site: Site, order: Order) -> WorkerSpec:
     )
 
 
-#: Makes the next step and pushes its weights, "never", "auto" or "always" as what has changed;
-#: returns the bytes that the sender's node has sent meanwhile.
-PushOnce = Callable[[str], Awaitable[int]]
+#: Makes the next step and pushes its weights; returns the bytes that the sender's node has sent
+#: meanwhile.
+PushOnce = Callable[[], Awaitable[int]]
 
 
 @contextlib.asynccontextmanager
@@ -241,14 +188,14 @@ async def pushing(order: Order, nbytes: int) -> AsyncIterator[PushOnce]:
         policy = site.network.peer("policy.0")
         n_pushed = 0
 
-        async def push_once(delta: str) -> int:
+        async def push_once() -> int:
             nonlocal n_pushed
             step = n_pushed
             n_pushed += 1
             (reply,) = await policy.call(TRAIN_RANKS.of_rank, [TrainRequest(step, [], 1, 1)])
             assert reply is not None
             before = await asyncio.to_thread(sent_bytes, order, order.hosts[1])
-            begun = BeginPush(reply.version, BUCKET_BYTES, RECEIVERS, delta=delta)
+            begun = BeginPush(reply.version, BUCKET_BYTES, RECEIVERS)
             await policy.call(PUSH_BEGIN, begun)
             pulls = (
                 site.network.peer(name).call(
@@ -269,20 +216,7 @@ async def push(order: Order) -> list[list[int]]:
     """Returns (bytes that the sender's node sent, bytes of the model) of each push."""
     nbytes = sum(spec.nbytes for spec in ModelConfig(nbytes=order.nbytes).specs())
     async with pushing(order, nbytes) as push_once:
-        return [[await push_once("never"), nbytes] for _ in range(order.rounds)]
-
-
-async def deltas(order: Order) -> list[int]:
-    """Pushes two versions in turns; returns how many bytes the sender's node sent for the second.
-
-    First those of the whole, then those of what has changed since the first.
-    """
-    nbytes = sum(spec.nbytes for spec in FilesConfig(versions=order.versions).specs())
-    async with pushing(order, nbytes) as push_once:
-        _, whole, _, changed = [
-            await push_once(delta) for delta in ("never", "never", "always", "always")
-        ]
-    return [changed, whole]
+        return [[await push_once(), nbytes] for _ in range(order.rounds)]
 
 
 # -- small calls -----------------------------------------------------------------------------------
@@ -318,7 +252,6 @@ def main(words: Sequence[str]) -> None:
     does: dict[str, Any] = {
         "open": open_sites,
         "push": push,
-        "deltas": deltas,
         "answer": answer,
         "ask": ask,
     }

@@ -452,6 +452,14 @@ def _explained(
     where = str(error.full_key or source.file)
     first = f"{str(error).splitlines()[0].rstrip('.')}."
     why = [source.origins[where]] if where in source.origins else []
+    gone = getattr(error.object_type, "GONE_KEYS", {})  # key -> what to do in its place
+    if str(error.key) in gone:
+        return ConfigError(
+            "there is no such key any more.",
+            where=where,
+            why="\n".join(why),
+            todo=gone[str(error.key)],
+        )
     owner = next(
         (item for path, item in provided.items() if where.startswith(f"{path}.config")), None
     )

@@ -38,8 +38,6 @@ class Bucket(msgspec.Struct, array_like=True):
     node: name of the node whose memory it is; empty where all of the push are on one.
     parents: names of other nodes that get the bucket as well. The receiver's node is to read it
         from the first, from the next where that fails, and from ``node`` where all do.
-    delta: whether other nodes get only what has changed since the push before: "auto" where it
-        takes less time, "always" or "never".
     """
 
     version: int
@@ -53,7 +51,6 @@ class Bucket(msgspec.Struct, array_like=True):
     handle: bytes = b""
     node: str = ""
     parents: list[str] = []
-    delta: str = "never"
 
 
 class WeightWriter(Protocol):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from gcore_core.contract.installing import install_command
 from gcore_core.contract.memory import PUSH_BYTES
 from gcore_core.contract.weight_transfer import SHM
 
@@ -46,9 +44,6 @@ class SyncConfig:
         "shm" where they have no device.
     push_fan_out: to how many other nodes one node sends a push; the nodes beyond get it from
         those. Fewer spare the trainer's network, more make the way to the last node shorter.
-    push_delta: whether other nodes get only what has changed since the push before: "auto" where it
-        takes less time, by measurement, "always" or "never". It needs the package ``zstandard``,
-        and memory for a copy of the model on each of these nodes.
     """
 
     prompts: int = 32
@@ -65,7 +60,11 @@ class SyncConfig:
     push_bucket_bytes: int = PUSH_BYTES
     push_transport: Literal["auto", "shm", "ipc", "nccl"] = "auto"
     push_fan_out: int = 2
-    push_delta: Literal["auto", "always", "never"] = "auto"
+
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        "push_delta": "remove it: a push sends whole buckets; where the network is slow, "
+        "push_fan_out: 1 sends each from no node twice"
+    }
 
     def pushes_nearby(self) -> str:
         """Returns the setting by which no push leaves the trainer's machine; "" where one may."""
@@ -90,11 +89,6 @@ class SyncConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.push_delta == "always" and importlib.util.find_spec("zstandard") is None:
-            raise ValueError(
-                "push_delta: always needs the package zstandard: "
-                f"{install_command('gcore-core[delta]')}"
-            )
         if self.logprob_band is not None and not 0 < self.logprob_band < math.inf:
             raise ValueError(
                 f"logprob_band must be positive and finite, not {self.logprob_band}: every step "

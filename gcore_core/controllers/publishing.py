@@ -127,7 +127,6 @@ class Publishing:
             attempt,
             transport,
             self._config.push_fan_out,
-            self._config.push_delta,
         )
 
         async def pull(receiver: int, replica: Peer) -> PushConfirmed:

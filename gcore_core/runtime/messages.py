@@ -505,7 +505,6 @@ class BeginPush(Message):
     attempt: another one at the same version begins the push anew.
     transport: name of a transport, or "auto" to choose by what both sides can use.
     fan_out: to how many other nodes one node sends the push, at most.
-    delta: as of ``Bucket``.
     waits: it is of a generator that was started anew, and waits until the lead's push is over.
     """
 
@@ -515,7 +514,6 @@ class BeginPush(Message):
     attempt: int = 0
     transport: str = SHM
     fan_out: int = 2
-    delta: str = "never"
     waits: bool = False
 
 
@@ -1259,7 +1257,6 @@ class MirrorRequest(Message):
     offset, nbytes: where it lies in the worker's memory, in bytes.
     parents: other nodes that bring the bucket, too. It is read from the first, from the next where
         that fails, and from ``node`` where all do.
-    delta: as of ``Bucket``.
     """
 
     node: str
@@ -1270,7 +1267,6 @@ class MirrorRequest(Message):
     offset: int
     nbytes: int
     parents: list[str] = []
-    delta: str = "never"
 
 
 SLAB = Endpoint("slab", SlabRequest, str)

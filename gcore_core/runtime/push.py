@@ -478,7 +478,6 @@ class PushSource:
             transport=self._writer.transport,
             handle=self._writer.handle,
             node=self._node,
-            delta=self._request.delta,
         )
 
     def _room(self) -> Place:
@@ -596,7 +595,6 @@ async def _mirrored(bucket: Bucket, request: PullWeights, here: Here) -> Bucket:
         bucket.offset,
         sum(spec.nbytes for spec in bucket.tensors),
         bucket.parents,
-        bucket.delta,
     )
     path = await here.agent.call(MIRROR, mirror)
     return msgspec.structs.replace(bucket, path=path, node=here.node)

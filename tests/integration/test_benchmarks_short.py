@@ -92,14 +92,11 @@ def _policies_used_the_same_groups(values: Mapping[str, float]) -> bool:
 
 
 def _four_nodes_are_as_one(values: Mapping[str, float]) -> bool:
-    """Whether weights are equal, a push comes once and less of it where less has changed, a cut is
-    noticed and nothing is left.
-    """
+    """Whether weights are equal, a push comes once, a cut is noticed and nothing is left."""
     return (
         values["quickstart_weights_compared"] == 1
         and values["push_receivers_verified"] == 4
         and 1 <= values["push_bytes_per_node_over_model"] < 2
-        and values["delta_push_bytes_share_bfloat16"] < values["delta_push_bytes_share_float32"] < 1
         and values["link_cut_noticed_s"] > 0
         and values["left_behind_on_any_node"] == 0
     )

@@ -250,6 +250,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "not YAML": lambda w: w.load(text=JOB + "filter: {use: core/varied\n"),
         "no mapping": lambda w: w.load(text="- run\n"),
         "unknown key": lambda w: w.load("run.stepz=3"),
+        "key that is gone": lambda w: w.load("controller.config.push_delta=auto"),
         "wrong type": lambda w: w.load("run.steps=many"),
         "wrong container": lambda w: w.load("run=[3]"),
         "unknown setting of a plugin": lambda w: w.load("roles.rollout.config.max_token=3"),

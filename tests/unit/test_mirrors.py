@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.runtime.messages import MirrorRequest
 from gcore_core.runtime.push import parents_of
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store import bulk, deltas, mirrors
+from gcore_core.runtime.store import bulk, mirrors
 from gcore_core.runtime.store.bulk import MirroredContent
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 from tests.support.wires import Wire
@@ -36,12 +35,10 @@ TRAINER = "agent.0"
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has buckets of this size come in several parts, and deltas in several pieces."""
+    """Has buckets of this size come in several parts, and each part in several pieces."""
     for module in (bulk, mirrors):
         monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
-    for module in (bulk, deltas):
-        monkeypatch.setattr(module, "_PIECE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(deltas, "LEAST_BYTES", PART_BYTES)
+    monkeypatch.setattr(bulk, "_PIECE_BYTES", PIECE_BYTES)
 
 
 class Nodes:
@@ -50,10 +47,7 @@ class Nodes:
     stores: node -> its store.
     wires: node -> the wire through which others read from it.
     parents: node -> those that it reads from, the nearest first; empty for the trainer's.
-    delta: whether they get what has changed.
     """
-
-    delta = "never"
 
     def __init__(self, place: Path, sockets: str, others: int, fan_out: int) -> None:
         names = [f"agent.{number}" for number in range(others + 1)]
@@ -96,7 +90,6 @@ class Nodes:
             index,
             *BUCKETS[index],
             self.parents[node],
-            self.delta,
         )
         path = await self.stores[node].mirror(request, Call(lambda: None))
         offset, nbytes = BUCKETS[index]
@@ -253,124 +246,3 @@ async def test_a_push_that_failed_at_its_source_fails_at_every_node(
         nodes.wires[TRAINER].hold_after = None
         nodes.wires[TRAINER].go_on.set()
         await nodes.push(1, attempt=1)
-
-
-# -- what has changed ------------------------------------------------------------------------------
-
-
-async def test_what_has_changed_gives_the_same_bits(tmp_path: Path) -> None:
-    """Seven nodes: the first push is whole, those after it are little, on all ways of the tree."""
-    pytest.importorskip("zstandard")
-    async with opened(tmp_path, others=7) as nodes:
-        nodes.delta = "always"
-        await nodes.push(1)
-        whole = nodes.sent()
-        assert whole[TRAINER] < 2 * MODEL_BYTES + 1000
-        for version in (2, 3):
-            before = nodes.sent()
-            await nodes.push(version)
-            for name, sent in nodes.sent().items():
-                assert sent - before[name] < 0.02 * MODEL_BYTES
-                assert (sent > before[name]) == (whole[name] > 0), "whoever passed it on, does so"
-
-
-async def test_a_node_that_has_no_base_gets_the_whole(tmp_path: Path) -> None:
-    """Its store was emptied. Its parent and its child still send and get what has changed."""
-    pytest.importorskip("zstandard")
-    async with opened(tmp_path, others=3, fan_out=1) as nodes:
-        nodes.delta = "always"
-        await nodes.push(1)
-        nodes.stores["agent.2"].clear()
-        before = nodes.sent()
-        await nodes.push(2)
-        sent = {name: nbytes - before[name] for name, nbytes in nodes.sent().items()}
-        assert sent["agent.1"] > MODEL_BYTES > 0.02 * MODEL_BYTES > sent[TRAINER]
-        before = nodes.sent()
-        await nodes.push(3)
-        assert sum(nodes.sent().values()) - sum(before.values()) < 0.06 * MODEL_BYTES
-
-
-async def test_a_base_of_another_push_is_not_used(tmp_path: Path) -> None:
-    """A node took part in the first push and in the third."""
-    pytest.importorskip("zstandard")
-    async with opened(tmp_path, others=2, fan_out=2) as nodes:
-        nodes.delta = "always"
-        await nodes.push(1)
-        away = {"agent.2": nodes.parents.pop("agent.2")}
-        await nodes.push(2)
-        nodes.parents |= away
-        before = nodes.sent()[TRAINER]
-        await nodes.push(3)
-        assert MODEL_BYTES < nodes.sent()[TRAINER] - before < 1.01 * MODEL_BYTES
-
-
-async def test_a_delta_that_makes_something_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each node reads the whole then, and says so."""
-    pytest.importorskip("zstandard")
-    async with opened(tmp_path, others=3) as nodes:
-        nodes.delta = "always"
-        await nodes.push(1)
-        make = deltas.make_delta
-        wrongs = (lambda new, base: make(new ^ 1, base), lambda new, base: b"nonsense")
-        for version, wrong in enumerate(wrongs, 2):
-            monkeypatch.setattr(deltas, "make_delta", wrong)
-            caplog.clear()
-            await nodes.push(version)
-            told = "\n".join(record.getMessage() for record in caplog.records)
-            assert "bucket 0 is read as it is" in told
-
-
-async def test_a_delta_that_is_applied_ends_before_another_push_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A push begins anew meanwhile. The thread of the first one still writes into the mirror."""
-    pytest.importorskip("zstandard")
-    applied = deltas.apply_delta
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(delta: memoryview, base: np.ndarray, target: np.ndarray) -> None:
-        begun.set()
-        go_on.wait()
-        applied(delta, base, target)
-        target[:] = 0
-
-    async with opened(tmp_path, others=1) as nodes:
-        nodes.delta = "always"
-        await nodes.push(1)
-        monkeypatch.setattr(deltas, "apply_delta", slow)
-        nodes.fill(2, 0)
-        first = asyncio.ensure_future(nodes.bring("agent.1", 2, 0))
-        await asyncio.to_thread(begun.wait)
-        nodes.delta = "never"
-        content = nodes.fill(3, 0)
-        second = asyncio.ensure_future(nodes.bring("agent.1", 3, 0))
-        try:
-            for _ in range(100):  # of the event loop: enough for whatever waits for no thread
-                await asyncio.sleep(0)
-            (mirror,) = nodes.stores["agent.1"]._mirrors._mirrors.values()
-            assert [pull for pull in mirror._ending if not pull.done()], "its thread still writes"
-        finally:
-            go_on.set()
-        with pytest.raises(ContractError, match="another push began"):
-            await first
-        assert await second == content
-
-
-async def test_a_network_that_is_measured_decides(tmp_path: Path) -> None:
-    """Whatever is chosen, all bits arrive. Where all came slowly, what has changed is chosen."""
-    pytest.importorskip("zstandard")
-    async with opened(tmp_path, others=2, fan_out=1) as nodes:
-        nodes.delta = "auto"
-        for version in range(1, 4):
-            await nodes.push(version)
-        readers = [nodes.stores[name]._mirrors._mirrors for name in nodes.parents]
-        for (mirror,) in (each.values() for each in readers):
-            mirror._deltas._paused.clear()
-            for reads in mirror._deltas._rates.values():
-                reads.extend([(PART_BYTES, 60.0)] * 8)
-        await nodes.push(4)  # those that had been found not to pay get a base
-        before = nodes.sent()[TRAINER]
-        await nodes.push(5)
-        assert nodes.sent()[TRAINER] - before < 0.02 * MODEL_BYTES

@@ -844,20 +844,9 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
     assert told == [wanted, second]
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"push_fan_out": 0}, "push_fan_out must be at least 1, not 0"),
-        ({"push_delta": "always"}, r"push_delta: always needs .* -m pip install .*\[delta\]'"),
-    ],
-)
-def test_a_push_that_cannot_be_is_refused_before_the_run(
-    setting: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=message):
-        SyncConfig(**setting)
-    SyncConfig(push_delta="auto")
+def test_a_push_that_cannot_be_is_refused_before_the_run() -> None:
+    with pytest.raises(ValueError, match="push_fan_out must be at least 1, not 0"):
+        SyncConfig(push_fan_out=0)
 
 
 # -- receivers on another node ---------------------------------------------------------------------

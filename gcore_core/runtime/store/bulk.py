@@ -158,22 +158,7 @@ class OfferedFile(msgspec.Struct, array_like=True, frozen=True, tag="file"):
     nbytes: int
 
 
-class DeltaContent(msgspec.Struct, array_like=True, frozen=True, tag="delta"):
-    """Names what has changed in a bucket since the push before, see ``deltas``.
-
-    of: the bucket.
-    always: whether it is wanted where it does not pay, too.
-    bytes_per_s: rate at which content comes from the server's node; 0: not known.
-    start: the first of its bytes that is read; a header of fixed size comes first.
-    """
-
-    of: MirroredContent
-    always: bool
-    bytes_per_s: float
-    start: int
-
-
-What = StoredContent | PushedContent | MirroredContent | DeltaContent | OfferedFile
+What = StoredContent | PushedContent | MirroredContent | OfferedFile
 
 
 class ReadRequest(msgspec.Struct, array_like=True, frozen=True):

@@ -23,8 +23,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,11 @@ from gcore_core.runtime.messages import MirrorRequest
 from gcore_core.runtime.store.bulk import (
     PART_BYTES,
     BulkClient,
-    DeltaContent,
     MirroredContent,
     PushedContent,
     Region,
-    What,
 )
 from gcore_core.runtime.store.client import allocate, map_file
-from gcore_core.runtime.store.deltas import PAUSE, DeltaReader
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +95,6 @@ class Mirrors:
         coming = self._coming.get(what)
         return Region(coming.path, what.offset, what.nbytes, coming.wait)
 
-    def find_delta(self, what: DeltaContent) -> Region:
-        """Says where the delta of a mirrored bucket lies, or a header that says that it has none.
-
-        It is called in any thread. Raises like ``find``, and where the delta does not come in time.
-        """
-        path = self._coming.get(what.of).delta()
-        return Region(path, what.start, path.stat().st_size - what.start)
-
     def clear(self) -> None:
         """Forgets all mirrors; their files are the caller's to remove."""
         for mirror in self._mirrors.values():
@@ -121,12 +109,10 @@ class _Coming:
     Threads that pass it on wait for its bytes.
     """
 
-    def __init__(self, path: Path, nbytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._nbytes = nbytes
         self._changed = threading.Condition()
         self._has_failed = False
-        self._delta: Path | None = None  # what is passed on in place of the bytes
         self._ends: dict[int, int] = {}  # number of a part -> up to where in the bucket it is here
 
     def came(self, start: int, end: int) -> None:
@@ -135,24 +121,6 @@ class _Coming:
             part = start // PART_BYTES
             self._ends[part] = max(end, self._ends.get(part, 0))
             self._changed.notify_all()
-
-    def came_whole(self) -> None:
-        for start in range(0, self._nbytes, PART_BYTES):
-            self.came(start, min(self._nbytes, start + PART_BYTES))
-
-    def tell_delta(self, path: Path) -> None:
-        """Its delta is here, or a header that says that there is none."""
-        with self._changed:
-            self._delta = path
-            self._changed.notify_all()
-
-    def delta(self) -> Path:
-        """Returns the file with the delta when it is here. Raises ContractError like ``wait``."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_failed or self._delta is not None, _WAIT_S)
-            if self._delta is None:
-                raise _does_not_come()
-            return self._delta
 
     def fail(self) -> None:
         with self._changed:
@@ -167,7 +135,7 @@ class _Coming:
         with self._changed:
             self._changed.wait_for(lambda: self._has_failed or self._is_here(start, end), _WAIT_S)
             if not self._is_here(start, end):
-                raise _does_not_come()
+                raise ContractError("the bucket does not come here either", where="push")
 
     def _is_here(self, start: int, end: int) -> bool:
         return all(
@@ -230,8 +198,6 @@ class _Mirror:
         self._ending: list[asyncio.Task[None]] = []  # of an earlier push, that may still write
         self._of = ("", "")  # node and worker whose memory it is
         self._avoided: dict[str, float] = {}  # parent that has failed -> until when, monotonic
-        self._deltas = DeltaReader(path)
-        self._keeping: list[asyncio.Task[None]] = []  # copies that still read this memory
 
     async def bring(self, request: MirrorRequest, progress: Callable[[], None]) -> str:
         """Returns the mirror's path when it has the bucket; it is pulled once for all who ask."""
@@ -271,12 +237,9 @@ class _Mirror:
         self._coming.drop(*self._of)
 
     async def _pull(self, request: MirrorRequest, progress: Callable[[], None]) -> None:
-        """Fills the bucket's place, once nobody writes or copies here for an earlier bucket."""
+        """Fills the bucket's place, once nobody writes here for an earlier push."""
         if self._ending:
             await asyncio.wait(self._ending)  # what they would write, is not of this push
-        if self._keeping:
-            await asyncio.wait(self._keeping)
-        self._keeping = [keeping for keeping in self._keeping if not keeping.done()]
         end = request.offset + request.nbytes
         where = f"node {request.node}, version {request.version}, bucket {request.index}"
         try:
@@ -298,7 +261,7 @@ class _Mirror:
         self, request: MirrorRequest, memory: memoryview, progress: Callable[[], None]
     ) -> None:
         """Fills ``memory`` with a bucket, and has other nodes find it from now on."""
-        what = MirroredContent(
+        mirrored = MirroredContent(
             request.node,
             request.worker,
             request.version,
@@ -307,68 +270,28 @@ class _Mirror:
             request.offset,
             request.nbytes,
         )
-        coming = _Coming(self._path, request.nbytes)
-        self._coming.add(what, coming)
-        asks_delta = self._deltas.may_ask(request.index, request.nbytes, request.delta)
-        if not asks_delta and request.delta != "never":
-            coming.tell_delta(self._deltas.without(what, PAUSE))
+        coming = _Coming(self._path)
+        self._coming.add(mirrored, coming)
         try:
-            for source, read in self._sources(request, progress):
+            for parent, patience_s in self._parents(request):
                 try:
-                    await self._read_from(source, read, request, what, memory, coming, asks_delta)
-                    break
+                    await self._client.read(
+                        parent, mirrored, memory, progress, coming.came, patience_s
+                    )
+                    return
                 except GcoreError as error:
-                    if source == request.node:
-                        raise
-                    self._leave(source, request, error)
+                    self._leave(parent, request, error)
+            pushed = PushedContent(request.worker, request.offset, request.nbytes)
+            await self._client.read(request.node, pushed, memory, progress, coming.came)
         except BaseException:
             coming.fail()
             raise
-        if asks_delta:
-            keep = asyncio.to_thread(self._deltas.keep, request.index, memory)
-            keeping = asyncio.ensure_future(keep)
-            keeping.add_done_callback(note_error)
-            self._keeping.append(keeping)
 
-    def _sources(
-        self, request: MirrorRequest, progress: Callable[[], None]
-    ) -> Iterator[tuple[str, Callable[..., Awaitable[None]]]]:
-        """Gives the nodes that may be asked now, and how to read from each; the sender's is last.
-
-        Each reads a content into a memory, see ``BulkClient.read``.
-        """
+    def _parents(self, request: MirrorRequest) -> Iterator[tuple[str, float]]:
+        """Gives the parents that may be asked now, with how long each may be silent, in seconds."""
         for place, parent in enumerate(request.parents):
             if time.monotonic() >= self._avoided.get(parent, 0.0):
-                patience_s = PARENT_PATIENCE_S * (len(request.parents) - place)
-                yield (
-                    parent,
-                    partial(self._client.read, parent, progress=progress, patience_s=patience_s),
-                )
-        yield request.node, partial(self._client.read, request.node, progress=progress)
-
-    async def _read_from(
-        self,
-        source: str,
-        read: Callable[..., Awaitable[None]],
-        request: MirrorRequest,
-        what: MirroredContent,
-        memory: memoryview,
-        coming: _Coming,
-        asks_delta: bool,
-    ) -> None:
-        """Fills ``memory`` from one node: from a delta, or with the bytes as they are."""
-        if asks_delta:
-            rate = self._deltas.bytes_per_s(source)
-            ask = DeltaContent(what, request.delta == "always", rate, 0)
-            if await self._deltas.read(ask, source, read, memory, coming.tell_delta):
-                coming.came_whole()
-                return
-        content: What = what
-        if source == request.node:
-            content = PushedContent(request.worker, request.offset, request.nbytes)
-        began_s = time.monotonic()
-        await read(content, memory, came=coming.came)
-        self._deltas.measured(source, request.nbytes, time.monotonic() - began_s)
+                yield parent, PARENT_PATIENCE_S * (len(request.parents) - place)
 
     def _leave(self, parent: str, request: MirrorRequest, error: GcoreError) -> None:
         """Turns from a parent; asks nothing more of it for a while where it is gone or silent."""
@@ -381,10 +304,6 @@ class _Mirror:
             request.index,
             error,
         )
-
-
-def _does_not_come() -> ContractError:
-    return ContractError("the bucket does not come here either", where="push")
 
 
 def _superseded() -> ContractError:

@@ -41,7 +41,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +73,6 @@ from gcore_core.runtime.store.bulk import (
     BulkServer,
     MirroredContent,
     OfferedFile,
-    PushedContent,
     Region,
     StoredContent,
     What,
@@ -90,7 +88,6 @@ from gcore_core.runtime.store.client import (
     map_file,
     no_memory,
 )
-from gcore_core.runtime.store.deltas import DeltaSender
 from gcore_core.runtime.store.mirrors import Mirrors, note_error
 
 # 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
@@ -183,7 +180,6 @@ class SlabService:
         self._notes_read = 0
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mirrors = Mirrors(self._directory, self._client)
-        self._lock = threading.Lock()
         self._begin()
 
     def _begin(self) -> None:
@@ -197,7 +193,6 @@ class SlabService:
         self._blobs: dict[tuple[int, str, tuple[int, ...]], Ref] = {}  # by digest, dtype, shape
         self._reader = StoreReader(self._directory, self._spec.node, self._secret)
         self._full_since_s = float("inf")
-        self._deltas: dict[Path, DeltaSender] = {}  # by the memory from which a worker pushes
 
     def register(self, service: Service) -> None:
         self._progress = service.progress
@@ -488,22 +483,10 @@ class SlabService:
             if file is None:
                 raise DataError(f"no file {what.sha256} is given here", where=self._spec.node)
             return Region(file, what.offset, what.nbytes)
-        if isinstance(what, PushedContent):
-            return Region(self._pushing(what.worker), what.offset, what.nbytes)
-        # What is left is a ``DeltaContent``, of a mirror here or of a worker that pushes from here.
-        if what.of.node != self._spec.node:
-            return self._mirrors.find_delta(what)
-        path = self._pushing(what.of.worker)
-        with self._lock:
-            sender = self._deltas.setdefault(path, DeltaSender(path))
-        return sender.find(what)
-
-    def _pushing(self, worker: str) -> Path:
-        """Returns the memory from which a worker of this node pushes weights."""
-        path = self._push_memory(worker)
+        path = self._push_memory(what.worker)
         if path is None:
-            raise DataError(f"no worker {worker!r} pushes here", where=self._spec.node)
-        return path
+            raise DataError(f"no worker {what.worker!r} pushes here", where=self._spec.node)
+        return Region(path, what.offset, what.nbytes)
 
     async def mirror(self, request: MirrorRequest, call: Call) -> str:
         """Brings a bucket of a push from another node; returns the path of the memory with it."""
